@@ -6,6 +6,7 @@ to one busy process, two threads decode at 26 % of their speed alone and one thr
 
 import logging
 import os
+import re
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -24,9 +25,8 @@ def available_memory() -> float:
     """Return the bytes of memory that this process may still take; infinity where that cannot be told."""
     limits = [float("inf")]
     information = Path("/proc/meminfo")
-    if information.is_file():
-        fields = dict(line.split(":", 1) for line in information.read_text().splitlines() if ":" in line)
-        limits.append(int(fields["MemAvailable"].split()[0]) * 1024)
+    if information.is_file() and (free := re.search(r"MemAvailable: *(\d+)", information.read_text())):
+        limits.append(int(free[1]) * 1024)
     most, used = Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current")
     if most.is_file() and used.is_file() and most.read_text().strip() != "max":
         limits.append(int(most.read_text()) - int(used.read_text()))
@@ -50,7 +50,7 @@ class OthersLoad:
         (self.cores, busy, wall, own), before = _counters(), (self._busy, self._wall, self._own)
         self._busy, self._wall, self._own = busy, wall, own
         seconds = wall - before[1]
-        return max(0.0, (busy - before[0] - (own - before[2])) / seconds) if seconds > 0 and busy else 0.0
+        return max(0.0, (busy - before[0] - (own - before[2])) / seconds) if seconds > 0 else 0.0
 
     def taken(self, threads: int) -> float:
         """Return how many of the cores that so many threads would use were busy since the last call."""

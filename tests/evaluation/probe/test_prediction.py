@@ -1,5 +1,7 @@
 """What ways to decode are predicted to be worth, and the answer that follows."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from random_recording import random_recording
@@ -24,6 +26,7 @@ from specheads.evaluation.probe.prediction import (
     predict,
 )
 from specheads.evaluation.replayed_sets import RecordedSet, counts_of
+from specheads.evaluation.sweep import LARGEST_SPREAD
 from specheads.replay.recording import GROUND_TRUTH
 
 QUIET = {TARGET: 1.0}
@@ -140,8 +143,65 @@ def test_the_answer_is_the_simplest_that_nothing_beats(speeds, choice, command):
     assert ("distil" in answer.text) == ("distill" in answer.command)
 
 
-def test_times_that_contradict_decoding_are_doubted():
-    live = LiveCheck("4 prompts", 3, 100.0, 150.0, Overheads())
-    assert list(doubts_of(TIMES, live, known(fixed=1.6))) == []
-    (doubt,) = doubts_of(TIMES, live, known(fixed=0.7))
-    assert "0.70 times" in doubt and "1.50 times" in doubt
+def said(options):
+    return answer_of(options, lambda *words: " ".join(words)).text
+
+
+def test_answers_are_sentences_with_intervals():
+    """`known` gives speeds an interval of 0.05, and gains over the fixed length one of 0.01."""
+    alone = "the speed of the target alone"
+    fixed, over = "fixed_length(num_tokens=3)", "over the best fixed length"
+    assert said(known(fixed=0.9)) == "Do not speculate with this draft: nothing is clearly faster than the target alone."
+    assert said(known(fixed=1.5)) == f"Draft a fixed number of tokens ({fixed}): 1.50x [1.45, 1.55] {alone}."
+    assert said(known(fixed=1.5, logistic=1.65)) == (
+        f"Stop by a logistic ({fixed}): 1.65x [1.60, 1.70] {alone}, +10.0% [+9.0%, +11.0%] {over}."
+    )
+    assert said(known(fixed=1.0, head=1.25, better=1.5)) == (
+        f"Train a head (20 wide): 1.25x [1.20, 1.30] {alone}, +25.0% [+24.0%, +26.0%] {over}. A draft with 10% more overlap "
+        "would bring 1.50x [1.45, 1.55] by itself: distil it first."
+    )
+
+
+def test_of_several_heads_the_fastest_is_meant_and_none_is_needed():
+    *without, head = sorted(known(fixed=1.5, logistic=1.65, head=1.8), key=lambda option: option.width or 0)
+    slow, fast = (replace(head, width=width, speedup=Interval(speed, 1, 2)) for width, speed in ((8, 1.7), (64, 1.9)))
+    for heads in ([slow, fast, head], [fast, slow], [head, slow, fast]):
+        assert said([*without, *heads]).startswith("Train a head (64 wide): 1.90x [1.00, 2.00]")
+    assert answer_of(without, lambda *words: "").choice == LOGISTIC
+
+
+@pytest.mark.parametrize(
+    ("speeds", "choice", "distil"),
+    [
+        ({"fixed": 1.01}, PLAIN, False),  # what is just noticeable is not more than noticeable
+        ({"fixed": 1.0, "better": 1.05}, PLAIN, False),
+        ({"fixed": 1.0, "better": 1.06}, PLAIN, True),
+        ({"fixed": 0.9, "better": 0.99}, PLAIN, False),  # better than with this draft, and no better than without one
+        ({"fixed": 0.9, "better": 1.0}, PLAIN, False),
+        ({"fixed": 1.5, "better": 1.52}, FIXED_NAME, False),
+    ],
+)
+def test_what_is_just_worth_its_trouble_is_not_worth_it(speeds, choice, distil):
+    answer = answer_of(known(**speeds), lambda *words: " ".join(words))
+    assert answer.choice == choice and ("distil it first" in answer.text) == distil == (answer.command == "distill")
+
+
+def doubts(predicted, decoded, spread=1.0):
+    times = replace(TIMES, costs=replace(TIMES.costs, spread={TARGET: spread}))
+    return list(doubts_of(times, LiveCheck("4 prompts", 3, 100.0, 100.0 * decoded, Overheads()), known(fixed=predicted)))
+
+
+def test_times_that_contradict_decoding_or_vary_are_doubted():
+    remedy = "probe again on a quiet machine, or with more repeats (repeats=, num_live_prompts=)"
+    assert doubts(1.6, 1.5) == doubts(1.5, 1.6) == doubts(1.0, 1.0, LARGEST_SPREAD) == []
+    (contradiction,), (busy,) = doubts(0.7, 1.5), doubts(1.0, 1.0, 2.0)
+    assert contradiction == (
+        "The best fixed length is predicted to be 0.70 times as fast as the target alone, but K=3 was 1.50 times as fast when "
+        f"decoded (4 prompts); {remedy}."
+    )
+    assert len(doubts(1.25, 1.0)) == len(doubts(0.8, 1.0)) == 1  # a quarter too much, and as much too little
+    assert busy == (
+        "The machine was busy: a step of the target took 2.00 times its median on average, normally at most "
+        f"{LARGEST_SPREAD}; {remedy}."
+    )
+    assert len(doubts(3.0, 1.0, 2.0)) == 2
