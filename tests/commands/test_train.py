@@ -1,14 +1,21 @@
-"""What specheads train prints after it has trained heads, few or very many."""
+"""What specheads train checks before it begins, and prints after it has trained heads, few or very many."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
-from specheads.commands.train import MOST_SHOWN, _print_heads
+from specheads.commands import train
+from specheads.commands.compose import command_config, settings_of
+from specheads.commands.train import MOST_SHOWN, _checked_settings, _print_heads, _responses_of
+from specheads.errors import UserError
 from specheads.evaluation.intervals import Interval
 from specheads.evaluation.report import Information
+from specheads.prompts.prompt import Prompt
+from specheads.training.distill.settings import Distillation
 from specheads.training.heads.calibrate import Calibrated
 from specheads.training.heads.head_training import TrainedHeads
+from specheads.training.heads.settings import HeadTraining
 
 
 def trained(number, path, low=0.05, high=0.2):
@@ -101,3 +108,37 @@ def test_of_very_many_heads_the_best_are_shown_and_the_others_counted(tmp_path, 
     assert len(text.splitlines()) < 4 * MOST_SHOWN and "draft probability" in text
     more = f"the 20 heads of the lowest KL; 980 more are in {tmp_path}/run/test.json"
     assert more in text and "head-979 " not in text and text.index("head-999 ") < text.index("head-980 ")
+
+
+# --- before a training
+
+
+@pytest.mark.parametrize("split", ["train", "dev", "test"])
+def test_a_training_needs_prompts_of_every_split(split):
+    with pytest.raises(UserError) as error:
+        _checked_settings(HeadTraining, command_config("train", ["model=nano", f"data.num_{split}=0"]))
+    assert str(error.value) == f"data.num_{split}=0 must be a positive integer; training needs prompts of every split."
+
+
+def test_settings_are_those_of_the_command_line_and_fit_its_processes():
+    given = command_config("train", ["model=nano", "heads=lookahead", "loader.batch_size=6"])
+    assert _checked_settings(HeadTraining, given) == settings_of(HeadTraining, given) and given.heads == "lookahead"
+    with pytest.raises(UserError, match="loader.batch_size=6 rows cannot be split over 4 processes"):
+        _checked_settings(HeadTraining, command_config("train", ["model=nano", "loader.batch_size=6", "trainer.devices=4"]))
+    with pytest.raises(UserError, match="model.quantization=int8"):  # a mistake in what makes the data
+        _checked_settings(HeadTraining, command_config("train", ["model=nano", "model.quantization=int8", "runner=vllm"]))
+
+
+@pytest.mark.parametrize(
+    ("samples", "splits", "with_responses"),
+    [("target", ("train", "dev", "test"), False), ("text", ("dev", "test"), True)],
+)
+def test_a_draft_learns_from_responses_without_labels(monkeypatch, samples, splits, with_responses):
+    asked, prompts = [], [Prompt("1", "dev", "a"), Prompt("2", "test", "b"), Prompt("1", "test", "a")]
+    source = SimpleNamespace(load=lambda chats, responses: asked.append((chats, responses)) or prompts)
+    monkeypatch.setattr(train, "source_of", lambda cfg: source)
+    monkeypatch.setattr(train, "data_cache", lambda *args, **keys: (args, keys))
+    cfg, pair = command_config("distill", ["model=nano", f"samples={samples}"]), SimpleNamespace(chats="chats")
+    made = _responses_of(cfg, pair, settings_of(Distillation, cfg))
+    assert made == ((cfg, pair), {"splits": splits, "prompts": prompts[:2], "labelled": False})
+    assert asked == [("chats", with_responses)]
