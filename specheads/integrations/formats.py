@@ -99,7 +99,8 @@ def _check_same(head: AcceptanceHead, session: Any, where: str) -> None:
         computed = session.run(None, {name: value.numpy() for name, value in {**features, "index": index}.items()})
         with torch.no_grad():
             pairs = zip(map(torch.from_numpy, computed), original(features, index), strict=True)
-        difference = max(((actual - expected).abs() / expected.abs().clamp_min(1)).max().item() for actual, expected in pairs)
+        errors = [(actual - expected).abs() / expected.abs().clamp_min(1) for actual, expected in pairs]
+        difference = torch.cat(errors).max().item()  # NaN if one of them is
         if not difference < TOLERANCE:
             raise UserError(
                 f"{where} differs from the head by {difference:.3g}, expected at most {TOLERANCE}; use format=standalone, or "
