@@ -215,6 +215,7 @@ def best_rules(recording: Recording, rules: Sequence[Candidate], table: CostTabl
 def _head_option(name: str, fixed: np.ndarray, ceiling: np.ndarray, slowed: float, shares: Sequence[float]) -> Option:
     """Return a head at the shares of the gap that heads have closed elsewhere, `slowed` by its cost for each emitted token."""
     least, typical, most = (1 / (1 / (fixed + share * (ceiling - fixed)) + slowed) for share in shares)
+    least, most = np.minimum(least, most), np.maximum(least, most)  # in resamples whose ceiling is the slower one
     speedup = Interval(float(typical[0]), interval(least).low, interval(most).high)
     gain = Interval(float((typical / fixed)[0]), interval(least / fixed).low, interval(most / fixed).high)
     return Option(name, speedup, gain, width=int(name.removeprefix(HEAD)))

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from random_recording import random_recording
@@ -20,6 +21,7 @@ from specheads.evaluation.probe.prediction import (
     LiveCheck,
     Option,
     Overheads,
+    _head_option,
     answer_of,
     best_length,
     doubts_of,
@@ -35,7 +37,7 @@ TIMES = StepTimes(step_costs(0.1, dict.fromkeys((0, 2, 4, 8, LONGEST), 1.0), QUI
 
 
 def half(seed, acceptance=0.7):
-    recording = random_recording(num_prompts=20, num_samples=2, max_tokens=20, acceptance=acceptance, seed=seed)
+    recording = random_recording(20, num_samples=2, max_tokens=20, acceptance=acceptance, seed=seed, longest=20)
     recording.features[GROUND_TRUTH] = torch.where(
         torch.rand(len(recording.tokens), generator=torch.Generator().manual_seed(seed)) < 0.5, 0.5, 0.9
     )
@@ -89,6 +91,78 @@ def test_a_head_closes_a_part_of_the_gap_and_pays_for_its_steps(options):
     free, slow = (options[f"{HEAD}{width}"].speedup for width in (8, 64))
     assert free.value == pytest.approx(fixed + HEAD_SHARES[False][1] * (ceiling - fixed))
     assert slow.value < free.value and free.low < free.value < free.high
+
+
+def test_a_rule_is_chosen_and_fitted_without_the_prompts_that_it_is_counted_on():
+    """Of "A or B", B is chosen on the first half, whatever the second one is, and A on the second."""
+    first, *others = half(0, 0.9), half(1, 0.3), half(2, 0.6)
+    chosen = [{each.name: each.value.split(" or ") for each in predict([first, other], TIMES, False)} for other in others]
+    for name in (FIXED_NAME, LOGISTIC, BETTER):
+        (one, same), (another, again) = (each[name] for each in chosen)
+        assert same == again and len({one, another, same}) == 3
+    swapped = {each.name: each.value.split(" or ") for each in predict([others[0], first], TIMES, False)}
+    assert all(swapped[name] == chosen[0][name][::-1] for name in (FIXED_NAME, LOGISTIC, BETTER))
+    assert not any(each["oracle"][0] for each in chosen)  # there is nothing to choose
+
+
+def test_seconds_may_have_any_unit(halves):
+    def times(unit):
+        rules = {name: RuleCosts(0.02 * unit, 0.3 * unit) for name in RULES}
+        return StepTimes(step_costs(0.1 * unit, {0: unit, 8: 1.2 * unit, LONGEST: 1.5 * unit}, QUIET), rules)
+
+    seconds, milli = (predict(halves, times(unit), True, Overheads(0.1 * unit, 0.4 * unit)) for unit in (1.0, 1000.0))
+    for one, other in zip(seconds, milli, strict=True):
+        assert one.name == other.name and one.speedup.value == pytest.approx(other.speedup.value)
+        assert [one.gain.low, one.speedup.high] == pytest.approx([other.gain.low, other.speedup.high])
+
+
+def test_prompts_of_a_group_are_resampled_together(halves):
+    """With one group in each half every resample is the sample, so that nothing varies but what heads may close."""
+    alike = [replace(each, groups=[name] * 20) for name, each in zip("ab", halves, strict=True)]
+    for option in predict(alike, TIMES, greedy=False):
+        if option.width is None:
+            assert option.speedup.low == pytest.approx(option.speedup.value) == pytest.approx(option.speedup.high)
+        else:
+            assert option.speedup.low < option.speedup.value < option.speedup.high
+
+
+def test_the_target_alone_is_the_unit(options):
+    plain, fixed = options[PLAIN], options[FIXED_NAME]
+    assert plain.speedup == Interval(1.0, 1.0, 1.0) and plain.gain.value == pytest.approx(1 / fixed.speedup.value)
+    assert plain.gain.low == pytest.approx(1 / fixed.speedup.high) and plain.gain.high == pytest.approx(1 / fixed.speedup.low)
+
+
+def test_a_heads_interval_has_the_least_and_the_most_that_heads_closed():
+    """Of the way from 2 to 3 times the speed a third, a half or all; its steps take 0.1 of the target's time for a token."""
+    fixed, ceiling = np.full(5, 2.0), np.full(5, 3.0)
+    free = _head_option(f"{HEAD}8", fixed, ceiling, 0.0, (0.25, 0.5, 1.0))
+    assert free.width == 8 and free.name == f"{HEAD}8" and free.speedup == Interval(2.5, 2.25, 3.0)
+    assert free.gain == Interval(1.25, 1.125, 1.5)
+    slow = _head_option(f"{HEAD}64", fixed, ceiling, 0.1, (0.5, 0.5, 0.5))
+    assert slow.speedup.value == slow.speedup.low == pytest.approx(1 / (1 / 2.5 + 0.1)) and slow.gain.value == pytest.approx(1.0)
+    reversed_ = _head_option(f"{HEAD}8", ceiling, fixed, 0.0, (0.25, 0.5, 1.0))  # a ceiling that is the slower one
+    assert reversed_.speedup == Interval(2.5, 2.0, 2.75) and reversed_.gain.low < reversed_.gain.value < reversed_.gain.high
+    noisy = _head_option(f"{HEAD}8", np.array([2.0, 1.0, 3.0]), np.array([3.0, 2.0, 4.0]), 0.0, (0.0, 0.5, 1.0))
+    assert noisy.speedup.low < 1.1 and noisy.speedup.high > 3.9  # the sample itself is no resample
+
+
+def test_a_heads_steps_and_rounds_cost_as_often_as_the_ceilings(halves):
+    """Its rule drafts as many tokens, in as many rounds, for each emitted token."""
+    rules = {LOGISTIC: RuleCosts(), f"{HEAD}8": RuleCosts(), f"{HEAD}16": RuleCosts(0.05, 0.0), f"{HEAD}32": RuleCosts(0.0, 0.3)}
+    made = {option.name: option.speedup.value for option in predict(halves, replace(TIMES, rules=rules), greedy=True)}
+    free, by_step, by_round = (1 / made[f"{HEAD}{width}"] for width in (8, 16, 32))
+    fixed, ceiling = made[FIXED_NAME], made["ceiling"]
+    assert 1 / free == pytest.approx(fixed + HEAD_SHARES[True][1] * (ceiling - fixed))
+    steps, rounds = (by_step - free) / 0.05, (by_round - free) / 0.3  # for each emitted token
+    # A token of the ceiling takes `rounds` of the target's and `steps` of the draft's.
+    assert 1 / ceiling == pytest.approx(rounds + 0.1 * steps) and 0 < rounds < 1 < steps < 20
+
+
+def test_where_requests_are_served_at_once_drafts_of_one_length_stay_possible(halves):
+    at_once = replace(TIMES, costs=replace(TIMES.costs, at_once=64))
+    made = {option.name: option.speedup for option in predict(halves, at_once, greedy=False)}
+    fixed, ceiling, head = (made[name] for name in (FIXED_NAME, "ceiling", f"{HEAD}8"))
+    assert ceiling.value < fixed.value == pytest.approx(head.value) and head.low >= fixed.low
 
 
 def test_overheads_of_rounds_slow_down_drafts_and_those_of_tokens_the_target_alone(halves, options):

@@ -124,15 +124,29 @@ def test_prompts_of_a_group_are_one_observation():
     assert not by_group.used and by_group.best == "Platt" and by_group.ece["cross_fitted"] < by_group.ece["raw"]
 
 
-def test_a_lower_loss_with_a_larger_error_is_not_used():
-    """Halves of the prompts err by 0.2 in opposite directions, while the slope of both is wrong: that is worth more nats."""
+def test_a_calibration_is_replaced_only_if_both_figures_beat_its_own():
+    """Not those of the head as it is, which is worse than either."""
+    given = tokens(true=lambda logits, furthest: 0.4 * logits - 2)
+    near = compared(*given, range(NUM_PROMPTS), {"slope": [0.4], "intercept": [-1.9]})
+    assert near.ece["cross_fitted"] < near.ece["before"] and not near.used  # no clearly lower loss
+    logits, *others = opposite_errors()
+    shrunk = compared(logits / 4, *others, range(NUM_PROMPTS), {"slope": [4.0], "intercept": [0.0]})
+    assert shrunk.log_loss["cross_fitted"] < shrunk.log_loss["before"] and not shrunk.used
+    assert shrunk.ece["before"] < shrunk.ece["cross_fitted"] < shrunk.ece["raw"]
+
+
+def opposite_errors():
+    """Halves of the prompts err by 0.12 in opposite directions, while the slope of both is wrong: that is worth more nats."""
     generator = torch.Generator().manual_seed(0)
     prompt = torch.arange(NUM_PROMPTS).repeat_interleave(NUM_TOKENS)
     sign = torch.where(torch.arange(len(prompt)) % 2 == 0, 1.0, -1.0).double()
     shift = torch.where(prompt % 2 == 0, 0.12, -0.12)
     accepted = torch.rand(len(prompt), generator=generator) < 0.5 + 0.35 * sign + shift
-    logits, first = 1.2 * sign, torch.zeros_like(prompt)
-    found = compared(logits, accepted, first, prompt, range(NUM_PROMPTS))
+    return 1.2 * sign, accepted, torch.full_like(prompt, NUM_INDICES - 1), prompt
+
+
+def test_a_lower_loss_with_a_larger_error_is_not_used():
+    found = compared(*opposite_errors(), range(NUM_PROMPTS))
     assert found.log_loss["cross_fitted"] < found.log_loss["raw"] and found.ece["cross_fitted"] > found.ece["raw"]
     assert not found.used
 
@@ -159,8 +173,14 @@ def recorded(monkeypatch):
 
     def run(given, *folders):
         *tokens_of, _ = given
+
+        def head_logits(found, head):
+            assert found is recording and head[0] == "recorded"
+            return *tokens_of, torch.arange(len(tokens_of[0]))
+
         monkeypatch.setattr(module, "record_sets", record_sets)
-        monkeypatch.setattr(module, "head_logits", lambda found, head: (*tokens_of, torch.arange(len(tokens_of[0]))))
+        monkeypatch.setattr(module, "recorded_head", lambda head: ("recorded", head))
+        monkeypatch.setattr(module, "head_logits", head_logits)
         monkeypatch.setattr(module, "information", lambda *args: calls.append(args) or "known")
         monkeypatch.setattr(module, "encode_prompts", lambda pair, prompts, limits: [(each, [pair, limits]) for each in prompts])
         prompts = [Prompt(f"{n}", "dev", f"text {n}", group=f"file {n // 2}") for n in range(NUM_PROMPTS + 5)]
@@ -199,12 +219,12 @@ def test_what_was_not_better_is_noted_and_an_earlier_calibration_stays(recorded,
     plain = new_head(tmp_path / "plain", recommended=recommended)
     before = new_head(tmp_path / "before", recommended=recommended, calibration=earlier)
     content = {path: path.read_bytes() for path in before.iterdir() if path.is_file()}
-    (found, _), _, calls = recorded(given, plain, before)
+    (found, _), _, calls = recorded(given, before, plain)
     assert not found["plain"].used and not found["before"].used and [*found["before"].ece] == ["raw", "before", "cross_fitted"]
     assert content == {path: path.read_bytes() for path in before.iterdir() if path.is_file()}
     config = load_head(plain).config
     assert config.calibration is None and config.recommended == recommended and config.train["dev_ece"] == found["plain"].ece
-    assert load_head(plain).train_prompts.dev.tolist() != [] and [*calls[1][1]] == ["plain", "before"]
+    assert load_head(plain).train_prompts.dev.tolist() != [] and [*calls[1][1]] == ["before", "plain"]
     assert "calibrating 2 heads on 40 dev prompts" in caplog.messages
 
 
@@ -212,7 +232,7 @@ def test_heads_are_calibrated_on_dev_prompts_that_none_has_learned(monkeypatch):
     heads = [
         SimpleNamespace(train_prompts=learned) for learned in (TrainPrompts.of(["A  b"]), None, TrainPrompts.of(["e"], ["c"]))
     ]
-    texts = [("train", "a"), ("dev", "a b"), ("dev", "c"), ("test", "c"), ("dev", "d"), ("dev", "e"), ("dev", "f")]
+    texts = [("train", "a"), ("dev", "a b"), ("dev", "c"), ("test", "g"), ("dev", "d"), ("dev", "e"), ("dev", "f")]
     prompts = [Prompt(f"{number}", split, text) for number, (split, text) in enumerate(texts)]
     recorder = SimpleNamespace(pair=None, limits=None)
     # One is too long: what is left out does not count.

@@ -49,6 +49,7 @@ def test_a_head_has_the_sizes_of_its_pair_and_names_both_models():
     assert (config.hidden_size, config.embedding_size, config.vocab_size) == (pair.draft_lm.hidden_size, embedded, 8)
     assert config.draft == pair.origin("draft") != pair.origin("target") == config.target
     assert config.warp["temperature"] == 0.5
+    assert [each.config.vocab_size for each in HeadTraining().specs(pair)] == [8, 8]
     without = HeadTraining(heads="lookahead").specs()[0].config
     assert (without.hidden_size, without.embedding_size, without.vocab_size, without.draft) == (1, 1, None, {})
 
@@ -83,7 +84,7 @@ def test_a_share_of_response_tokens_is_checked_by_kind(predicts, usual, largest)
             "the same head is asked for twice; give each value of each setting once.",
         ),
         ({"mixing": {"response_share": 2}}, "mixing.response_share=2 must be a number from 0 to 1 for next_token heads"),
-        ({"head": {"inputs": ["hidden", ["hidden"]]}}, "mixes names and lists; give a list of names, or a list of such lists"),
+        ({"head": {"inputs": ["hidden", ["hidden"]]}}, " mixes names and lists; give a list of names, or a list of such lists;"),
     ],
 )
 def test_a_mistake_is_one_message(settings, message):
