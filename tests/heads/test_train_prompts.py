@@ -8,7 +8,6 @@ from safetensors.torch import load_file, save_file
 
 from specheads.commands.export import run
 from specheads.errors import UserError
-from specheads.evaluation.head_folders import store_dev_prompts
 from specheads.heads.head import AcceptanceHead, HeadConfig, load_head, save_head
 from specheads.heads.train_prompts import FILE, TrainPrompts, text_hash
 
@@ -63,16 +62,6 @@ def test_they_are_saved_with_the_head(folder, tmp_path):
 def test_a_head_that_replaces_another_does_not_take_its_prompts(folder):
     save_head(new_head(None), folder)
     assert not (folder / FILE).exists() and load_head(folder).train_prompts is None
-
-
-def test_a_calibration_adds_its_dev_prompts(folder):
-    head = load_head(folder)
-    store_dev_prompts(folder, head, ["seven"])
-    again = load_head(folder).train_prompts
-    assert again.dev.tolist() == [text_hash("seven")] and again.train.tolist() == sorted(map(text_hash, set(TRAIN)))
-    (folder / FILE).unlink()
-    store_dev_prompts(folder, load_head(folder), ["seven"])
-    assert not (folder / FILE).exists()  # one that does not know its train prompts does not say that it has none
 
 
 @pytest.mark.parametrize(

@@ -77,7 +77,7 @@ def test_a_share_of_response_tokens_is_checked_by_kind(predicts, usual, largest)
         ),
         (
             {"head": {"inputs": ["embedding"]}},
-            "second_prob. With heads=both inputs must suit both kinds; heads=lookahead trains one",
+            "head.inputs names 'embedding'; a head with predicts=input_token can read hidden, max_prob, entropy, second_prob.",
         ),
         (
             {"head": {"depth": [1, 1]}},
