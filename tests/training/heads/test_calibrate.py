@@ -86,13 +86,15 @@ def test_opposite_errors_of_the_halves_do_not_cancel():
 
 def test_losses_are_those_of_the_other_halfs_calibration():
     *given, prompt = tokens(true=lambda logits, furthest: logits - 1)
-    even, found, total, count = prompt % 2 == 0, compared(*given, prompt, range(NUM_PROMPTS)), 0.0, 0
+    even, found, total, count, error = prompt % 2 == 0, compared(*given, prompt, range(NUM_PROMPTS)), 0.0, 0, 0.0
     for half in (even, ~even):
         fitted = IndexCalibration.fit(*(part[~half] for part in given), *FORMS[found.best])
         logits, accepted, furthest = (part[half] for part in given)
         token, index = in_rounds(furthest)
         loss = binary_cross_entropy_with_logits(fitted(logits[token], index), accepted[token].double(), reduction="sum")
         total, count = total + loss.item(), count + len(token)
+        error += len(token) * ece(fitted, logits, accepted, furthest)
+    assert found.ece["cross_fitted"] == pytest.approx(error / count)
     assert found.log_loss["cross_fitted"] == pytest.approx(total / count)
     assert count == int((given[2] + 1).clamp_max(NUM_INDICES).sum())
 
