@@ -69,12 +69,8 @@ def progress(what: str, total: float) -> Iterator[Advance]:
     """
     columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[left]}")
     with Progress(*columns) as bar:
-        task, forecast, lock, ended = (
-            bar.add_task(what, total=total, left=""),
-            Forecast(what),
-            threading.Lock(),
-            threading.Event(),
-        )
+        task, forecast = bar.add_task(what, total=total, left=""), Forecast(what)
+        lock, ended = threading.Lock(), threading.Event()
 
         def show() -> None:  # rich's own forecast counts the time before the first step, which may be that of a compiler
             pace = forecast.remaining(bar.tasks[0].completed, bar.tasks[0].total or 0, time.perf_counter())

@@ -6,6 +6,7 @@ to one busy process, two threads decode at 26 % of their speed alone and one thr
 
 import logging
 import os
+import re
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -24,9 +25,8 @@ def available_memory() -> float:
     """Return the bytes of memory that this process may still take; infinity where that cannot be told."""
     limits = [float("inf")]
     information = Path("/proc/meminfo")
-    if information.is_file():
-        fields = dict(line.split(":", 1) for line in information.read_text().splitlines() if ":" in line)
-        limits.append(int(fields["MemAvailable"].split()[0]) * 1024)
+    if information.is_file() and (free := re.search(r"MemAvailable: *(\d+)", information.read_text())):
+        limits.append(int(free[1]) * 1024)
     most, used = Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current")
     if most.is_file() and used.is_file() and most.read_text().strip() != "max":
         limits.append(int(most.read_text()) - int(used.read_text()))
@@ -43,31 +43,30 @@ class OthersLoad:
     """The cores that other processes keep busy; niced ones make room, so they count only where this process is niced itself."""
 
     def __init__(self) -> None:
-        self.cores, self._busy, self._wall, self._own = _counters()
+        self.cores, self._others, self._wall = _counters()
 
     def next(self) -> float:
         """Return their mean number since the last call, at least 0; 0 where there are no counters."""
-        (self.cores, busy, wall, own), before = _counters(), (self._busy, self._wall, self._own)
-        self._busy, self._wall, self._own = busy, wall, own
-        seconds = wall - before[1]
-        return max(0.0, (busy - before[0] - (own - before[2])) / seconds) if seconds > 0 and busy else 0.0
+        others, wall = self._others, self._wall
+        self.cores, self._others, self._wall = _counters()
+        return max(0.0, (self._others - others) / (self._wall - wall)) if self._wall > wall else 0.0
 
     def taken(self, threads: int) -> float:
         """Return how many of the cores that so many threads would use were busy since the last call."""
         return max(0.0, self.next() - max(0, self.cores - threads))
 
 
-def _counters() -> tuple[int, float, float, float]:
-    """Return the number of cores, and seconds: all cores' busy ones, those of the clock, and this process's busy ones."""
+def _counters() -> tuple[int, float, float]:
+    """Return the number of cores, and seconds: busy ones of all cores but for this process's, and those of the clock."""
     now, own = time.perf_counter(), sum(os.times()[:2])
     try:
         lines = _COUNTERS.read_text().splitlines()
         user, niced, system, _, _, interrupts, others, stolen = map(int, lines[0].split()[1:9])
         user += niced if os.nice(0) > 0 else 0
     except (OSError, ValueError, IndexError):  # another system, or a sandbox with a file of its own
-        return os.cpu_count() or 1, 0.0, now, own
+        return os.cpu_count() or 1, -own, now
     number = sum(line.startswith("cpu") for line in lines) - 1
-    return number, (user + system + interrupts + others + stolen) / os.sysconf("SC_CLK_TCK"), now, own
+    return number, (user + system + interrupts + others + stolen) / os.sysconf("SC_CLK_TCK") - own, now
 
 
 _since_start = OthersLoad()

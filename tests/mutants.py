@@ -5,9 +5,10 @@
 `[tool.mutmut]` in pyproject.toml names the modules that are changed, and the tests; each mutant is given those that call its
 function. mutmut keeps what it found in mutants/, so a run that ends early goes on where it was, and later ones test only
 functions that have changed. `--survivors` also tries survivors again, for example after tests were added; for a run from nothing
-remove mutants/. Decorated functions (properties), values of modules and classes, and lines that log are not mutated. What a test
-module makes while it is imported, or in a fixture that its tests share, is made without the mutant or counts for the first test
-alone: tests that are to notice changes of a function call it themselves.
+remove mutants/. Decorated functions (properties), values of modules and classes, and lines that log are not mutated, nor are
+functions with `# pragma: no mutate block`, whose tests take many seconds. What a test module makes while it is imported, or in a
+fixture that its tests share, is made without the mutant or counts for the first test alone: tests that are to notice changes of a
+function call it themselves.
 
 tests/survivors.yaml says why a change that no test notices is harmless. One without a reason makes the exit code 1.
 """

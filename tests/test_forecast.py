@@ -3,9 +3,11 @@
 import logging
 import threading
 import time
+from functools import partial
 
 import pytest
 
+from specheads import forecast
 from specheads.forecast import Forecast, progress
 
 
@@ -27,6 +29,29 @@ def test_the_remaining_time_is_logged_when_enough_is_done_and_every_half_minute(
         "decoding: 6 of 50, 5.0 seconds each, about 0:03:40 to go",
         "decoding: 26 of 50, 2.0 seconds each, about 0:00:48 to go",
     ]
+
+
+def test_the_pace_is_that_of_the_last_half_and_ends_before_the_end(clock, caplog):
+    """One in the first ten seconds, three in the others; the middle itself is where the last half begins."""
+    forecast = Forecast("decoding", first=20.0, every=1.0)
+    with caplog.at_level(logging.INFO):
+        for now, done in ((0, 0), (10, 1), (20, 4), (30, 7)):
+            clock[0] = now
+            forecast.update(done, 7)
+    assert [record.message for record in caplog.records] == ["decoding: 4 of 7, 3.3 seconds each, about 0:00:10 to go"]
+
+
+def test_two_seconds_are_a_pace_and_half_a_minute_is_silence(clock, caplog):
+    forecast = Forecast("decoding")
+    for now in (0.0, 2.0):
+        clock[0] = now
+        forecast.update(now, 10)
+    assert forecast.remaining(2, 10, 2.0) == "1.0 a second, about 0:00:08 to go"
+    with caplog.at_level(logging.INFO):
+        for now in (29.9, 30.0):
+            clock[0] = now
+            forecast.remind(2, 10)
+    assert [record.message for record in caplog.records] == ["decoding: 2 of 10, 1.0 a second, about 0:00:00 to go"]
 
 
 def test_without_progress_there_is_no_forecast(clock, caplog):
@@ -94,7 +119,7 @@ def test_what_is_left_may_change(clock, caplog):
 def test_a_thread_breaks_the_silence(caplog, monkeypatch):
     said, remind = threading.Event(), Forecast.remind
     monkeypatch.setattr(Forecast, "remind", lambda *args: (remind(*args), said.set()))
-    monkeypatch.setattr(Forecast.__init__, "__defaults__", (10.0, 0.0))  # every
+    monkeypatch.setattr(forecast, "Forecast", partial(Forecast, every=0.0))
     with caplog.at_level(logging.INFO), progress("compiling", 3):
         assert said.wait(60)
     assert caplog.records[0].message.startswith("compiling: 0 of 3, 0:00:0")

@@ -22,15 +22,16 @@ def machine(monkeypatch, tmp_path):
         now[0] += seconds
         own[0] += own_cores * seconds
         busy[0] += all_cores * seconds
-        numbers = [round(busy[0] * TICKS), round(niced * TICKS), 0, 10**6, 0, 0, 0, 0, 0, 0]
+        part, idle = round(busy[0] * TICKS / 5), round(1000 * now[0])
+        numbers = [part, round(niced * TICKS), part, idle, idle, part, part, part, 0, 0]  # niced, idle and waiting make room
         lines = [f"cpu  {' '.join(map(str, numbers))}", *(f"cpu{n} 0 0 0 0 0 0 0 0 0 0" for n in range(4)), "intr 1"]
         counters.write_text("\n".join(lines))
 
     passes(0, 0, 0)
     monkeypatch.setattr(load, "_COUNTERS", counters)
     monkeypatch.setattr(time, "perf_counter", lambda: now[0])
-    monkeypatch.setattr(os, "nice", lambda more: 0)
-    monkeypatch.setattr(os, "times", lambda: (own[0], 0.0, 0.0, 0.0, 0.0))
+    monkeypatch.setattr(os, "nice", {0: 0}.__getitem__)
+    monkeypatch.setattr(os, "times", lambda: (own[0] / 2, own[0] / 2, 3 * own[0], 3 * own[0], now[0]))  # also of children
     return passes
 
 
@@ -46,19 +47,26 @@ def threads(monkeypatch):
 def test_others_keep_busy_what_this_process_does_not(machine):
     others = load.OthersLoad()
     machine(2, all_cores=3.5, own_cores=2, niced=9)  # niced processes make room
-    assert others.cores == 4 and others.next() == pytest.approx(1.5, abs=0.01)
+    assert others.cores == 4 and others.next() == pytest.approx(1.5, abs=0.05)
     machine(1, all_cores=1, own_cores=1.2)
     assert others.next() == 0
     machine(1, all_cores=3, own_cores=1)
-    assert others.taken(threads=3) == pytest.approx(1)  # of two busy cores one is left over
+    assert others.taken(threads=3) == pytest.approx(1, abs=0.05)  # of two busy cores one is left over
+    for threads in (4, 9):
+        machine(1, all_cores=3, own_cores=1)
+        assert others.taken(threads) == pytest.approx(2, abs=0.05)
+    machine(1, all_cores=1, own_cores=1)
+    assert others.taken(threads=4) == pytest.approx(0, abs=0.05)
+    machine(0, all_cores=1, own_cores=1)
+    assert others.next() == 0  # no time has passed
 
 
 def test_for_a_niced_process_other_niced_ones_make_no_room(machine, monkeypatch):
     """What it uses itself is counted as niced, too."""
-    monkeypatch.setattr(os, "nice", lambda more: 5)
+    monkeypatch.setattr(os, "nice", {0: 1}.__getitem__)
     others = load.OthersLoad()
     machine(2, all_cores=0.5, own_cores=2, niced=6)
-    assert others.next() == pytest.approx(1.5, abs=0.01)
+    assert others.next() == pytest.approx(1.5, abs=0.05)
 
 
 @pytest.mark.parametrize("content", [None, "", "cpu  1 2 3\n", "cpu  a b c d e f g h\n"])
@@ -66,9 +74,10 @@ def test_without_counters_nothing_is_known(machine, monkeypatch, tmp_path, conte
     monkeypatch.setattr(load, "_COUNTERS", tmp_path / "none")
     if content is not None:
         (tmp_path / "none").write_text(content)
+    monkeypatch.setattr(os, "cpu_count", lambda: None if content is None else 6)
     others = load.OthersLoad()
     machine(1, 4, 1)
-    assert others.next() == 0
+    assert others.next() == 0 and others.cores == (1 if content is None else 6)
 
 
 @pytest.mark.parametrize(("others", "expected"), [(0.1, 4), (0.25, 4), (0.6, 3), (2.0, 2), (3.3, 1), (3.9, 1)])
@@ -78,16 +87,24 @@ def test_threads_are_as_many_as_cores_are_left(machine, threads, caplog, others,
         with load.threads_by_load():
             machine(1.1, others + 0.1, 0.1)
             threads.adapt()
+            assert torch.get_num_threads() == threads.now
         assert torch.get_num_threads() == 4  # outside, a user's number
     with load.threads_by_load():
         assert torch.get_num_threads() == expected
-    assert len(caplog.messages) == (expected < 4)
+    how = f"other processes keep {others:.1f} of 4 cores busy: it decodes with {expected} of 4 threads while they do"
+    assert caplog.messages == [how] * (expected < 4)
     for _ in range(3):
         with load.threads_by_load():
             machine(1.1, 0.1, 0.1)
             threads.adapt()
     with load.threads_by_load():
         assert torch.get_num_threads() == 4
+
+
+def test_a_single_thread_stays_one(machine, threads):
+    torch.set_num_threads(1)
+    with load.threads_by_load():
+        assert torch.get_num_threads() == 1
 
 
 def test_long_work_on_a_busy_machine_is_announced(machine, monkeypatch, caplog):
@@ -100,6 +117,11 @@ def test_long_work_on_a_busy_machine_is_announced(machine, monkeypatch, caplog):
     assert caplog.messages == [
         "other processes keep 2.0 of 4 cores busy: expect up to 2.0 times the time that a quiet machine takes"
     ]
+    machine(2, 4.5, 1)  # a process among others gets its share of a core
+    load.warn_if_busy()
+    assert caplog.messages[1:] == [
+        "other processes keep 3.5 of 4 cores busy: expect up to 5.3 times the time that a quiet machine takes"
+    ]
 
 
 def test_memory_is_known():
@@ -107,3 +129,33 @@ def test_memory_is_known():
     before = load.memory_in_use()
     kept = torch.ones(2**27, dtype=torch.uint8)
     assert 0.8 * kept.nbytes < load.memory_in_use() - before < 1.2 * kept.nbytes
+
+
+@pytest.mark.parametrize(
+    ("files", "expected"),
+    [
+        ({"meminfo": "MemTotal: 4000 kB\nMemFree:  10 kB\nMemAvailable:    1000 kB\n"}, 1_024_000),
+        ({"meminfo": "MemAvailable: 1000 kB", "memory.max": "900000\n", "memory.current": "100000\n"}, 800_000),
+        ({"meminfo": "MemAvailable: 1000 kB", "memory.max": "max\n", "memory.current": "100000\n"}, 1_024_000),
+        ({"meminfo": "MemAvailable: 1000 kB", "memory.max": "900000\n"}, 1_024_000),
+        ({"meminfo": "MemTotal: 4000 kB", "memory.current": "7"}, float("inf")),
+        ({}, float("inf")),
+    ],
+)
+def test_memory_is_the_least_that_the_machine_and_the_group_leave(monkeypatch, tmp_path, files, expected):
+    names = {
+        "/proc/meminfo": "meminfo",
+        "/sys/fs/cgroup/memory.max": "memory.max",
+        "/sys/fs/cgroup/memory.current": "memory.current",
+    }
+    monkeypatch.setattr(load, "Path", lambda path: tmp_path / names[path])
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    assert load.available_memory() == expected
+
+
+def test_memory_in_use_is_that_of_resident_pages(monkeypatch, tmp_path):
+    monkeypatch.setattr(load, "Path", {"/proc/self/statm": tmp_path / "statm"}.__getitem__)
+    assert load.memory_in_use() == 0
+    (tmp_path / "statm").write_text("100 7 3 1 0 4 0")
+    assert load.memory_in_use() == 7 * os.sysconf("SC_PAGE_SIZE")

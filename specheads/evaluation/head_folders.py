@@ -2,7 +2,7 @@
 
 import logging
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -10,7 +10,7 @@ from typing import Any
 from specheads.errors import UserError
 from specheads.heads.card import card
 from specheads.heads.head import AcceptanceHead, HeadConfig, latest_head, load_head
-from specheads.heads.head_folder import drop_graph
+from specheads.heads.head_folder import GRAPH
 from specheads.pair.pair import Pair
 from specheads.pair.sampling import Warp
 from specheads.storage.files import read_json, write_json, write_whole
@@ -53,13 +53,6 @@ def find_heads(head: str | None, pair: Pair, outputs: Path, warp: Warp, any_draf
     return located
 
 
-def store_dev_prompts(folder: Path, head: AcceptanceHead, texts: Sequence[str]) -> None:
-    """Add the dev prompts that a head was calibrated on to those that its folder names, if it names any."""
-    if head.train_prompts is not None:
-        head.train_prompts = head.train_prompts.calibrated_on(texts)
-        head.train_prompts.write(folder)
-
-
 def store_in_config(folder: Path, **values: Mapping[str, Any] | None) -> None:
     """Write values that were measured after a head's training into its config and card. Raises UserError for damaged ones."""
     path = folder / "config.json"
@@ -68,8 +61,9 @@ def store_in_config(folder: Path, **values: Mapping[str, Any] | None) -> None:
         content = before | values
     except (ValueError, TypeError) as error:
         raise UserError(f"{path} is not valid JSON ({error}); export the head again.") from None
-    if before.get("calibration") != content.get("calibration"):
-        drop_graph(folder)
+    if before.get("calibration") != content.get("calibration") and (graph := folder / GRAPH).exists():
+        graph.unlink()
+        logger.warning("%s held the earlier calibration and was removed; specheads export writes it again", graph)
     text = card(HeadConfig.from_dict(content, str(path)))
     # The card first: with an old config, a run that was killed in between does both again.
     write_whole(folder / "README.md", lambda temporary: temporary.write_text(text))

@@ -82,11 +82,6 @@ class AcceptanceHead(Network, PyTorchModelHubMixin):
                 "prompts."
             )
 
-    def random_inputs(self, count: int) -> Tensor:
-        """Return `count` assembled inputs (count, input_size) at the scale that this head was trained on."""
-        sample = torch.randn(count, self.config.input_size, generator=torch.Generator().manual_seed(0))
-        return sample / self.input_scale + self.input_mean
-
     def extra_repr(self) -> str:
         """Return what the layers do not show; names of compiled code depend on it."""
         weight, config = self.readout.weight, self.config
@@ -128,7 +123,10 @@ def save_head(head: AcceptanceHead, folder: Path, golden_inputs: Tensor | None =
     """
     same = copy.deepcopy(head).cpu().eval()  # this one may be decoding
     inputs = head.golden_inputs if golden_inputs is None else golden_inputs
-    inputs = (same.random_inputs(NUM_GOLDEN) if inputs is None else inputs)[:NUM_GOLDEN].float().cpu().contiguous()
+    if inputs is None:  # random ones, at the scale that this head was trained on
+        sample = torch.randn(NUM_GOLDEN, head.config.input_size, generator=torch.Generator().manual_seed(0))
+        inputs = sample / same.input_scale + same.input_mean
+    inputs = inputs[:NUM_GOLDEN].float().cpu().contiguous()
     with torch.no_grad():
         golden = {"inputs": inputs, "logits": same.score(inputs)}
     return write_files(folder, HeadFiles(head.config, same.state_dict(), golden, head.train_prompts))

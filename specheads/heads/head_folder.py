@@ -4,7 +4,6 @@ The folder of a trained head has `train_prompts.safetensors`, too, and what `spe
 vectors are inputs with the logits that the head computed when it was saved: they show at once if a head is computed differently.
 """
 
-import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -28,8 +27,6 @@ from specheads.storage.files import read_json, write_json, write_whole
 FILES = ("config.json", "model.safetensors", "golden.safetensors")  # what a head is loaded from
 GRAPH = "head.onnx"  # it holds the calibration
 EXPORTED = (GRAPH, STANDALONE)  # in other formats, for other decoders
-
-logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -58,13 +55,6 @@ def write_files(folder: Path, files: HeadFiles) -> Path:
     write_whole(folder / "README.md", lambda path: path.write_text(card(files.config), encoding="utf-8"))
     write_json(folder / "config.json", files.config.to_dict())  # last: a folder with one is complete
     return folder
-
-
-def drop_graph(folder: Path) -> None:
-    """Remove the exported graph of a head that is calibrated again: it holds the earlier calibration."""
-    if (path := folder / GRAPH).exists():
-        path.unlink()
-        logger.warning("%s held the earlier calibration and was removed; specheads export writes it again", path)
 
 
 def read_files(location: str | Path, hub: Mapping[str, Any]) -> HeadFiles:

@@ -5,8 +5,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-NEWTON_STEPS = 25  # of a logistic regression
-
 
 @dataclass(frozen=True)
 class Calibration:
@@ -28,16 +26,13 @@ def binary_kl(logits: Tensor, labels: Tensor) -> Tensor:
     return cross - (torch.special.entr(labels) + torch.special.entr(1 - labels)).mean()
 
 
-def auroc(scores: Tensor, labels: Tensor, counts: Tensor | float = 1.0) -> float:
+def auroc(scores: Tensor, labels: Tensor) -> float:
     """Return the chance that an accepted outcome has a higher score than a rejected one, where ties count half.
 
-    A position (N,) is accepted with weight `labels`, else rejected, and counts `counts` times (N,). NaN for one kind of outcome.
+    A position (N,) is accepted with weight `labels`, else rejected. NaN for one kind of outcome.
     """
     _, group = torch.unique(scores, return_inverse=True)
-    weights = torch.zeros(2, int(group.max()) + 1, dtype=torch.float64, device=scores.device)
-    weights[0].index_add_(0, group, counts * labels.double())
-    weights[1].index_add_(0, group, counts * (1 - labels.double()))
-    accepted, rejected = weights
+    accepted, rejected = (torch.bincount(group, weights) for weights in (labels.double(), 1 - labels.double()))
     below = rejected.cumsum(0) - rejected
     return ((accepted * (below + rejected / 2)).sum() / (accepted.sum() * rejected.sum())).item()
 
@@ -80,7 +75,7 @@ def fit_logistic(
     weights = torch.zeros(inputs.shape[1], dtype=torch.float64)
     penalty = ridge * max(1, len(inputs)) * torch.eye(inputs.shape[1], dtype=torch.float64)
     counted = inputs if counts is None else inputs * counts.double().unsqueeze(1)
-    for _ in range(NEWTON_STEPS):
+    for _ in range(25):  # Newton steps
         probs = torch.sigmoid(inputs @ weights)
         gradient = counted.T @ (probs - labels) + penalty @ weights
         curvature = (counted * (probs * (1 - probs)).unsqueeze(1)).T @ inputs

@@ -2,7 +2,7 @@
 
 import hashlib
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -35,10 +35,6 @@ class TrainPrompts:
             held = [f"{name} {dtype} of {dims} dimensions" for name, (dtype, dims) in sorted(types.items())] or ["nothing"]
             raise UserError(f"{where} holds {', '.join(held)}, expected lists train and dev of int64; export the head again.")
         return cls(tensors["train"], tensors["dev"])
-
-    def calibrated_on(self, dev: Iterable[str]) -> "TrainPrompts":
-        """Return the same train prompts with the dev prompts, by their texts, of another calibration."""
-        return replace(self, dev=_numbers(dev))
 
     def write(self, folder: Path) -> None:
         write_whole(folder / FILE, lambda path: write_tensors(vars(self), path))

@@ -24,7 +24,7 @@ BATCHES = (3, 1, 17)  # sizes that an export is tested with; it was traced with 
 logger = logging.getLogger(__name__)
 
 
-def write_onnx(head: AcceptanceHead, folder: Path) -> Path:
+def write_onnx(head: AcceptanceHead, folder: Path) -> Path:  # pragma: no mutate block
     """Write `head.onnx`; return its path. Raises UserError for missing packages, or a graph that computes something else.
 
     Its inputs are the head's features by name, (batch, size) or (batch,) float32, and `index` (batch,) int64; its outputs are
@@ -54,20 +54,18 @@ def write_onnx(head: AcceptanceHead, folder: Path) -> Path:
 class _CalibratedHead(nn.Module):
     """Features (B, size) or (B,) -> `logit` (B,) and `acceptance` (B,), calibrated by the token's `index` (B,) in its draft."""
 
-    slope: Tensor  # (1, indices)
-    intercept: Tensor  # (1, indices)
+    lines: Tensor  # (2, 1, indices), slopes and intercepts
 
     def __init__(self, head: AcceptanceHead) -> None:
         super().__init__()
         self.head = head
-        slope, intercept = IndexCalibration.from_dict(head.config.calibration).rows(1, torch.device("cpu"))
-        self.register_buffer("slope", slope.clone())
-        self.register_buffer("intercept", intercept.clone())
+        fitted = IndexCalibration.from_dict(head.config.calibration)
+        self.register_buffer("lines", torch.stack(fitted.rows(1, torch.device("cpu"))))
 
     def forward(self, features: Mapping[str, Tensor], index: Tensor) -> tuple[Tensor, Tensor]:
         logit = self.head(features)
-        rows = (row.expand(index.shape[0], -1) for row in (self.slope, self.intercept))  # views: a copy would fix the batch
-        return logit, calibrated(logit, index, *rows).sigmoid()
+        rows = self.lines.expand(-1, index.shape[0], -1)  # a view: a copy would fix the batch
+        return logit, calibrated(logit, index, rows[0], rows[1]).sigmoid()
 
 
 def _example_inputs(head: AcceptanceHead, batch: int) -> tuple[dict[str, Tensor], Tensor]:
@@ -84,7 +82,7 @@ def _example_inputs(head: AcceptanceHead, batch: int) -> tuple[dict[str, Tensor]
     return features, torch.arange(batch) % 11
 
 
-def _traced(head: AcceptanceHead) -> torch.export.ExportedProgram:
+def _traced(head: AcceptanceHead) -> torch.export.ExportedProgram:  # pragma: no mutate block
     """Return a head with its calibration as a graph for batches of any size."""
     inputs, batch = _example_inputs(head, 2), torch.export.Dim("batch")
     shapes = {name: {0: batch} for name in inputs[0]}, {0: batch}
@@ -99,7 +97,8 @@ def _check_same(head: AcceptanceHead, session: Any, where: str) -> None:
         computed = session.run(None, {name: value.numpy() for name, value in {**features, "index": index}.items()})
         with torch.no_grad():
             pairs = zip(map(torch.from_numpy, computed), original(features, index), strict=True)
-        difference = max(((actual - expected).abs() / expected.abs().clamp_min(1)).max().item() for actual, expected in pairs)
+        errors = [(actual - expected).abs() / expected.abs().clamp_min(1) for actual, expected in pairs]
+        difference = torch.cat(errors).max().item()  # NaN if one of them is
         if not difference < TOLERANCE:
             raise UserError(
                 f"{where} differs from the head by {difference:.3g}, expected at most {TOLERANCE}; use format=standalone, or "
@@ -146,12 +145,12 @@ def drafting_of(report: Mapping[str, Any], ratio: str) -> Drafting:
         raise UserError(
             f"ratio={ratio}: the report has no fixed lengths on dev prompts at it, expected one of {', '.join(known)}."
         )
-    lengths = []
-    for table in report.get("batches", ()):
-        rows = [row for row in table["rows"] if row["family"] == "fixed_length"]
-        lengths += [
-            (table["concurrency"], int(re.findall(r"num_tokens=(\d+)", row["name"])[0]) * (row["over_alone"] > 1)) for row in rows
-        ]
+    lengths = [
+        (table["concurrency"], int(re.findall(r"num_tokens=(\d+)", row["name"])[0]) * (row["over_alone"] > 1))
+        for table in report.get("batches", ())
+        for row in table["rows"]
+        if row["family"] == "fixed_length"
+    ]
     speed = fixed["speedup"][ratio]
     lengths = sorted(lengths) or [(1, int(fixed["value"]) * (speed["low"] > 1))]  # as a report recommends: clearly faster
     if not any(length for _, length in lengths):

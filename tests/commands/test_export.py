@@ -5,7 +5,9 @@ import json
 import pytest
 import torch
 
+from specheads.errors import UserError
 from specheads.heads.head import AcceptanceHead, HeadConfig, load_head, save_head
+from specheads.integrations.formats import drafting_of
 
 
 @pytest.fixture
@@ -125,7 +127,38 @@ def test_batches_give_a_length_to_each_load(run, tmp_path):
     assert config["num_speculative_tokens"] == 5
     assert config["num_speculative_tokens_per_batch_size"] == [[1, 1, 5], [2, 4, 3], [5, 16, 0]]
     _, text, _ = run("export", f"report={report}", "format=tensorrt-llm")
-    assert text.endswith("  draft_len_schedule:  # up to so many requests, and none above\n    1: 5\n    4: 3\n")
+    assert text.endswith(
+        'speculative_config:\n  decoding_type: Draft_Target\n  max_draft_len: 5\n  speculative_model: "my/draft"\n'
+        "  draft_len_schedule:  # up to so many requests, and none above\n    1: 5\n    4: 3\n"
+    )
+
+
+def drafting(tmp_path, **given):
+    return drafting_of(json.loads((write_report(tmp_path, **given) / "report.json").read_text()), "10")
+
+
+def test_what_is_only_as_fast_is_not_faster(tmp_path):
+    assert drafting(tmp_path) == ("my/draft", [(1, 3)], None)
+    assert drafting(tmp_path, probability=1.6).least_probability is None
+    assert drafting(tmp_path, batches=[(2, 5, 1.0), (1, 4, 1.01)]).lengths == [(1, 4), (2, 0)]
+    report = json.loads((tmp_path / "report.json").read_text())
+    del report["batches"]
+    assert drafting_of(report, "10").lengths == [(1, 3)]
+    report["data_sets"][0]["rules"][1]["speedup"]["10"]["low"] = 1.0
+    with pytest.raises(UserError) as error:
+        drafting_of(report, "10")
+    assert (
+        str(error.value)
+        == "at ratio=10 no fixed length is clearly faster than the target alone: serve the target without a draft."
+    )
+
+
+@pytest.mark.parametrize(("engine", "schedule"), [("vllm", "[[1, 1, 4], [2, 2, 0]]"), ("tensorrt-llm", "\n    1: 4")])
+def test_two_loads_are_a_schedule_and_one_is_none(run, tmp_path, engine, schedule):
+    two = write_report(tmp_path, batches=[(2, 5, 1.0), (1, 4, 1.01)])
+    assert schedule in run("export", f"report={two}", f"format={engine}")[1]
+    one = run("export", f"report={write_report(tmp_path)}", f"format={engine}", "ratio=10")[1]
+    assert "draft_len_schedule" not in one and "per_batch_size" not in one
 
 
 def test_llama_stops_by_probability_where_that_is_faster(run, tmp_path):

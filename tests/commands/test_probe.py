@@ -7,7 +7,6 @@ import pytest
 from specheads import UserError
 from specheads.commands import evaluate
 from specheads.commands.compose import command_config
-from specheads.evaluation.probe.probe import doubts_of
 
 SMALL = [
     "num_prompts=6",
@@ -70,14 +69,3 @@ def test_too_few_prompts_are_named(monkeypatch, nano, tmp_path):
     monkeypatch.setattr(evaluate, "load_configured_pair", lambda cfg, **keys: nano)
     with pytest.raises(UserError, match="a probe needs 2; set num_prompts, data.num_dev"):
         evaluate.probe_pair.run(composed(tmp_path, "data.num_dev=1", "data.num_test=1"))
-
-
-def test_times_that_contradict_decoding_are_doubted():
-    from evaluation.probe.test_prediction import TIMES, known
-
-    from specheads.evaluation.probe.prediction import LiveCheck, Overheads
-
-    live = LiveCheck("4 prompts", 3, 100.0, 150.0, Overheads())
-    assert list(doubts_of(TIMES, live, known(fixed=1.6))) == []
-    (doubt,) = doubts_of(TIMES, live, known(fixed=0.7))
-    assert "0.70 times" in doubt and "1.50 times" in doubt

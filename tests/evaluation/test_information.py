@@ -101,7 +101,7 @@ def test_resamples_in_which_nothing_can_be_known_are_left_out():
     prompt = made.prompt_of(torch.arange(len(made.tokens)))
     made.features[GROUND_TRUTH] = torch.where(prompt == odd, 0.9, 0.2)
     found = information([made], {}, prompts)
-    assert 0 < found.knowable.low and np.isfinite(found.explained[LOGISTIC].high)
+    assert found.knowable.low > 0 and np.isfinite(found.explained[LOGISTIC].high)
 
 
 def test_without_true_probabilities_there_is_no_information(recording):

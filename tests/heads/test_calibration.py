@@ -52,6 +52,17 @@ def test_a_token_is_a_sample_of_every_index_that_it_can_have():
     assert max(fitted.slope) - min(fitted.slope) > 0.2  # or this would show nothing
 
 
+def test_a_form_without_indices_counts_a_token_at_every_index_that_it_can_have():
+    logits, accepted, index = samples(4000)
+    token, _ = in_rounds(3 * index)  # up to 9, of which the last indices are one
+    fitted = IndexCalibration.fit(logits, accepted, 3 * index, num_indices=1, prior=1e-6)
+    expected = fit_logistic(logits[token, None], accepted[token].double()).tolist()
+    assert [*fitted.slope, *fitted.intercept] == pytest.approx(expected, abs=1e-5)
+    two = IndexCalibration.fit(logits, accepted, index, num_indices=2, prior=1e-6)
+    later = fit_logistic(logits[index > 0, None], accepted[index > 0].double()).tolist()
+    assert [two.slope[1], two.intercept[1]] == pytest.approx(later, abs=1e-4)
+
+
 def test_an_index_with_few_samples_stays_close_to_all_tokens_and_without_samples_to_the_head():
     logits, accepted, furthest = samples(4000)
     few = torch.where(torch.arange(4000) < 12, 2, 0)  # twelve tokens reach index 2, none of them accepted

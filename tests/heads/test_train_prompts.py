@@ -8,7 +8,6 @@ from safetensors.torch import load_file, save_file
 
 from specheads.commands.export import run
 from specheads.errors import UserError
-from specheads.evaluation.head_folders import store_dev_prompts
 from specheads.heads.head import AcceptanceHead, HeadConfig, load_head, save_head
 from specheads.heads.train_prompts import FILE, TrainPrompts, text_hash
 
@@ -43,6 +42,13 @@ def test_white_space_and_case_of_templates_do_not_matter():
     assert text_hash("Say it.") != text_hash("Say it!") != text_hash("Sayit.")
 
 
+def test_no_prompts_are_numbers_too(tmp_path):
+    """As heads have that were trained on data without texts; such a file can be read again."""
+    TrainPrompts.of([]).write(tmp_path)
+    again = TrainPrompts.from_tensors(load_file(tmp_path / FILE), FILE)
+    assert again.train.dtype == again.dev.dtype == torch.int64 and not len(again.train)
+
+
 def test_forty_thousand_prompts_take_320_kilobytes(tmp_path):
     TrainPrompts.of(map(str, range(40_000))).write(tmp_path)
     assert (tmp_path / FILE).stat().st_size < 321_000
@@ -58,20 +64,18 @@ def test_a_head_that_replaces_another_does_not_take_its_prompts(folder):
     assert not (folder / FILE).exists() and load_head(folder).train_prompts is None
 
 
-def test_a_calibration_adds_its_dev_prompts(folder):
-    head = load_head(folder)
-    store_dev_prompts(folder, head, ["seven"])
-    again = load_head(folder).train_prompts
-    assert again.dev.tolist() == [text_hash("seven")] and again.train.tolist() == sorted(map(text_hash, set(TRAIN)))
-    (folder / FILE).unlink()
-    store_dev_prompts(folder, load_head(folder), ["seven"])
-    assert not (folder / FILE).exists()  # one that does not know its train prompts does not say that it has none
-
-
 @pytest.mark.parametrize(
     ("tensors", "content"),
     [
-        ({"train": torch.zeros(3, dtype=torch.int64)}, "train int64 of 1 dimensions, expected"),
+        (
+            {"train": torch.zeros(3, dtype=torch.int64)},
+            "holds train int64 of 1 dimensions, expected lists train and dev",
+        ),
+        (
+            {"dev": torch.zeros(1), "train": torch.zeros(2)},
+            "holds dev float32 of 1 dimensions, train float32 of 1 dim",
+        ),
+        ({}, "holds nothing, expected"),
         ({"train": torch.zeros(3), "dev": torch.zeros(3, dtype=torch.int64)}, "train float32 of 1"),
         ({"train": torch.zeros(3, 1, dtype=torch.int64), "dev": torch.zeros(3, dtype=torch.int64)}, "train int64 of 2"),
         ({name: torch.zeros(1, dtype=torch.int64) for name in ("train", "dev", "test")}, "test int64 of 1"),
@@ -79,7 +83,7 @@ def test_a_calibration_adds_its_dev_prompts(folder):
 )
 def test_a_file_that_holds_something_else_is_refused(folder, tensors, content):
     save_file(tensors, folder / FILE)
-    with pytest.raises(UserError, match=f"{FILE} holds .*{content}.*export the head again"):
+    with pytest.raises(UserError, match=f"{FILE} .*{content}.*export the head again"):
         load_head(folder)
 
 

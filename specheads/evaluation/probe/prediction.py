@@ -1,18 +1,19 @@
-"""What each way to decode would be worth, from recorded prompts and measured steps; every choice is made on other prompts."""
+"""What each way to decode would be worth, and the answer, from recorded prompts and measured steps; chosen on other prompts."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from specheads.decoding.step_times import StepTimes, bytes_of_step
+from specheads.decoding.step_times import TARGET, StepTimes, bytes_of_step
 from specheads.decoding.stopping import MAX_TOKENS, FixedLength, Logistic
 from specheads.evaluation.candidates import CEILING, FIXED, ORACLE_BOUND, Candidate, CostTable, RuleChoice, Tuning, candidates
 from specheads.evaluation.intervals import Interval, interval, resample_counts
 from specheads.evaluation.replayed_sets import Outcome, RecordedSet, counts_of
 from specheads.evaluation.report import MEASURED
+from specheads.evaluation.sweep import LARGEST_SPREAD
 from specheads.pair.pair import Pair
 from specheads.pair.sampling import Warp, check_finite, overlap
 from specheads.replay.cost import CostFit
@@ -37,6 +38,12 @@ FIXED_LENGTHS = candidates({FIXED: RULES[FIXED]}, {}, None)
 HEAD_SHARES = {False: (0.29, 0.32, 0.37), True: (0.38, 0.43, 0.52)}  # the key: whether decoding is greedy
 CUT_SIZES = (4096, 8192, 16384)  # tokens that a draft's output might keep
 MORE_OVERLAP = 0.1  # half of what distillation added to the overlap of nano's and mini's drafts
+
+LARGEST_ERROR = 1.25  # a prediction may be off by so much from a few decoded prompts
+REMEDY = "probe again on a quiet machine, or with more repeats (repeats=, num_live_prompts=)"
+# Of speed, what a more complicated way to decode must gain over the simpler one. Decoded next to predicted gains of the embedded
+# pairs (docs/measurements/archive.md): rules and heads 2 to 6 % less.
+NOTICEABLE, WORTH_A_RULE, WORTH_TRAINING, WORTH_DISTILLING = 0.01, 0.05, 0.05, 0.05
 
 
 @torch.no_grad()
@@ -208,6 +215,63 @@ def best_rules(recording: Recording, rules: Sequence[Candidate], table: CostTabl
 def _head_option(name: str, fixed: np.ndarray, ceiling: np.ndarray, slowed: float, shares: Sequence[float]) -> Option:
     """Return a head at the shares of the gap that heads have closed elsewhere, `slowed` by its cost for each emitted token."""
     least, typical, most = (1 / (1 / (fixed + share * (ceiling - fixed)) + slowed) for share in shares)
+    least, most = np.minimum(least, most), np.maximum(least, most)  # in resamples whose ceiling is the slower one
     speedup = Interval(float(typical[0]), interval(least).low, interval(most).high)
     gain = Interval(float((typical / fixed)[0]), interval(least / fixed).low, interval(most / fixed).high)
     return Option(name, speedup, gain, width=int(name.removeprefix(HEAD)))
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The recommended way to decode, a sentence that says so, and the command that comes next."""
+
+    choice: str
+    text: str
+    command: str
+
+
+CommandLine = Callable[..., str]  # it takes a verb and its words
+
+
+def answer_of(options: Sequence[Option], command_line: CommandLine) -> Answer:
+    """Return the answer that options give; `command_line` writes the command that comes next, with the pair."""
+    known = {option.name: option for option in options}
+    chosen, better = known[PLAIN], known[BETTER]
+    ladder = [(known[FIXED_NAME], NOTICEABLE), (known[LOGISTIC], WORTH_A_RULE)]
+    heads = [option for option in options if option.width is not None]
+    ladder += [(max(heads, key=lambda option: option.speedup.value), WORTH_TRAINING)] if heads else []
+    for option, least in ladder:
+        if option.speedup.value > chosen.speedup.value * (1 + least):
+            chosen = option
+    evaluate = ("evaluate", "head=null")
+    said, following = {
+        PLAIN: ("Do not speculate with this draft: nothing is clearly faster than", ("probe", "model.draft=<another draft>")),
+        FIXED_NAME: (f"Draft a fixed number of tokens ({chosen.value})", evaluate),
+        LOGISTIC: (f"Stop by a logistic ({chosen.value})", (*evaluate, "stopping=[fixed_length,logistic]")),
+    }.get(chosen.name, (f"Train a head ({chosen.width} wide)", ("train", f"head.width={chosen.width}")))
+    text = f"{said}{'' if chosen is known[PLAIN] else f': {_times(chosen.speedup)} the speed of'} the target alone"
+    if chosen.name not in (PLAIN, FIXED_NAME):
+        gain = chosen.gain
+        text += f", {gain.value - 1:+.1%} [{gain.low - 1:+.1%}, {gain.high - 1:+.1%}] over the best fixed length"
+    if better.gain.value > 1 + WORTH_DISTILLING and better.speedup.value > chosen.speedup.value:
+        text += f". A draft with {MORE_OVERLAP:.0%} more overlap would bring {_times(better.speedup)} by itself: distil it first"
+        following = ("distill",)
+    return Answer(chosen.name, f"{text}.", command_line(*following))
+
+
+def _times(speedup: Interval) -> str:
+    return f"{speedup.value:.2f}x [{speedup.low:.2f}, {speedup.high:.2f}]"
+
+
+def doubts_of(times: StepTimes, live: LiveCheck, options: Sequence[Option]) -> Iterator[str]:
+    """Yield the reasons why times, and the predictions from them, are not to be trusted; none if they are."""
+    spread = times.costs.spread[TARGET]
+    if spread > LARGEST_SPREAD:
+        what = f"a step of the target took {spread:.2f} times its median on average"
+        yield f"The machine was busy: {what}, normally at most {LARGEST_SPREAD}; {REMEDY}."
+    predicted = next(option.speedup.value for option in options if option.name == FIXED_NAME)
+    if not 1 / LARGEST_ERROR < predicted / live.speedup < LARGEST_ERROR:
+        yield (
+            f"The best fixed length is predicted to be {predicted:.2f} times as fast as the target alone, but K={live.length} "
+            f"was {live.speedup:.2f} times as fast when decoded ({live.what}); {REMEDY}."
+        )

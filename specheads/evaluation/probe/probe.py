@@ -2,7 +2,7 @@
 
 import logging
 import statistics
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -14,7 +14,7 @@ from specheads.decoding.decoder import SpeculativeDecoder
 from specheads.decoding.records import DecodeStats
 from specheads.decoding.rows import checked_window
 from specheads.decoding.step_costs import StepCosts
-from specheads.decoding.step_times import LONGEST, TARGET, StepTimes, step_times
+from specheads.decoding.step_times import LONGEST, StepTimes, step_times
 from specheads.decoding.stopping import FixedLength, HeadThreshold, Logistic, StoppingRule
 from specheads.errors import UserError
 from specheads.evaluation.candidates import TARGET_ALONE, fixed_length
@@ -22,14 +22,14 @@ from specheads.evaluation.decode import CONTEXT
 from specheads.evaluation.information import information
 from specheads.evaluation.intervals import Interval, halves, interval, resample_counts
 from specheads.evaluation.probe import prediction
-from specheads.evaluation.probe.prediction import BETTER, FIXED_NAME, HEAD, LOGISTIC, MORE_OVERLAP, PLAIN, Cut, LiveCheck, Option
+from specheads.evaluation.probe.prediction import HEAD, LOGISTIC, Answer, CommandLine, Cut, LiveCheck, Option
 from specheads.evaluation.probe.served import Server, served_rounds
 from specheads.evaluation.prompt_sets import PromptData
 from specheads.evaluation.replayed_sets import RecordedSet, record_sets, survival
 from specheads.evaluation.report import Information
 from specheads.evaluation.settings import EngineName, Evaluation
 from specheads.evaluation.setup import versions
-from specheads.evaluation.sweep import LARGEST_SPREAD, Sweep
+from specheads.evaluation.sweep import Sweep
 from specheads.forecast import progress
 from specheads.heads.config import HeadConfig
 from specheads.heads.head import AcceptanceHead
@@ -61,55 +61,7 @@ class Probe(Warped):
 
 
 logger = logging.getLogger(__name__)
-LARGEST_ERROR = 1.25  # a prediction may be off by so much from a few decoded prompts
-REMEDY = "probe again on a quiet machine, or with more repeats (repeats=, num_live_prompts=)"
 SURVIVAL = 8  # places in a draft whose acceptance is reported
-
-# Of speed, what a more complicated way to decode must gain over the simpler one. Decoded next to predicted gains of the embedded
-# pairs (docs/measurements/archive.md): rules and heads 2 to 6 % less.
-NOTICEABLE, WORTH_A_RULE, WORTH_TRAINING, WORTH_DISTILLING = 0.01, 0.05, 0.05, 0.05
-
-
-@dataclass(frozen=True)
-class Answer:
-    """The recommended way to decode, a sentence that says so, and the command that comes next."""
-
-    choice: str
-    text: str
-    command: str
-
-
-CommandLine = Callable[..., str]  # it takes a verb and its words
-
-
-def answer_of(options: Sequence[Option], command_line: CommandLine) -> Answer:
-    """Return the answer that options give; `command_line` writes the command that comes next, with the pair."""
-    known = {option.name: option for option in options}
-    chosen, better = known[PLAIN], known[BETTER]
-    ladder = [(known[FIXED_NAME], NOTICEABLE), (known[LOGISTIC], WORTH_A_RULE)]
-    heads = [option for option in options if option.width is not None]
-    ladder += [(max(heads, key=lambda option: option.speedup.value), WORTH_TRAINING)] if heads else []
-    for option, least in ladder:
-        if option.speedup.value > chosen.speedup.value * (1 + least):
-            chosen = option
-    evaluate = ("evaluate", "head=null")
-    said, following = {
-        PLAIN: ("Do not speculate with this draft: nothing is clearly faster than", ("probe", "model.draft=<another draft>")),
-        FIXED_NAME: (f"Draft a fixed number of tokens ({chosen.value})", evaluate),
-        LOGISTIC: (f"Stop by a logistic ({chosen.value})", (*evaluate, "stopping=[fixed_length,logistic]")),
-    }.get(chosen.name, (f"Train a head ({chosen.width} wide)", ("train", f"head.width={chosen.width}")))
-    text = f"{said}{'' if chosen is known[PLAIN] else f': {_times(chosen.speedup)} the speed of'} the target alone"
-    if chosen.name not in (PLAIN, FIXED_NAME):
-        gain = chosen.gain
-        text += f", {gain.value - 1:+.1%} [{gain.low - 1:+.1%}, {gain.high - 1:+.1%}] over the best fixed length"
-    if better.gain.value > 1 + WORTH_DISTILLING and better.speedup.value > chosen.speedup.value:
-        text += f". A draft with {MORE_OVERLAP:.0%} more overlap would bring {_times(better.speedup)} by itself: distil it first"
-        following = ("distill",)
-    return Answer(chosen.name, f"{text}.", command_line(*following))
-
-
-def _times(speedup: Interval) -> str:
-    return f"{speedup.value:.2f}x [{speedup.low:.2f}, {speedup.high:.2f}]"
 
 
 def live_check(pair: Pair, prompts: Sequence[Sequence[int]], costs: StepCosts, length: int, how: Evaluation) -> LiveCheck:
@@ -213,24 +165,10 @@ def probe(
         times=times,
         live=live,
         options=options,
-        answer=answer_of(options, command_line),
-        doubts=[*doubts_of(times, live, options)],
+        answer=prediction.answer_of(options, command_line),
+        doubts=[*prediction.doubts_of(times, live, options)],
         context={"warp": settings.warp.values(), "versions": versions(), **context},
     )
-
-
-def doubts_of(times: StepTimes, live: LiveCheck, options: Sequence[Option]) -> Iterator[str]:
-    """Yield the reasons why times, and the predictions from them, are not to be trusted; none if they are."""
-    spread = times.costs.spread[TARGET]
-    if spread > LARGEST_SPREAD:
-        what = f"a step of the target took {spread:.2f} times its median on average"
-        yield f"The machine was busy: {what}, normally at most {LARGEST_SPREAD}; {REMEDY}."
-    predicted = next(option.speedup.value for option in options if option.name == FIXED_NAME)
-    if not 1 / LARGEST_ERROR < predicted / live.speedup < LARGEST_ERROR:
-        yield (
-            f"The best fixed length is predicted to be {predicted:.2f} times as fast as the target alone, but K={live.length} "
-            f"was {live.speedup:.2f} times as fast when decoded ({live.what}); {REMEDY}."
-        )
 
 
 def _timed_rules(pair: Pair, widths: Sequence[int]) -> dict[str, StoppingRule]:

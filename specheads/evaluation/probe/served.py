@@ -59,10 +59,9 @@ class Trial:
     def times(self, here: StepTimes) -> StepTimes:
         """Return the times of steps for each request; where vLLM has no head, heads add what they add `here`."""
         step, first = self._drafting(False)
-        ways = {length: (length, False) for length in SERVED}
-        rest = {length: self._median("seconds", way) - self._median("drafting", way) for length, way in ways.items()}
+        rest = {n: self._median("seconds", (n, False)) - self._median("drafting", (n, False)) for n in SERVED}
         # A round without drafted tokens has its draft read what is new, too.
-        rest[0] += self._median("drafting", ways[0]) - first
+        rest[0] += self._median("drafting", (0, False)) - first
         alone = self.rounds[ALONE]["seconds"]
         spread = {TARGET: statistics.mean(alone) / statistics.median(alone)}
         costs = step_costs(step, rest, spread, first)

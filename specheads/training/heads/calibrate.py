@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits
 
 from specheads.errors import UserError
-from specheads.evaluation.head_folders import store_dev_prompts, store_in_config
+from specheads.evaluation.head_folders import store_in_config
 from specheads.evaluation.information import information
 from specheads.evaluation.intervals import Groups, halves, interval, resample_counts
 from specheads.evaluation.replayed_sets import record_sets
@@ -20,7 +20,7 @@ from specheads.forecast import Forecast
 from specheads.heads.calibration import FORMS, IndexCalibration, in_rounds
 from specheads.heads.head import AcceptanceHead, load_head
 from specheads.heads.metrics import calibration
-from specheads.heads.train_prompts import text_hash
+from specheads.heads.train_prompts import TrainPrompts, text_hash
 from specheads.prompts.prompt import EncodedPrompt, Prompt, encode_prompts, groups_of
 from specheads.replay.recording import Recorder
 from specheads.replay.replay import head_logits, recorded_head
@@ -65,7 +65,8 @@ def calibrate(
         found[folder.name] = result
         if earlier is not None and not result.used:
             continue
-        store_dev_prompts(folder, head, [prompt.text for prompt, _ in chosen])
+        if (learned := head.train_prompts) is not None:
+            replace(learned, dev=TrainPrompts.of(prompt.text for prompt, _ in chosen).train).write(folder)
         trained = dict(head.config.train) | {"dev_ece": dict(result.ece), "dev_log_loss": dict(result.log_loss)}
         fitted = IndexCalibration.fit(logits, accepted, furthest, *FORMS[result.best]).to_dict() if result.used else None
         recommended = None if result.used else head.config.recommended  # a threshold for other predictions

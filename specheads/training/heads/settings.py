@@ -123,12 +123,7 @@ class HeadTraining(Training):
     def specs(self, pair: Pair | None = None) -> list[HeadSpec]:
         """Return the heads to train for a pair; without one sizes are 1, to check settings before models are loaded."""
         if self.heads not in KINDS:
-            try:
-                return [spec for part in self.kinds() for spec in part.specs(pair)]
-            except UserError as error:
-                if "head.inputs" not in str(error):
-                    raise
-                raise UserError(f"{error} With heads=both inputs must suit both kinds; heads=lookahead trains one.") from None
+            return [spec for part in self.kinds() for spec in part.specs(pair)]
         choices = self._choices()
         if empty := [key for key, values in choices.items() if not values]:
             raise UserError(f"{empty[0]}=[] names no value; give one, or several.")

@@ -55,7 +55,7 @@ def test_a_cut_keeps_the_tokens_that_are_frequent_in_responses(monkeypatch, halv
 
 def test_what_a_cut_would_bring_is_exact_but_for_the_step(monkeypatch, halves):
     pair, warp = tiny_pair(vocab_size=8), Warp(0.8, top_k=3)
-    monkeypatch.setattr(prediction, "CUT_SIZES", (2, 5))
+    monkeypatch.setattr(prediction, "CUT_SIZES", (2, 5, 8))  # the last is no cut
     missing = [missing_tokens(pair, half) for half in halves[::-1]]
     rows = [agreement(pair, half, warp, masks) for half, masks in zip(halves, missing, strict=True)]
     expected = []

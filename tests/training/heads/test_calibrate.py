@@ -1,12 +1,20 @@
 """Which calibration a head gets, and how well one does on prompts that it was not fitted on."""
 
+import logging
+from types import SimpleNamespace
+
 import pytest
 import torch
 from torch.nn.functional import binary_cross_entropy_with_logits
 
+from specheads.errors import UserError
 from specheads.heads.calibration import FORMS, NUM_INDICES, IndexCalibration, in_rounds
+from specheads.heads.head import AcceptanceHead, HeadConfig, load_head, save_head
 from specheads.heads.metrics import calibration
-from specheads.training.heads.calibrate import compared
+from specheads.heads.train_prompts import TrainPrompts, text_hash
+from specheads.prompts.prompt import Prompt
+from specheads.training.heads import calibrate as module
+from specheads.training.heads.calibrate import calibrate, calibration_prompts, compared
 
 NUM_PROMPTS, NUM_TOKENS = 40, 100
 
@@ -78,13 +86,15 @@ def test_opposite_errors_of_the_halves_do_not_cancel():
 
 def test_losses_are_those_of_the_other_halfs_calibration():
     *given, prompt = tokens(true=lambda logits, furthest: logits - 1)
-    even, found, total, count = prompt % 2 == 0, compared(*given, prompt, range(NUM_PROMPTS)), 0.0, 0
+    even, found, total, count, error = prompt % 2 == 0, compared(*given, prompt, range(NUM_PROMPTS)), 0.0, 0, 0.0
     for half in (even, ~even):
         fitted = IndexCalibration.fit(*(part[~half] for part in given), *FORMS[found.best])
         logits, accepted, furthest = (part[half] for part in given)
         token, index = in_rounds(furthest)
         loss = binary_cross_entropy_with_logits(fitted(logits[token], index), accepted[token].double(), reduction="sum")
         total, count = total + loss.item(), count + len(token)
+        error += len(token) * ece(fitted, logits, accepted, furthest)
+    assert found.ece["cross_fitted"] == pytest.approx(error / count)
     assert found.log_loss["cross_fitted"] == pytest.approx(total / count)
     assert count == int((given[2] + 1).clamp_max(NUM_INDICES).sum())
 
@@ -103,3 +113,137 @@ def test_no_prompt_of_a_group_is_on_both_sides(size, monkeypatch):
     compared(prompt.double(), accepted, furthest, prompt, [f"file{number // size}.py" for number in range(NUM_PROMPTS)])
     for first, other in zip(sides[::2], sides[1::2], strict=True):
         assert not first & other and len(first) == len(other) == NUM_PROMPTS // size // 2
+
+
+def test_prompts_of_a_group_are_one_observation():
+    """Of ten alike prompts each, groups accept 90 or 40 % of tokens: what most gain, as many would lose in another sample."""
+    group = torch.arange(80) // 10
+    prompt = torch.arange(80).repeat_interleave(100)
+    rate = torch.tensor([90, 90, 40, 40, 90, 90, 40, 40])[group[prompt]]
+    given = torch.zeros(8000, dtype=torch.float64), torch.arange(8000) % 100 < rate, torch.zeros(8000, dtype=torch.long), prompt
+    assert compared(*given, range(80)).used
+    by_group = compared(*given, group.tolist())
+    assert not by_group.used and by_group.best == "Platt" and by_group.ece["cross_fitted"] < by_group.ece["raw"]
+
+
+def test_a_calibration_is_replaced_only_if_both_figures_beat_its_own():
+    """Not those of the head as it is, which is worse than either."""
+    given = tokens(true=lambda logits, furthest: 0.4 * logits - 2)
+    near = compared(*given, range(NUM_PROMPTS), {"slope": [0.4], "intercept": [-1.9]})
+    assert near.ece["cross_fitted"] < near.ece["before"] and not near.used  # no clearly lower loss
+    logits, *others = opposite_errors()
+    shrunk = compared(logits / 4, *others, range(NUM_PROMPTS), {"slope": [4.0], "intercept": [0.0]})
+    assert shrunk.log_loss["cross_fitted"] < shrunk.log_loss["before"] and not shrunk.used
+    assert shrunk.ece["before"] < shrunk.ece["cross_fitted"] < shrunk.ece["raw"]
+
+
+def opposite_errors():
+    """Halves of the prompts err by 0.12 in opposite directions, while the slope of both is wrong: that is worth more nats."""
+    generator = torch.Generator().manual_seed(0)
+    prompt = torch.arange(NUM_PROMPTS).repeat_interleave(NUM_TOKENS)
+    sign = torch.where(torch.arange(len(prompt)) % 2 == 0, 1.0, -1.0).double()
+    shift = torch.where(prompt % 2 == 0, 0.12, -0.12)
+    accepted = torch.rand(len(prompt), generator=generator) < 0.5 + 0.35 * sign + shift
+    return 1.2 * sign, accepted, torch.full_like(prompt, NUM_INDICES - 1), prompt
+
+
+def test_a_lower_loss_with_a_larger_error_is_not_used():
+    found = compared(*opposite_errors(), range(NUM_PROMPTS))
+    assert found.log_loss["cross_fitted"] < found.log_loss["raw"] and found.ece["cross_fitted"] > found.ece["raw"]
+    assert not found.used
+
+
+# --- heads in their folders
+
+
+def new_head(folder, learned=(), **config):
+    head = AcceptanceHead(HeadConfig(4, 0, **config)).requires_grad_(False).eval()
+    torch.nn.init.normal_(head.readout.weight)
+    head.train_prompts = TrainPrompts.of(learned)
+    return save_head(head, folder)
+
+
+@pytest.fixture
+def recorded(monkeypatch):
+    """What `calibrate` makes of heads in folders with given tokens (of 40 prompts) in place of recorded ones, and its calls."""
+    calls = []
+    recording = SimpleNamespace(prompt_of=lambda node: node // NUM_TOKENS)
+
+    def record_sets(recorder, sets, heads, ground_truth):
+        calls.append(("record", recorder, sets, [head.config.width for head in heads], ground_truth))
+        return {"dev": recording}
+
+    def run(given, *folders):
+        *tokens_of, _ = given
+
+        def head_logits(found, head):
+            assert found is recording and head[0] == "recorded"
+            return *tokens_of, torch.arange(len(tokens_of[0]))
+
+        monkeypatch.setattr(module, "record_sets", record_sets)
+        monkeypatch.setattr(module, "recorded_head", lambda head: ("recorded", head))
+        monkeypatch.setattr(module, "head_logits", head_logits)
+        monkeypatch.setattr(module, "information", lambda *args: calls.append(args) or "known")
+        monkeypatch.setattr(module, "encode_prompts", lambda pair, prompts, limits: [(each, [pair, limits]) for each in prompts])
+        prompts = [Prompt(f"{n}", "dev", f"text {n}", group=f"file {n // 2}") for n in range(NUM_PROMPTS + 5)]
+        recorder = SimpleNamespace(pair="pair", limits="limits")
+        return calibrate(NUM_PROMPTS, recorder, prompts, folders), recording, calls
+
+    return run
+
+
+def groups():
+    return [f"file {number // 2}" for number in range(NUM_PROMPTS)]
+
+
+def test_a_head_gets_the_best_form_fitted_on_all_prompts_and_loses_its_threshold(recorded, tmp_path, caplog):
+    caplog.set_level(logging.INFO)
+    folder = new_head(tmp_path / "mine", ["learned"], recommended={"threshold": 0.4}, train={"num_prompts": 7})
+    given = tokens(true=lambda logits, furthest: 0.4 * logits)
+    (found, known), recording, calls = recorded(given, folder)
+    expected, head = compared(*given, groups()), load_head(folder)
+    assert found == {"mine": expected} and expected.used and known == "known"
+    assert head.config.calibration == IndexCalibration.fit(*given[:3], *FORMS[expected.best]).to_dict()
+    assert head.config.recommended is None
+    assert head.config.train == {"num_prompts": 7, "dev_ece": expected.ece, "dev_log_loss": expected.log_loss}
+    assert head.train_prompts.dev.tolist() == sorted(text_hash(f"text {number}") for number in range(NUM_PROMPTS))
+    (_, recorder, sets, heads, ground_truth), (recordings, named, of) = calls
+    assert recorder.pair == "pair" and len(heads) == 1 and ground_truth and recordings == [recording]
+    assert [(prompt.text, ids) for prompt, ids in sets["dev"]][:1] == [("text 0", ["pair", "limits"])]
+    assert list(named) == ["mine"] and list(of) == groups() and [*sets] == ["dev"] and len(sets["dev"]) == NUM_PROMPTS
+    assert "calibrating mine on 40 dev prompts" in caplog.messages
+
+
+def test_what_was_not_better_is_noted_and_an_earlier_calibration_stays(recorded, tmp_path, caplog):
+    caplog.set_level(logging.INFO)
+    given, earlier = tokens(true=lambda logits, furthest: logits), {"slope": [1.0], "intercept": [0.0]}
+    recommended = {"threshold": 0.4}
+    plain = new_head(tmp_path / "plain", recommended=recommended)
+    before = new_head(tmp_path / "before", recommended=recommended, calibration=earlier)
+    content = {path: path.read_bytes() for path in before.iterdir() if path.is_file()}
+    (found, _), _, calls = recorded(given, before, plain)
+    assert not found["plain"].used and not found["before"].used and [*found["before"].ece] == ["raw", "before", "cross_fitted"]
+    assert content == {path: path.read_bytes() for path in before.iterdir() if path.is_file()}
+    config = load_head(plain).config
+    assert config.calibration is None and config.recommended == recommended and config.train["dev_ece"] == found["plain"].ece
+    assert load_head(plain).train_prompts.dev.tolist() != [] and [*calls[1][1]] == ["before", "plain"]
+    assert "calibrating 2 heads on 40 dev prompts" in caplog.messages
+
+
+def test_heads_are_calibrated_on_dev_prompts_that_none_has_learned(monkeypatch):
+    heads = [
+        SimpleNamespace(train_prompts=learned) for learned in (TrainPrompts.of(["A  b"]), None, TrainPrompts.of(["e"], ["c"]))
+    ]
+    texts = [("train", "a"), ("dev", "a b"), ("dev", "c"), ("test", "g"), ("dev", "d"), ("dev", "e"), ("dev", "f")]
+    prompts = [Prompt(f"{number}", split, text) for number, (split, text) in enumerate(texts)]
+    recorder = SimpleNamespace(pair=None, limits=None)
+    # One is too long: what is left out does not count.
+    monkeypatch.setattr(module, "encode_prompts", lambda pair, given, limits: [(p, [1]) for p in given if p.text != "c"])
+    for count, expected in ((1, ["d"]), (2, ["d", "f"]), (9, ["d", "f"])):
+        assert [prompt.text for prompt, _ in calibration_prompts(count, recorder, prompts, heads)] == expected
+    with pytest.raises(UserError) as error:
+        calibration_prompts(9, recorder, [prompts[0], prompts[1], prompts[5]], heads)
+    assert str(error.value) == (
+        "calibration needs dev prompts that heads did not learn from, but there are none among 2; set data.num_dev, or give "
+        "another data set; specheads train leaves heads uncalibrated with calibration=null."
+    )
