@@ -142,6 +142,6 @@ class FewPrompts:
 
 def release_runs():
     """Release the locks of run folders, as the end of a process does."""
-    for stream in runs._locks.values():
-        stream.close()
+    for lock in runs._locks.values():
+        lock.release()
     runs._locks.clear()

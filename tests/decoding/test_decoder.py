@@ -228,7 +228,7 @@ def test_threads_that_share_a_decoder_get_the_right_text_or_a_sentence():
     with ThreadPoolExecutor(4) as pool:
         found = list(pool.map(made, prompts))
     assert all(each == right or "decoding already" in each for each, right in zip(found, expected, strict=True))
-    assert expected[0] in found
+    assert any(each == right for each, right in zip(found, expected, strict=True))
 
 
 def test_a_stream_refuses_a_bad_prompt_at_once():

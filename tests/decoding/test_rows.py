@@ -284,8 +284,9 @@ def test_rows_stay_in_the_order_of_memory(monkeypatch):
 
 
 @pytest.fixture
-def unfrozen():
+def unfrozen(monkeypatch):
     """Python's collector as it is in a process that has frozen nothing."""
+    monkeypatch.setattr(rows_module, "_frozen_by", None)
     gc.unfreeze()
     yield
     gc.freeze()

@@ -130,10 +130,14 @@ draft_rules = st.one_of(
 )
 
 
+def online_head(head, threshold, prior, **bounds):
+    return stopping.OnlineHead(head, threshold, prior=prior, **bounds)
+
+
 def head_rules(heads):
     return st.one_of(
         with_bounds(stopping.HeadThreshold, heads, probabilities()),
-        with_bounds(stopping.OnlineHead, heads, probabilities(), positive),
+        with_bounds(online_head, heads, probabilities(), positive),
     )
 
 
@@ -158,12 +162,7 @@ METHODS = {
     "multi": chains_of(),
     "batch": chains_of(merge=st.just(False)),
     "tree": st.builds(papers.Tree, **sizes),
-    "graph": st.builds(
-        papers.Graph,
-        st.integers(1, 3),
-        st.integers(20, 40),
-        **sizes,
-    ),
+    "graph": st.builds(papers.Graph, tau=st.integers(1, 3), max_verified=st.integers(20, 40), **sizes),
 }
 
 

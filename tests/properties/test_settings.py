@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from properties.strategies import tries, warps
 from pydantic import PlainValidator, Strict
+from pydantic.fields import FieldInfo
 
 import specheads
 from specheads import settings as module
@@ -93,7 +94,8 @@ def domain_of(annotation: Any, constraints: tuple[Any, ...] = ()) -> Domain | No
     """Return the values of a type, or None for those of other objects, and where more than the type decides."""
     if get_origin(annotation) is Annotated:
         inner, *more = get_args(annotation)
-        return domain_of(inner, (*more, *constraints))
+        inside = [part for each in more for part in (each.metadata if isinstance(each, FieldInfo) else [each])]
+        return domain_of(inner, (*inside, *constraints))
     if constraints and (check := getattr(constraints[-1], "func", None)) in BY_LAST_CHECK:
         return BY_LAST_CHECK[check]
     if len(constraints) > 1:

@@ -71,7 +71,7 @@ def test_lengths_stay_within_bounds_and_states_finite(rule, played):
     check_finite(state)
     for features, limits, most_accepted in played:
         state = rule.start_round(state)
-        planned = state.num_tokens if isinstance(rule, FixedLength) else None
+        planned = state.max_tokens if isinstance(rule, FixedLength) else None
         state, lengths = play_round(rule, state, features, limits, most_accepted)
         check_finite(state)
         assert (lengths <= rule.max_tokens).all() and (lengths <= limits).all() and ((lengths > 0) | (limits == 0)).all()
