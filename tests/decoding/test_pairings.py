@@ -161,6 +161,8 @@ STOPS = {
 def sampled_cases():
     """Every pairing with every stopping rule; most in a full run."""
     for pairing, stop in itertools.product(LOSSLESS, STOPS):
+        if pairing[0] == "known_text" and stop != "fixed_length":
+            continue  # no draft model runs whose probabilities a rule could read
         chosen = pairing in SAMPLED and stop == "fixed_length"
         yield pytest.param(*pairing, stop, id="-".join([*pairing, stop]), marks=[] if chosen else pytest.mark.full)
 
