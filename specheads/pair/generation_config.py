@@ -23,7 +23,7 @@ NAMES = tuple(each.name for each in fields(Warp))
 class TargetWarp(Warp):
     """A warp whose values but the `given` ones are a target's; `of` takes them from it, until then they are the usual ones."""
 
-    top_k: Count = argument(50, "number of most likely tokens to keep; 50 is transformers' where nothing is said; 0: all")
+    top_k: Count = argument(50, "the number of most likely tokens to keep; 50 is transformers' default; 0: all")
     given: tuple[str, ...] = ()
 
     def of(self, pair: "Pair") -> Warp:

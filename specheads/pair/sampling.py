@@ -92,10 +92,10 @@ def tokens_at(probs: Tensor, uniforms: Tensor) -> Tensor:
 class Warp:
     """Temperature, then top-k, then top-p, then min-p (Nguyen et al. 2024), as transformers' logits warpers apply them."""
 
-    temperature: _Temperature = argument(1.0, "number that divides the logits; 0: greedy, whatever the others are")
-    top_k: Count = argument(0, "number of most likely tokens to keep, for example 50; 0: all")
-    top_p: _TopP = argument(1.0, "probability that the most likely tokens to keep must reach together; 1: all")
-    min_p: Probability = argument(0.0, "share of the largest probability that tokens to keep must reach, such as 0.05; 0: all")
+    temperature: _Temperature = argument(1.0, "the number that divides the logits; 0: greedy, whatever the others are")
+    top_k: Count = argument(0, "the number of most likely tokens to keep, for example 50; 0: all")
+    top_p: _TopP = argument(1.0, "the probability that the most likely tokens to keep must reach together; 1: all")
+    min_p: Probability = argument(0.0, "the share of the largest probability that tokens to keep must reach; 0: all")
 
     def __post_init__(self) -> None:
         check_arguments(self)

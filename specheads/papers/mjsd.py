@@ -63,7 +63,7 @@ class Beam(TreeDrafting):
     """
 
     kind = BEAM
-    num_beams: PositiveCount = argument(8, "B: the B most likely continuations of all beams are the next beams")
+    num_beams: PositiveCount = argument(8, "B, the number of beams: the B most likely continuations of all are the next ones")
 
     def most_read(self, max_tokens: int) -> int:
         return self.num_beams * max_tokens

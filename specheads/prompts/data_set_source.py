@@ -27,9 +27,9 @@ class DatasetSource:
     path: Text = argument(
         ..., "a hub data set, a folder of save_to_disk, or a JSON, JSONL, CSV, Parquet or text file, here or at an https address"
     )
-    name: Text | None = argument(..., "configuration of a hub data set; null: its default")
-    split: Text = argument(..., "split that the prompts come from; slices work, of local files too: train[:500]")
-    test_split: Text | None = argument(..., "split of the test prompts; null: they follow the dev prompts, as in a local file")
+    name: Text | None = argument(..., "the configuration of a hub data set; null: its default")
+    split: Text = argument(..., "the split that the prompts come from; slices work, of local files too: train[:500]")
+    test_split: Text | None = argument(..., "the split of the test prompts; null: they follow the dev prompts, as in local files")
     template: str | Sequence[str] = argument(
         ...,
         "text over the data set's fields, such as {question}, {translation[de]} or {turns[0]}, or a list of texts: the first "
@@ -37,20 +37,20 @@ class DatasetSource:
         Any,
     )
     completion_template: str | Sequence[str] | None = argument(
-        ..., "template for a pair that continues a text and takes no instructions; null: template", Any
+        ..., "the template for a pair that continues a text and takes no instructions; null: template", Any
     )
-    num_train: Count = argument(..., "train prompts; with fewer rows than asked for, splits shrink in proportion")
-    num_dev: Count = argument(..., "dev prompts: those after the train prompts")
-    num_test: Count = argument(..., "test prompts: those after the dev prompts, or the first of test_split")
+    num_train: Count = argument(..., "the number of train prompts; with fewer rows than asked for, splits shrink in proportion")
+    num_dev: Count = argument(..., "the number of dev prompts, which follow the train prompts")
+    num_test: Count = argument(..., "the number of test prompts, which follow the dev prompts or are the first of test_split")
     response_template: str | Sequence[str] | None = argument(
-        None, "template of the data set's own responses, for specheads distill samples=text; null: it has none", Any
+        None, "the template of the data set's own responses, for specheads distill samples=text; null: it has none", Any
     )
     num_final: Count = argument(
-        0, "final prompts: those after the test prompts, for evaluations with split=final; read once, to publish a figure"
+        0, "the number of final prompts, which follow the test prompts; split=final reads them once, to publish a figure"
     )
-    revision: Text | None = argument(None, "commit, tag or branch of a hub data set; null: the newest")
+    revision: Text | None = argument(None, "a commit, tag or branch of a hub data set; null: the newest")
     shuffled: Flag = argument(
-        False, "take the rows of a split in an order that looks random but is fixed, where they are sorted by task; reads all"
+        False, "whether rows are taken in an order that looks random but is fixed, where they are sorted by task; reads all"
     )
     turns: Literal["last", "all"] = argument(
         "last", "which responses of a conversation are generated: last, or all, each with the data set's own history before it"

@@ -46,13 +46,13 @@ class NanoSource:
     alone, so parts are nearly the same under every Python version.
     """
 
-    num_train: Count = argument(..., "train prompts, from dev files; fewer where there are not as many")
-    num_dev: Count = argument(..., "dev prompts, from other dev files")
-    num_test: Count = argument(..., "test prompts, from test files, at most 300: the final split follows them")
-    num_final: Count | None = argument(None, "prompts of specheads evaluate split=final; null: all of the parts of final_part")
+    num_train: Count = argument(..., "the number of train prompts, from dev files; fewer where there are not as many")
+    num_dev: Count = argument(..., "the number of dev prompts, from other dev files")
+    num_test: Count = argument(..., "the number of test prompts, from test files, at most 300: the final split follows them")
+    num_final: Count | None = argument(None, "the number of final prompts; null: all of the parts that final_part names")
     final_part: int | Sequence[int] | None = argument(
         None,
-        "part of the final split, 0 to 9, or a list of parts; null: none. A part is read once, when a figure is published; "
+        "a part of the final split, 0 to 9, or a list of parts; null: none. A part is read once, when a figure is published; "
         "benchmarks/final_parts.json lists the parts that were read",
         Any,
     )

@@ -416,7 +416,7 @@ def test_datasets_prints_nothing_and_keeps_its_log_levels(monkeypatch):
         ({"split": "train[5]"}, "must be the name of a split"),
         ({"split": "train[a:b]"}, "must be the name of a split"),
         ({"split": "train[:200%]"}, "must be the name of a split"),
-        ({"split": None}, r"data\.split=None must be text; it is split that the prompts come from"),
+        ({"split": None}, r"data\.split=None must be text; it is the split that the prompts come from"),
         ({"test_split": "test["}, r"data\.test_split='test\[' must be the name of a split"),
         ({"path": None}, r"data\.path=None must be text; it is a hub data set, a folder"),
         ({"path": ""}, r"data\.path='' must be a path"),

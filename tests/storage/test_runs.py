@@ -11,6 +11,7 @@ from omegaconf import OmegaConf
 from specheads.commands.command import NoteRunKey, _run_key, may_resume
 from specheads.errors import UserError
 from specheads.storage import runs
+from specheads.storage.files import lock
 
 
 def config(task=(), **changes):
@@ -180,3 +181,25 @@ def test_a_run_that_is_alive_is_not_resumed_and_its_folder_is_refused(tmp_path, 
     process.wait()
     runs.begin(folder, "this")
     assert runs.is_resumed(folder)
+
+
+FORKING = """
+import os, sys
+from pathlib import Path
+from specheads.storage.files import lock
+held = lock(Path(sys.argv[1]))
+if not (child := os.fork()):
+    sys.exit()  # everything is torn down, as where a worker ends
+os.waitpid(child, 0)
+print("held", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_a_fork_that_ends_does_not_release_the_lock_of_its_parent(tmp_path):
+    command = [sys.executable, "-c", FORKING, str(tmp_path / runs.LOCK)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout.readline() == "held\n"
+        assert lock(tmp_path / runs.LOCK) is None
+        process.communicate()
+    assert lock(tmp_path / runs.LOCK) is not None
