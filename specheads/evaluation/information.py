@@ -76,7 +76,11 @@ def information(
         most, least, loss = (nats[known] for nats in _nats(truth, logits, prompt, resamples))
         shares[name] = (most - loss) / (most - least).clip(_MARGIN)
     explained = {name: interval(share) for name, share in shares.items()}
-    over_logistic = {name: interval(share - shares[LOGISTIC]) for name, share in shares.items() if name != LOGISTIC}
+    over_logistic = {
+        name: interval(share - shares[LOGISTIC], len(heads) if name in heads else 1)  # the best head is what people look at
+        for name, share in shares.items()
+        if name != LOGISTIC
+    }
     nats = [interval(each[known]) for each in (entropy, noise, entropy - noise)]
     return Information(count, nats[0], nats[1], nats[2], explained, over_logistic)
 

@@ -152,7 +152,7 @@ class Information:
     noise: Interval  # the entropy of each token's own acceptance probability, nats
     knowable: Interval  # nats
     explained: Mapping[str, Interval]  # by predictor, as a share of what is knowable
-    over_logistic: Mapping[str, Interval]  # by predictor, that share less the free logistic's
+    over_logistic: Mapping[str, Interval]  # by predictor, that share less the free logistic's; wider for several heads
 
 
 @dataclass(frozen=True)

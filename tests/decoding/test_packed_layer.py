@@ -95,13 +95,21 @@ def test_a_step_has_the_logits_keys_and_values_of_transformers(name, start, thre
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("name", FAMILIES)
 def test_a_step_in_narrow_types_is_as_exact_as_transformers(name, dtype):
-    narrow = lm_of(name, dtype)
-    wide = LanguageModel(tiny_model(FAMILIES[name], seed=4))
-    wide.model.load_state_dict({key: value.double() for key, value in narrow.model.state_dict().items()})
-    tokens = random_tokens(20)
-    exact = parts(Step(wide, 0)(tokens, packed=False))[0]
-    errors = [(parts(Step(narrow, 0)(tokens, packed))[0].double() - exact).square().mean().sqrt() for packed in (True, False)]
-    assert errors[0] < 1.1 * errors[1]
+    squares = torch.zeros(2, dtype=torch.float64)
+    for start in STARTS[1:]:  # at the first position both compute the same maps
+        step = Step(lm_of(name, dtype), start)
+        wide = LanguageModel(tiny_model(FAMILIES[name], seed=4))
+        wide.model.load_state_dict({key: value.double() for key, value in step.lm.model.state_dict().items()})
+        wide_step = Step(wide, start)
+        for layers in zip(wide_step.engine._memory, step.engine._memory, strict=True):  # both read the same text before
+            for exact, narrow in zip(*layers, strict=True):
+                exact.copy_(narrow)
+        for seed in range(8):
+            tokens = random_tokens(20, seed)
+            exact = parts(wide_step(tokens, packed=False))[0]
+            for way, packs in enumerate((True, False)):
+                squares[way] += (parts(step(tokens, packs))[0].double() - exact).square().mean()
+    assert squares[0] < 1.25**2 * squares[1]  # of one text the error differs by up to 1.8 times, of these sixteen by up to 1.12
 
 
 @torch.no_grad()

@@ -94,6 +94,15 @@ def test_what_a_predictor_explains_over_the_logistic_is_the_difference_of_both(r
     assert found.over_logistic["blind"].value == pytest.approx(-1, abs=5e-3) and found.over_logistic["blind"].high < -0.99
 
 
+def test_of_several_heads_each_is_compared_with_the_logistic_by_a_wider_interval(recording):
+    heads = {name: RecordedHead(name, "next_token") for name in ("knows", "blind")}
+    one, two = (information([recording], which, range(PROMPTS)) for which in ({"knows": heads["knows"]}, heads))
+    assert one.explained["knows"] == two.explained["knows"]
+    assert one.over_logistic["knows"].value == two.over_logistic["knows"].value
+    assert two.over_logistic["knows"].low < one.over_logistic["knows"].low
+    assert two.over_logistic["knows"].high > one.over_logistic["knows"].high
+
+
 def test_resamples_in_which_nothing_can_be_known_are_left_out():
     """One prompt alone differs from the others, and the first resample lacks it."""
     made, prompts = random_recording(num_prompts=12, num_samples=1, seed=3), range(12)
