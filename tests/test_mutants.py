@@ -68,3 +68,9 @@ def test_reasons_are_given_once_for_modules_that_are_mutated():
         assert (ROOT / path).is_file() and any(fnmatch(path, pattern) for pattern in chosen) and group["why"]
     lines = [(group["module"], line) for group in groups for line in group["lines"]]
     assert len({*lines}) == len(lines)
+
+
+def test_what_is_mutated_and_its_tests_exist():
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["mutmut"]
+    for key in ("only_mutate", "pytest_add_cli_args_test_selection", "also_copy"):
+        assert settings[key] and all(any(ROOT.glob(each)) for each in settings[key])
