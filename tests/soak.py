@@ -91,7 +91,7 @@ def turns_of(pair: Pair, given: argparse.Namespace, folder: Path) -> list[Callab
         return [decoder.generate(prompt, 32, seed=number) for prompt in prompts[: given.size]]
 
     def batched(number: int) -> object:
-        return decoder.generate_batch(prompts, BATCH, 32, seeds=[number] * len(prompts))
+        return decoder.generate_batch(prompts, max_batch=BATCH, max_new_tokens=32, seeds=[number] * len(prompts))
 
     def data(number: int) -> object:
         made = DataGeneration(max_new_tokens=16, rows_per_shard=16, samples_per_position=2, seed=number)
@@ -126,7 +126,7 @@ def single_tokens(decoder: SpeculativeDecoder, prompts: Sequence[Sequence[int]],
 
 def batched_tokens(decoder: SpeculativeDecoder, prompts: Sequence[Sequence[int]], seeds: Sequence[int]) -> Tokens:
     """Return the tokens of prompts that are decoded together."""
-    done = decoder.generate_batch(prompts, BATCH, SHORT, seeds)
+    done = decoder.generate_batch(prompts, max_batch=BATCH, max_new_tokens=SHORT, seeds=seeds)
     return [done[number].tokens.tolist() for number in range(len(prompts))]
 
 

@@ -15,6 +15,7 @@ from specheads.pair.config import config_folder
 from specheads.prompts.sources import prompt_source
 from specheads.settings import fields_of
 from specheads.training.heads.settings import HeadTraining
+from tests.kills import TRIALS
 
 ROOT = Path(__file__).parents[1]
 SHOWN_IN = [ROOT / "README.md", *(ROOT / "docs").glob("*.md"), *config_folder().rglob("*.yaml"), *ROOT.glob("*.py")]
@@ -35,6 +36,12 @@ def shown_commands():
 
 def composed(name, overrides=()):
     return command_config(name, overrides)
+
+
+@pytest.mark.parametrize("trial", TRIALS.values(), ids=TRIALS)
+def test_commands_that_are_killed_have_keys_that_exist(trial):
+    verb, *overrides = trial.words
+    assert composed({"data": "data_gen"}.get(verb, verb), overrides).model.name == "nano"
 
 
 def test_commands_are_shown():

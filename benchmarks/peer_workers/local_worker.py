@@ -53,7 +53,7 @@ def _specheads(setup: Mapping[str, Any], pair: Pair) -> Generate:
         decoder = decoder_of(**options)
         start = time.perf_counter()
         if at_once > 1:
-            made = decoder.generate_batch(prompts, at_once, length, seeds, stop_tokens=())
+            made = decoder.generate_batch(prompts, max_batch=at_once, max_new_tokens=length, seeds=seeds, stop_tokens=())
             seconds = time.perf_counter() - start
             return {"responses": [each.tokens.tolist() for each in made], "seconds": seconds}
         out = decoder.generate(prompts[0], length, seed=seeds[0], stop_tokens=())

@@ -118,19 +118,20 @@ class Decoder:
 
     @overload
     def generate_batch(
-        self, prompts: Iterable[Prompt], max_batch: int = ..., max_new_tokens: int = ..., seeds: int | Sequence[int] = ...,
+        self, prompts: Iterable[Prompt], *, max_batch: int = ..., max_new_tokens: int = ..., seeds: int | Sequence[int] = ...,
         stop_tokens: StopTokens = ..., as_completed: Literal[False] = ...,
     ) -> list[Generation]: ...  # fmt: skip
 
     @overload
     def generate_batch(
-        self, prompts: Iterable[Prompt], max_batch: int = ..., max_new_tokens: int = ..., seeds: int | Sequence[int] = ...,
-        stop_tokens: StopTokens = ..., *, as_completed: Literal[True],
+        self, prompts: Iterable[Prompt], *, max_batch: int = ..., max_new_tokens: int = ..., seeds: int | Sequence[int] = ...,
+        stop_tokens: StopTokens = ..., as_completed: Literal[True],
     ) -> Iterator[tuple[int, Generation]]: ...  # fmt: skip
 
     def generate_batch(
         self,
         prompts: Iterable[Prompt],
+        *,
         max_batch: int = 8,
         max_new_tokens: int = 256,
         seeds: int | Sequence[int] = 0,

@@ -139,7 +139,9 @@ def _decoded(
     seeds = [response_seed(sweep.settings.seed, number, repeat) for number in range(len(requests))]
     made: dict[int, Generation] = {}
     start = time.perf_counter()
-    for number, generation in decoder.generate_batch(requests, size, sweep.settings.max_new_tokens, seeds, as_completed=True):
+    for number, generation in decoder.generate_batch(
+        requests, max_batch=size, max_new_tokens=sweep.settings.max_new_tokens, seeds=seeds, as_completed=True
+    ):
         made[number] = generation
         on_generation(1)
     seconds, ordered = time.perf_counter() - start, [made[number] for number in range(len(requests))]

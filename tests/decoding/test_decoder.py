@@ -95,7 +95,9 @@ def test_stop_tokens_come_in_any_form(form):
     free = decoder.generate([1, 2, 3], 30, stop_tokens=()).tokens.tolist()
     expected = free[: free.index(free[12]) + 1]
     assert decoder.generate([1, 2, 3], 30, stop_tokens=form(free[12])).tokens.tolist() == expected
-    batch = decoder.generate_batch([[1, 2, 3]] * 3, 2, 30, stop_tokens=form(free[12]))  # read once, for all prompts
+    batch = decoder.generate_batch(
+        [[1, 2, 3]] * 3, max_batch=2, max_new_tokens=30, stop_tokens=form(free[12])
+    )  # read once, for all prompts
     assert [generation.tokens.tolist() for generation in batch] == [expected] * 3
 
 
@@ -363,7 +365,7 @@ def test_sampled_output_follows_the_targets_distribution(rule, warp):
     distribution = exact_distribution(pair, [0, 1], 3, warp)
     decoder = SpeculativeDecoder(pair, stopping=rule, warp=warp)
     counts, accepted = torch.zeros(27), 0
-    for out in decoder.generate_batch([[0, 1]] * NUM_SAMPLES, 100, 3, range(NUM_SAMPLES)):
+    for out in decoder.generate_batch([[0, 1]] * NUM_SAMPLES, max_batch=100, max_new_tokens=3, seeds=range(NUM_SAMPLES)):
         counts[(out.tokens * torch.tensor([9, 3, 1])).sum()] += 1
         accepted += out.stats.num_accepted
     assert 0.2 < accepted / (2 * NUM_SAMPLES) < 0.95  # neither trivial nor hopeless
@@ -384,7 +386,7 @@ def test_blocks_follow_the_targets_distribution(rule, engine):
     pair = tiny_pair(vocab_size=2, scale=1.5)
     distribution, counts = exact_distribution(pair, [0, 1], 4, Warp()), torch.zeros(16)
     decoder = SpeculativeDecoder(pair, stopping=stopping.FixedLength(3), verification=rule, warp=Warp(), engine=engine)
-    for out in decoder.generate_batch([[0, 1]] * NUM_SAMPLES, 100, 4, range(NUM_SAMPLES)):
+    for out in decoder.generate_batch([[0, 1]] * NUM_SAMPLES, max_batch=100, max_new_tokens=4, seeds=range(NUM_SAMPLES)):
         counts[(out.tokens * torch.tensor([8, 4, 2, 1])).sum()] += 1
     # false alarm with probability 1e-6
     assert chi_square_p_value(counts, distribution) > 1e-6
@@ -477,7 +479,7 @@ def test_a_draft_of_a_smaller_window_cuts_nothing_short(caplog, max_batch):
     prompts = [[1, 2, 3], list(range(7)) * 4, [5] * 23, [5] * 24, [6] * 25]
     decoder = SpeculativeDecoder(pair, warp=GREEDY, engine="eager")
     assert "reads 24 positions, the target 64: the target goes on alone" in caplog.text
-    found = decoder.generate_batch(prompts, max_batch, 60)
+    found = decoder.generate_batch(prompts, max_batch=max_batch, max_new_tokens=60)
     for number, prompt in enumerate(prompts):
         expected = generate_baseline(pair, prompt, 60, warp=GREEDY, engine="eager")
         assert found[number].tokens.tolist() == expected.tokens.tolist()

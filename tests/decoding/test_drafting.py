@@ -48,7 +48,7 @@ def test_rows_draft_what_a_single_row_drafts(warp, rule):
     decoder = SpeculativeDecoder(tiny_pair(5), Autoregressive(), rule, warp=warp, engine="eager")
     prompts, seeds = [[0, 1, 2], [3], [2, 2, 1, 0]], [5, 6, 7]
     alone = [decoder.generate(prompt, 40, seed, stop_tokens=[4]) for prompt, seed in zip(prompts, seeds, strict=True)]
-    rows = decoder.generate_batch(prompts, 3, 40, seeds, stop_tokens=[4])
+    rows = decoder.generate_batch(prompts, max_batch=3, max_new_tokens=40, seeds=seeds, stop_tokens=[4])
     for number, one in enumerate(alone):
         assert rows[number].tokens.tolist() == one.tokens.tolist()
         for a, b in zip(one.rounds, rows[number].rounds, strict=True):

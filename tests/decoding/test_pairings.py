@@ -184,7 +184,7 @@ def test_sampled_output_follows_the_targets_distribution(way, rule, stop):
     decoder = SpeculativeDecoder(pair, DRAFTINGS[way], STOPS[stop](head), RULES[rule](), warp, "eager")
     if way in ("chain", "layer_skip"):
         prompts, seeds = [[0, 1], [2, 3, 1, 0, 2]] * number, [seed for each in range(number) for seed in (each, 0)]
-        outs = decoder.generate_batch(prompts, 2, 3, seeds, stop_tokens=[])[::2]
+        outs = decoder.generate_batch(prompts, max_batch=2, max_new_tokens=3, seeds=seeds, stop_tokens=[])[::2]
     else:
         outs = [decoder.generate([0, 1], 3, seed=seed, stop_tokens=[]) for seed in range(number)]
     counts, accepted = torch.zeros(len(paths), dtype=torch.float64), 0

@@ -41,7 +41,11 @@ RULES = [
 def batched(decoder, prompts, max_batch, max_new_tokens, seeds=None, **kwargs):
     """Return the generations in the order of the prompts, which end in another; default: seed 0 for all."""
     seeds = [0] * len(prompts) if seeds is None else seeds
-    done = dict(decoder.generate_batch(prompts, max_batch, max_new_tokens, seeds, as_completed=True, **kwargs))
+    done = dict(
+        decoder.generate_batch(
+            prompts, max_batch=max_batch, max_new_tokens=max_new_tokens, seeds=seeds, as_completed=True, **kwargs
+        )
+    )
     assert sorted(done) == list(range(len(prompts)))
     return [done[number] for number in range(len(prompts))]
 
@@ -163,7 +167,7 @@ def test_generations_are_yielded_as_they_end_and_prompts_are_read_as_there_is_ro
             taken.append(number)
             yield prompt
 
-    first = next(decoder.generate_batch(prompts(), 2, 10, as_completed=True))
+    first = next(decoder.generate_batch(prompts(), max_batch=2, max_new_tokens=10, as_completed=True))
     assert first[1].stats.num_tokens == 10 and len(taken) == 2
 
 
@@ -230,14 +234,16 @@ def test_a_nan_in_one_row_leaves_the_others_untouched_and_names_the_row():
     unused = next(token for token in range(VOCAB) if token not in used)
     broken(pair, unused)
     decoder = SpeculativeDecoder(pair, stopping=rule, warp=GREEDY, engine="eager")
-    done, error = until_error(decoder.generate_batch([prompts[0], [unused, 1], *prompts[1:]], 3, 12, as_completed=True))
+    done, error = until_error(
+        decoder.generate_batch([prompts[0], [unused, 1], *prompts[1:]], max_batch=3, max_new_tokens=12, as_completed=True)
+    )
     assert re.match("prompt 1: tiny-target produced NaN logits", error) and "prompt 2" not in error
     assert [done[number].tokens.tolist() for number in (0, 2, 3, 4)] == free
 
 
 def test_a_prompt_that_does_not_fit_does_not_stop_the_others():
     decoder = SpeculativeDecoder(tiny_pair(vocab_size=7), warp=GREEDY, engine="eager", window=10)
-    done, error = until_error(decoder.generate_batch([[1] * 12, [2], [3]], 2, 4, as_completed=True))
+    done, error = until_error(decoder.generate_batch([[1] * 12, [2], [3]], max_batch=2, max_new_tokens=4, as_completed=True))
     assert re.match("prompt 0: the prompt has 12 tokens, .* give it a larger window", error)
     assert sorted(done) == [1, 2]
 
@@ -245,13 +251,13 @@ def test_a_prompt_that_does_not_fit_does_not_stop_the_others():
 def test_a_seed_is_needed_for_each_prompt():
     decoder = SpeculativeDecoder(tiny_pair(), engine="eager")
     with pytest.raises(UserError, match="seeds has 1 numbers for 2 prompts; give one for each, or the first"):
-        decoder.generate_batch([[1], [2]], 2, 4, seeds=[0], as_completed=True)
+        decoder.generate_batch([[1], [2]], max_batch=2, max_new_tokens=4, seeds=[0], as_completed=True)
 
 
 def test_the_memory_of_a_row_is_announced(caplog):
     decoder = SpeculativeDecoder(tiny_pair(window=4096), engine="eager")
     with caplog.at_level("INFO"):
-        decoder.generate_batch([[1]], 3, 4)
+        decoder.generate_batch([[1]], max_batch=3, max_new_tokens=4)
     # Keys and values of 16 float64 numbers at 4,096 positions, in two layers of the target and one of the draft.
     assert "a batch of 3: 3.0 MiB of KV memory for each row" in caplog.text
 
@@ -259,13 +265,13 @@ def test_the_memory_of_a_row_is_announced(caplog):
 def test_trees_decode_one_prompt_at_a_time():
     decoder = SpeculativeDecoder(tiny_pair(), drafting=papers.Tree(), engine="eager")
     with pytest.raises(UserError, match="Tree with .* decodes one prompt at a time; batches need chains"):
-        decoder.generate_batch([[1]], 2)
+        decoder.generate_batch([[1]], max_batch=2)
 
 
 @pytest.mark.parametrize("size", [0, 2.5, "many"])
 def test_the_number_of_rows_is_checked(size):
     with pytest.raises(UserError, match="max_batch"):
-        SpeculativeDecoder(tiny_pair(), engine="eager").generate_batch([[1]], size)
+        SpeculativeDecoder(tiny_pair(), engine="eager").generate_batch([[1]], max_batch=size)
 
 
 def test_rows_stay_in_the_order_of_memory(monkeypatch):

@@ -79,13 +79,13 @@ class Uses(RuleBasedStateMachine):
 
     @rule(asked=lists, rows=st.integers(2, 3))
     def batch(self, asked, rows):
-        outs = self.decoder.generate_batch(asked, rows, LONGEST)  # in memory of its own
+        outs = self.decoder.generate_batch(asked, max_batch=rows, max_new_tokens=LONGEST)  # in memory of its own
         assert [out.tokens.tolist() for out in outs] == [self.right(prompt).tokens for prompt in asked]
 
     @rule(asked=lists, rows=st.integers(2, 3), error=st.sampled_from([None, ValueError, KeyboardInterrupt]))
     def leave_a_batch(self, asked, rows, error):
         with suppress(ValueError, KeyboardInterrupt):
-            for number, out in self.decoder.generate_batch(asked, rows, LONGEST, as_completed=True):
+            for number, out in self.decoder.generate_batch(asked, max_batch=rows, max_new_tokens=LONGEST, as_completed=True):
                 assert out.tokens.tolist() == self.right(asked[number]).tokens
                 if error is None:
                     break
@@ -132,7 +132,10 @@ class Uses(RuleBasedStateMachine):
     def decode_in_a_mode(self, prompt, mode):
         with mode():
             self.compare(self.decoder, prompt)
-            assert self.decoder.generate_batch([prompt], 2, LONGEST)[0].tokens.tolist() == self.right(prompt).tokens
+            assert (
+                self.decoder.generate_batch([prompt], max_batch=2, max_new_tokens=LONGEST)[0].tokens.tolist()
+                == self.right(prompt).tokens
+            )
 
 
 Uses.TestCase.settings = settings(max_examples=8, stateful_step_count=10, deadline=None)
@@ -175,7 +178,7 @@ def test_seeds_are_integers(seed):
             call([1], 4, seed)
     for seeds in (seed, [seed]):
         with pytest.raises(UserError, match="seeds?=.* must be a non-negative integer"):
-            decoder.generate_batch([[1]], 2, 4, seeds)
+            decoder.generate_batch([[1]], max_batch=2, max_new_tokens=4, seeds=seeds)
 
 
 @pytest.mark.parametrize("window", [float("nan"), "many", True, 2.5, 1, 65])
@@ -225,17 +228,19 @@ def test_other_arguments_of_other_types_are_refused():
 
 def test_the_prompts_of_a_batch_have_seeds_that_count_up():
     decoder = SpeculativeDecoder(tiny_pair(7), warp=Warp(), engine="eager")
-    outs = decoder.generate_batch([[1, 2]] * 4, 3, 12, seeds=5)
+    outs = decoder.generate_batch([[1, 2]] * 4, max_batch=3, max_new_tokens=12, seeds=5)
     assert [out.tokens.tolist() for out in outs] == [decoder.generate([1, 2], 12, 5 + n).tokens.tolist() for n in range(4)]
     assert len({tuple(out.tokens.tolist()) for out in outs}) == 4
-    assert [each.text for each in decoder.generate_batch([[1, 2]] * 4, 3, 12)] != [out.text for out in outs]
+    assert [each.text for each in decoder.generate_batch([[1, 2]] * 4, max_batch=3, max_new_tokens=12)] != [
+        out.text for out in outs
+    ]
 
 
 def test_a_list_of_responses_is_in_the_order_of_the_prompts():
     decoder, asked = greedy(tiny_pair(7, 2.0), window=20), [[1] * 3, [2] * 18, [3]]
-    yielded = list(decoder.generate_batch(asked, 3, 12, as_completed=True))
+    yielded = list(decoder.generate_batch(asked, max_batch=3, max_new_tokens=12, as_completed=True))
     assert yielded[0][0] == 1  # the window ends it first
-    outs = decoder.generate_batch(asked, 3, 12)
+    outs = decoder.generate_batch(asked, max_batch=3, max_new_tokens=12)
     assert [out.tokens.tolist() for out in outs] == [dict(yielded)[number].tokens.tolist() for number in range(3)]
 
 
@@ -243,10 +248,10 @@ def test_bad_prompts_are_named_before_anything_is_decoded(monkeypatch):
     decoder = greedy(tiny_pair(7))
     monkeypatch.setattr(decoder._batch_of(2).rounds, "take", None)
     with pytest.raises(UserError, match="^prompt 1: the prompt is empty.*; prompt 3: .* must be a text") as error:
-        decoder.generate_batch([[1], [], [2], [0.5]], 2, 4)
+        decoder.generate_batch([[1], [], [2], [0.5]], max_batch=2, max_new_tokens=4)
     assert "prompt 0" not in str(error.value)
     with pytest.raises(UserError, match="prompt 7: .*; and 92 more$"):
-        decoder.generate_batch([[]] * 100, 2, 4)
+        decoder.generate_batch([[]] * 100, max_batch=2, max_new_tokens=4)
 
 
 def test_a_failure_of_one_response_leaves_the_others():
@@ -255,7 +260,7 @@ def test_a_failure_of_one_response_leaves_the_others():
     pair.target.get_input_embeddings().weight[next(token for token in (1, 3, 4) if token not in expected)] = torch.nan
     bad = int(pair.target.get_input_embeddings().weight.isnan().any(dim=1).nonzero())
     with pytest.raises(BatchError, match="^prompt 1: tiny-target produced NaN") as error:
-        greedy(pair).generate_batch([[2], [bad, bad], [2]], 3, 1)
+        greedy(pair).generate_batch([[2], [bad, bad], [2]], max_batch=3, max_new_tokens=1)
     assert {number: out.tokens.tolist() for number, out in error.value.generations.items()} == {0: expected, 2: expected}
 
 
@@ -268,11 +273,11 @@ def test_a_model_that_is_cast_or_moved_asks_for_another_decoder(role, change):
     pair = tiny_pair()
     decoder = greedy(pair)
     decoder.generate([1], 4)
-    decoder.generate_batch([[1]], 2, 4)
+    decoder.generate_batch([[1]], max_batch=2, max_new_tokens=4)
     change(getattr(pair, role))
     for call in (
         decoder.generate,
-        lambda prompt: decoder.generate_batch([prompt], 2),
+        lambda prompt: decoder.generate_batch([prompt], max_batch=2),
         decoder.with_stopping(stopping.FixedLength(2)).generate,
     ):
         with pytest.raises(UserError, match="is .* on .*, but this decoder was made when it was float64 on cpu; make another"):
@@ -298,9 +303,9 @@ def test_a_decoder_that_was_made_in_a_mode_serves_outside_of_it(mode, used):
         opened = decoder.stream(PROMPTS[0], LONGEST)
         if used:
             next(opened)
-            decoder.generate_batch([PROMPTS[0]], 2, LONGEST)
+            decoder.generate_batch([PROMPTS[0]], max_batch=2, max_new_tokens=LONGEST)
     list(opened)
-    outs = [decoder.generate(PROMPTS[0], LONGEST), *decoder.generate_batch([PROMPTS[0]] * 2, 2, LONGEST)]
+    outs = [decoder.generate(PROMPTS[0], LONGEST), *decoder.generate_batch([PROMPTS[0]] * 2, max_batch=2, max_new_tokens=LONGEST)]
     assert [out.tokens.tolist() for out in outs] == [expected] * 3
     assert not outs[0].tokens.is_inference()
 

@@ -191,8 +191,8 @@ class FakeDecoder:
     def with_stopping(self, rule):
         return FakeDecoder("stops by", rule)
 
-    def generate_batch(self, requests, size, max_new_tokens, seeds, as_completed=False):
-        self.calls.append((requests, size, max_new_tokens, seeds, as_completed))
+    def generate_batch(self, requests, *, max_batch, max_new_tokens, seeds, as_completed=False):
+        self.calls.append((requests, max_batch, max_new_tokens, seeds, as_completed))
         for number in reversed(range(len(requests))):
             rounds = [SimpleNamespace(tokens=[1] * (number + 1), seconds=0.5)]
             yield number, SimpleNamespace(stats=DecodeStats(number, 0, 0, 0, 1, 0, 1.0, 0.0), rounds=rounds)

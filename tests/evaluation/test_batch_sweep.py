@@ -37,7 +37,7 @@ def test_the_counts_are_those_of_the_decoder(runs):
     decoder = SpeculativeDecoder(tiny_pair(7, scale=2.0), stopping=FIXED.rule, engine="eager", window=32)
     for repeat, run in enumerate(runs[1]):
         seeds = [response_seed(0, number, repeat) for number in range(4)]
-        expected = decoder.generate_batch(requests, 2, 12, seeds)
+        expected = decoder.generate_batch(requests, max_batch=2, max_new_tokens=12, seeds=seeds)
         assert [part.num_accepted for part in run.stats] == [expected[number].stats.num_accepted for number in range(4)]
         assert [[n for n, _ in rounds] for rounds in run.rounds] == [
             [len(made.tokens) for made in expected[number].rounds] for number in range(4)

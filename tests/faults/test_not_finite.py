@@ -69,7 +69,7 @@ def decode(warp=WARPS["plain"], drafts=None, verify=None, rule=None, most=8):
 
 def decode_batch(pair, folder):
     decoder = SpeculativeDecoder(pair, stopping=stopping.FixedLength(2), engine="eager")
-    decoder.generate_batch([PROMPT, PROMPT[:2]], 2, 6)
+    decoder.generate_batch([PROMPT, PROMPT[:2]], max_batch=2, max_new_tokens=6)
 
 
 def respond(pair, folder):

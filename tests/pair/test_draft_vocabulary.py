@@ -164,7 +164,11 @@ def test_embeddings_of_another_size_are_refused(pair, tmp_path):
 def test_greedy_decoding_says_what_the_target_says(pair, engine, rows):
     decoder = SpeculativeDecoder(reduced(pair, torch.arange(0, 2048, 3)), stopping=FixedLength(4), warp=Warp(0.0), engine=engine)
     prompts = [pair.encode(text) for text in ("import os\n", "def f(x):\n", "x = [1, 2,")]
-    outs = [decoder.generate(prompt, 40) for prompt in prompts] if rows == 1 else decoder.generate_batch(prompts, rows, 40)
+    outs = (
+        [decoder.generate(prompt, 40) for prompt in prompts]
+        if rows == 1
+        else decoder.generate_batch(prompts, max_batch=rows, max_new_tokens=40)
+    )
     for prompt, out in zip(prompts, outs, strict=True):
         given = {"attention_mask": torch.ones_like(prompt[None]), "max_new_tokens": 40, "do_sample": False}
         assert out.tokens.tolist() == pair.target.generate(prompt[None], **given)[0, len(prompt) :].tolist()
@@ -187,7 +191,7 @@ def test_samples_follow_the_targets_distribution(verification, warp, temperature
     set_draft_temperature(pair.draft, temperature)
     decoder = SpeculativeDecoder(pair, stopping=FixedLength(2), warp=warp, verification=verification, engine="eager")
     prompt, counts, accepted = torch.tensor([1, 3]), torch.zeros(25, dtype=torch.float64), 0
-    for out in decoder.generate_batch([prompt] * 600, rows, 3, seeds=range(600), stop_tokens=()):
+    for out in decoder.generate_batch([prompt] * 600, max_batch=rows, max_new_tokens=3, seeds=range(600), stop_tokens=()):
         first, second, _ = out.tokens.tolist()
         counts[5 * first + second] += 1
         accepted += out.stats.num_accepted

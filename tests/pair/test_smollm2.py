@@ -81,6 +81,6 @@ def test_sampled_tokens_follow_the_targets_distribution(pair):
     counts = torch.zeros(pair.vocab_size)
     first = int(pair.target(ids[None]).logits[0, -1].argmax())
     ids = torch.cat([ids, torch.tensor([first])])
-    for out in decoder.generate_batch([ids] * 500, 16, 2, range(500)):
+    for out in decoder.generate_batch([ids] * 500, max_batch=16, max_new_tokens=2, seeds=range(500)):
         counts[out.tokens[0]] += 1
     assert chi_square_p_value(counts, warp(pair.target(ids[None]).logits[0, -1]).double()) > 1e-5

@@ -56,7 +56,9 @@ def test_rows_of_a_batch_emit_what_each_prompt_does_alone(case, max_batch, data)
     alone = [
         decoder.generate(text, case.max_new_tokens, seed, case.stop_tokens) for text, seed in zip(texts, numbers, strict=True)
     ]
-    rows = decoder.generate_batch(texts, max_batch, case.max_new_tokens, numbers, case.stop_tokens)
+    rows = decoder.generate_batch(
+        texts, max_batch=max_batch, max_new_tokens=case.max_new_tokens, seeds=numbers, stop_tokens=case.stop_tokens
+    )
     assert len(rows) == len(texts)
     for number, one in enumerate(alone):
         assert counts(rows[number]) == counts(one) and rows[number].finish_reason == one.finish_reason
@@ -68,11 +70,17 @@ def test_other_pairings_decode_batches_or_are_refused_at_once(case, max_batch):
     decoder = case.decoder()
     is_chain = isinstance(case.drafting, Autoregressive) and isinstance(case.verification, VerificationRule)
     if max_batch == 1 or is_chain:
-        (row,) = decoder.generate_batch([case.prompt], max_batch, case.max_new_tokens, [case.seed], case.stop_tokens)
+        (row,) = decoder.generate_batch(
+            [case.prompt],
+            max_batch=max_batch,
+            max_new_tokens=case.max_new_tokens,
+            seeds=[case.seed],
+            stop_tokens=case.stop_tokens,
+        )
         assert row.tokens.tolist() == decoder.generate(*case.request).tokens.tolist()
         return
     with pytest.raises(UserError, match=f"^{type(case.drafting).__name__} with .* decodes one prompt at a time; batches need"):
-        decoder.generate_batch([case.prompt], max_batch)
+        decoder.generate_batch([case.prompt], max_batch=max_batch)
 
 
 @tries(0.5)
@@ -83,7 +91,9 @@ def test_rows_of_the_target_alone_emit_what_each_prompt_does_alone(case, max_bat
     alone = [
         target.generate(text, case.max_new_tokens, seed, case.stop_tokens) for text, seed in zip(texts, numbers, strict=True)
     ]
-    rows = target.generate_batch(texts, max_batch, case.max_new_tokens, numbers, case.stop_tokens)
+    rows = target.generate_batch(
+        texts, max_batch=max_batch, max_new_tokens=case.max_new_tokens, seeds=numbers, stop_tokens=case.stop_tokens
+    )
     assert [rows[number].tokens.tolist() for number in range(len(texts))] == [one.tokens.tolist() for one in alone]
 
 

@@ -74,7 +74,7 @@ def every_rule(heads):
 def live_rounds(pair, rule, count):
     """Rounds of greedy decoding of each of `count` prompts, which are decoded together: as one by one, but sooner."""
     decoder = SpeculativeDecoder(pair, stopping=rule, warp=Warp(0), engine="eager")
-    decoded = decoder.generate_batch([ids for _, ids in prompts(count)], count, NUM_TOKENS)
+    decoded = decoder.generate_batch([ids for _, ids in prompts(count)], max_batch=count, max_new_tokens=NUM_TOKENS)
     return [[(r.num_drafted, r.num_accepted, len(r.tokens)) for r in decoded[number].rounds] for number in range(count)]
 
 
@@ -102,7 +102,9 @@ def test_in_sampling_counts_agree_with_decoding_in_the_mean(pair, heads, tmp_pat
         offline = [replay(part, [recorded_rule])[0].per_prompt(count) for part in parts]
         decoder = SpeculativeDecoder(pair, stopping=rule, warp=warp, engine="eager")
         asked, seeds = [ids for _, ids in prompts(count)] * repeats, np.arange(repeats).repeat(count).tolist()
-        decoded = decoder.generate_batch(asked, len(asked), length, seeds)  # as one by one, but sooner
+        decoded = decoder.generate_batch(
+            asked, max_batch=len(asked), max_new_tokens=length, seeds=seeds
+        )  # as one by one, but sooner
         live = [[decoded[repeat * count + number].rounds for number in range(count)] for repeat in range(repeats)]
         for name in ("calls", "discards", "tokens"):
             difference = np.zeros(count)
