@@ -53,7 +53,9 @@ TRIALS = {
     "distill, cut": Trial(("distill", *PAIR, *SHARDS, *TRAINED, *DISTILLED, *CUT), ("data",)),
     "evaluate": Trial(("evaluate", *PAIR, *SHARDS, *REPLAYED, "thresholds=[0.3,0.6]", "live=none"), WRITTEN),
     "evaluate, decoded": Trial(
-        ("evaluate", *PAIR, *SHARDS, *DECODED), WRITTEN, timed=re.compile(r"report\.html |report\.json 0\.verdict\.answer\.")
+        ("evaluate", *PAIR, *SHARDS, *DECODED),
+        WRITTEN,
+        timed=re.compile(r"report\.html |report\.json 0\.verdict\.answer\.|generations\.jsonl \S+\.rounds\.\d+\.\d+\.[34]"),
     ),
     "probe": Trial(("probe", *PAIR, *PROBED), timed=re.compile(r"probe\.html |probe\.json 0\.(answer|options)\.")),
 }

@@ -73,6 +73,8 @@ def load_tables(path: str, name: str | None, revision: str | None = None) -> Sou
             loaded: datasets.Dataset | datasets.DatasetDict | None = None
             if local.is_dir():
                 loaded = datasets.load_from_disk(str(local))
+                for rows in loaded.values() if isinstance(loaded, datasets.DatasetDict) else [loaded]:
+                    rows.data.validate(full=True)  # reading a damaged offset would end the process
             elif local.is_file() and Path(path).suffix.lower() == ".parquet":
                 loaded = datasets.Dataset(datasets.table.InMemoryTable(parquet.read_table(local)))
             elif not local.is_file():

@@ -333,6 +333,21 @@ def test_data_without_splits_has_any_name_and_no_test_split(tmp_path, kind):
     assert pairs(made) == [("train", "say two"), ("dev", "say three"), ("test", "say four")]
 
 
+@pytest.mark.parametrize("splits", [False, True])
+def test_a_damaged_offset_of_a_saved_folder_is_a_message(tmp_path, splits):
+    """Reading the row would end the process: what the offset points at is not in the file."""
+    folder, texts = tmp_path / "saved", ["a" * 7, "b" * 11, "c" * 13]
+    rows = Dataset.from_dict({"a": texts})
+    (DatasetDict(train=rows) if splits else rows).save_to_disk(folder)
+    (file,) = folder.rglob("*.arrow")
+    offsets = b"".join(number.to_bytes(4, "little") for number in (0, 7, 18, 31))
+    content = file.read_bytes()
+    assert content.count(offsets) == 1
+    file.write_bytes(content.replace(offsets, offsets[:8] + (2**31 - 1).to_bytes(4, "little") + offsets[12:]))
+    with pytest.raises(UserError, match=r"data\.path='.*saved'"):
+        source(str(folder), "{a}", counts=(3, 0, 0)).load(chats=True)
+
+
 def test_a_saved_folder_with_splits_has_them(tmp_path):
     path = str(tmp_path / "saved")
     DatasetDict({"train": Dataset.from_list(ROWS), "test": Dataset.from_list(TEST_ROWS)}).save_to_disk(path)
