@@ -230,9 +230,11 @@ def composition_error(error: Exception, command: str, words: Sequence[str]) -> U
     if isinstance(error, ConfigCompositionException) and str(error).startswith("Multiple values for "):
         key = str(error).split()[3].rstrip(".")
         return UserError(f"+{key}=: a plus adds what is not listed, and {key} is listed; write {key}=<name> without it.")
+    where = "the folder of --config-dir" if any("config-dir" in word or "searchpath" in word for word in words) else "conf/"
     if isinstance(error, yaml.YAMLError | UnicodeDecodeError) and not HydraConfig.initialized():  # a config has a mistake
-        where = "the folder of --config-dir" if any("config-dir" in word or "searchpath" in word for word in words) else "conf/"
         return UserError(f"a file in {where} is not valid YAML in UTF-8: {' '.join(str(error).split())}.")
+    if isinstance(error, ValueError) and str(error).startswith("Invalid defaults list in "):  # nobody else says this
+        return UserError(f"a file in {where} has a mistake: {error}.")
     if isinstance(error, MissingConfigException) and "/" in str(error.missing_cfg_file):
         group, _, name = str(error.missing_cfg_file).rpartition("/")
         known = _choices_of(command, group)

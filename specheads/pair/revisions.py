@@ -146,9 +146,11 @@ def _is_unreadable(error: Exception, runs_code: bool) -> bool:
     """Whether transformers raises this error for a model that is missing or damaged; code of the model raises its own."""
     if isinstance(error, OSError | ValueError | ImportError | SafetensorError):
         return True
-    damage = isinstance(error, LookupError | TypeError | AttributeError | RuntimeError | ArithmeticError | AssertionError)
+    damage = isinstance(
+        error, LookupError | TypeError | AttributeError | RuntimeError | ArithmeticError | AssertionError | StrictDataclassError
+    )
     # Tokenizers raise plain Exceptions.
-    return not runs_code and not is_out_of_memory(error) and (damage or type(error) in (Exception, StrictDataclassError))
+    return not runs_code and not is_out_of_memory(error) and (damage or type(error) is Exception)
 
 
 def _is_gated(error: BaseException | None) -> bool:

@@ -203,8 +203,11 @@ def test_a_calibration_survives_its_dict():
     ids=str,
 )
 def test_anything_else_is_refused(values):
-    with pytest.raises(UserError, match=r"config\.json has the calibration .*expected slope and intercept"):
+    remedy = "Export the head again, or write null to use it without calibration"
+    with pytest.raises(UserError, match=rf"config\.json has the calibration .*expected slope and intercept, .*\. {remedy}\.$"):
         IndexCalibration.from_dict(values, "config.json")
+    with pytest.raises(UserError, match="^the head has the calibration "):
+        IndexCalibration.from_dict(values)
 
 
 def test_a_calibration_does_not_change_the_metrics_of_a_head():

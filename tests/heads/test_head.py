@@ -270,3 +270,20 @@ def test_a_config_survives_json(original):
     written = json.loads(json.dumps(original.to_dict()))
     assert HeadConfig.from_dict(written, "config.json") == original
     assert AcceptanceHead(original).state_dict().keys() == AcceptanceHead(HeadConfig.from_dict(written, "")).state_dict().keys()
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ([], r"^config\.json must be a JSON object; export the head again\.$"),
+        ({"model_type": "llama"}, "^config.json belongs to a model, not to a head; give the folder of a head"),
+        ({"architectures": ["LlamaForCausalLM"]}, "^config.json belongs to a model, not to a head; give the folder of a head"),
+        ({"format_version": 1}, "^config.json has head format 1; this version reads 2"),
+        (HeadConfig(hidden_size=H).to_dict() | {"recommended": {"threshold": [0.5]}}, "^config.json: the head's recommended"),
+        (HeadConfig(hidden_size=H).to_dict() | {"train": {"num_prompts": "many"}}, "^config.json: the head's train"),
+    ],
+    ids=str,
+)
+def test_what_is_no_config_of_a_head_is_refused(values, message):
+    with pytest.raises(UserError, match=message):
+        HeadConfig.from_dict(values, "config.json")

@@ -189,6 +189,14 @@ def test_a_logistic_ends_where_the_gradient_is_zero(hard):
     assert gradient(torch.zeros(4, dtype=torch.float64), features, labels).abs().max() > 1e-3
 
 
+@pytest.mark.parametrize("count", [50, 400])
+def test_a_ridge_pulls_each_samples_share_of_the_weights_to_zero(count):
+    features, labels = normal(count, 3), soft_labels(count)
+    weights, free = fit_logistic(features, labels, ridge=0.1), fit_logistic(features, labels)
+    torch.testing.assert_close(gradient(weights, features, labels), -0.1 * weights, atol=1e-9, rtol=0)
+    assert weights.norm() < free.norm()
+
+
 def test_a_logistic_takes_float32_and_returns_float64():
     features, labels = normal(200, 3).float(), soft_labels(200).float()
     weights = fit_logistic(features, labels)

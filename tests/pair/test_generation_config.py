@@ -53,6 +53,7 @@ def test_given_values_win_one_by_one_and_the_log_says_once_where_each_is_from(ca
         (): Warp(0.6, 0),
         ("warp.temperature=0.7", "warp.min_p=0.1"): Warp(0.7, 0, min_p=0.1),
         ("warp=null",): Warp(0.6, 0),
+        ("warp.temperature=1", "warp.top_k=5", "warp.top_p=0.9", "warp.min_p=0.1"): Warp(1, 5, 0.9, 0.1),
         ("warp.temperature=0",): Warp(0, 0),
     }.items():
         for command, cls in {"train": specheads.HeadTraining, "data_gen": DataGeneration, "probe": Probe}.items():
@@ -63,7 +64,13 @@ def test_given_values_win_one_by_one_and_the_log_says_once_where_each_is_from(ca
         "warp: temperature=0.6 (the target's), top_k=0 (the target's), top_p=1 (usual), min_p=0 (usual)",
         "warp: temperature=0.7 (given), top_k=0 (the target's), top_p=1 (usual), min_p=0.1 (given)",
     ]
-    assert len(lines) == 3
+    assert len(lines) == 4
+
+
+def test_what_is_no_value_of_a_warp_is_refused():
+    cfg = command_config("train", ["+warp.colour=blue"])
+    with pytest.raises(UserError, match="warp.*colour"):
+        settings_of(specheads.HeadTraining, cfg)
 
 
 def test_what_no_warp_does_is_named_where_it_is_on():
@@ -78,6 +85,7 @@ def test_what_no_warp_does_is_named_where_it_is_on():
 def test_a_target_that_says_nothing_of_how_to_sample_has_the_usual_warp(said):
     pair = sampled(**said)
     assert DataGeneration().for_pair(pair).warp == Warp(top_k=50) and SpeculativeDecoder(pair, engine="eager").warp == Warp()
+    assert DataGeneration().for_pair(sampled(**said, temperature=0.6)).warp == Warp(0.6, 50)
 
 
 def test_the_warp_of_the_target_is_in_the_key_of_its_data(tmp_path):

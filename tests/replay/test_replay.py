@@ -2,6 +2,7 @@
 
 import copy
 from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -292,6 +293,41 @@ def test_rules_that_learn_have_the_same_rounds_together_as_alone(pair, heads, tm
         assert rounds == [rounds_of(together, prompt, draw) for prompt in range(6) for draw in range(2)], type(rule).__name__
         all_rounds.append(rounds)
     assert all(first != second for first, second in zip(all_rounds[::2], all_rounds[1::2], strict=True))
+
+
+class Growing(stopping.StoppingRule):
+    """Drafts a number of tokens that grows by `more` after every round; the state knows the number, the rule what to add."""
+
+    compile_key = ("growing",)
+    needs = frozenset()
+
+    def __init__(self, more):
+        self.more = more
+
+    def start_prompt(self, batch, device):
+        return GrowingState(torch.zeros(batch, dtype=torch.long), torch.ones(batch, dtype=torch.long))
+
+    def step(self, state, features):
+        num_drafted = state.num_drafted + 1
+        return state._replace(num_drafted=num_drafted), num_drafted >= state.length
+
+    def learn(self, state, num_drafted, num_accepted):
+        return state._replace(length=state.length + self.more)
+
+
+class GrowingState(NamedTuple):
+    num_drafted: torch.Tensor
+    length: torch.Tensor
+
+
+def test_each_rule_learns_by_what_is_its_own(pair, heads, tmp_path):
+    recording = recorded(pair, heads[:1], tmp_path, Warp(1.0), 3)
+    for more, rounds in zip((0, 1, 2), replay(recording, [Growing(more) for more in (0, 1, 2)]), strict=True):
+        for prompt in range(3):
+            drafted = [each[0] for each in rounds_of(rounds, prompt)]
+            asked = [1 + more * number for number in range(len(drafted))]
+            assert drafted[0] == 1 and all(here <= wanted for here, wanted in zip(drafted, asked, strict=True))
+            assert drafted[1] == asked[1]
 
 
 def test_rules_that_learn_have_exactly_the_rounds_of_decoding_in_greedy_mode(pair, heads, tmp_path):

@@ -64,6 +64,11 @@ def test_bounds_out_of_order_are_refused():
         HeadThreshold(constant_head(0.5), 0.5, min_tokens=5, max_tokens=4)
 
 
+def test_what_is_no_head_is_refused():
+    with pytest.raises(UserError, match=r"^head='outputs/heads/0' must be a head, for example specheads\.load_head\(folder\)\.$"):
+        HeadThreshold("outputs/heads/0")
+
+
 def test_auto_takes_the_threshold_that_the_head_recommends():
     head = constant_head(0.8)
     for recommended in (None, {}, {"cost_ratio": 10}):

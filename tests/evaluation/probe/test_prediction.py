@@ -24,6 +24,7 @@ from specheads.evaluation.probe.prediction import (
     _head_option,
     answer_of,
     best_length,
+    better_draft,
     doubts_of,
     predict,
 )
@@ -49,7 +50,7 @@ def halves():
     return [half(0), half(1)]
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def options(halves):
     return {option.name: option for option in predict(halves, TIMES, greedy=False)}
 
@@ -68,6 +69,19 @@ def test_a_fixed_length_is_chosen_on_one_half_and_counted_on_the_other(halves, o
     assert options[FIXED_NAME].value == " or ".join(dict.fromkeys(f"fixed_length(num_tokens={k})" for k in (best[1], best[0])))
     assert options[FIXED_NAME].speedup.low < expected < options[FIXED_NAME].speedup.high
     assert best_length(halves[0], TIMES) in lengths
+
+
+def test_a_better_draft_is_accepted_more_often_by_a_share():
+    recording = half(0, 0.6).recording
+    before, after = (each.accepted.double().mean().item() for each in (recording, better_draft(recording, 0.1)))
+    assert after / before == pytest.approx(1.1, abs=0.04)  # three standard errors
+    assert better_draft(half(0, 0.99).recording, 0.1).accepted.all() and better_draft(half(0, 1.0).recording, 0.1).accepted.all()
+
+
+def test_a_logistic_pays_for_its_steps_and_rounds(halves, options):
+    costly = replace(TIMES, rules=RULES | {LOGISTIC: RuleCosts(0.02, 0.1)})
+    made = {option.name: option.speedup.value for option in predict(halves, costly, greedy=False)}
+    assert made[LOGISTIC] < options[LOGISTIC].speedup.value and made[FIXED_NAME] == options[FIXED_NAME].speedup.value
 
 
 def test_bounds_are_above_what_can_be_decoded(options):
@@ -144,6 +158,7 @@ def test_a_heads_interval_has_the_least_and_the_most_that_heads_closed():
     assert reversed_.speedup == Interval(2.5, 2.0, 2.75) and reversed_.gain.low < reversed_.gain.value < reversed_.gain.high
     noisy = _head_option(f"{HEAD}8", np.array([2.0, 1.0, 3.0]), np.array([3.0, 2.0, 4.0]), 0.0, (0.0, 0.5, 1.0))
     assert noisy.speedup.low < 1.1 and noisy.speedup.high > 3.9  # the sample itself is no resample
+    assert noisy.speedup.value == 2.5 and noisy.gain.value == 1.25
 
 
 def test_a_heads_steps_and_rounds_cost_as_often_as_the_ceilings(halves):
