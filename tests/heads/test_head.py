@@ -282,7 +282,7 @@ def test_a_config_survives_json(original):
         (HeadConfig(hidden_size=H).to_dict() | {"recommended": {"threshold": [0.5]}}, "^config.json: the head's recommended"),
         (HeadConfig(hidden_size=H).to_dict() | {"train": {"num_prompts": "many"}}, "^config.json: the head's train"),
     ],
-    ids=str,
+    ids=["a list", "a model's type", "a model's class", "an old format", "recommended", "train"],
 )
 def test_what_is_no_config_of_a_head_is_refused(values, message):
     with pytest.raises(UserError, match=message):

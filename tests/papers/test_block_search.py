@@ -1,5 +1,6 @@
 """MJGD: blocks of the highest joint probability, against enumeration."""
 
+import copy
 import itertools
 
 import pytest
@@ -32,6 +33,14 @@ def test_blocks_of_one_token_are_greedy_decoding():
     pair = tiny_pair(4, scale=2.0)
     out = BlockSearch(pair, 1, 4).generate([0, 1], 12, stop_tokens=[])
     assert out.tokens.tolist() == generate_baseline(pair, [0, 1], 12, warp=Warp(0), stop_tokens=[]).tokens.tolist()
+
+
+def test_a_copy_has_the_same_choices():
+    search = BlockSearch(tiny_pair(9, scale=1.5), block=3, beams=2, warp=Warp(0.7), engine="eager", window=20)
+    other = copy.copy(search)
+    assert repr(other) == repr(search) and "block=3, beams=2, warp=Warp(" in repr(search) and "window=20" in repr(search)
+    assert other.pair is search.pair and other is not search
+    assert torch.equal(other.generate([0, 1], 6).tokens, search.generate([0, 1], 6).tokens)
 
 
 def test_more_beams_find_more_likely_blocks():

@@ -177,11 +177,12 @@ def recorded(monkeypatch):
         *tokens_of, _ = given
 
         def head_logits(found, head):
-            assert found is recording and head[0] == "recorded"
+            assert found is recording
+            calls.append(head)
             return *tokens_of, torch.arange(len(tokens_of[0]))
 
         monkeypatch.setattr(module, "record_sets", record_sets)
-        monkeypatch.setattr(module, "recorded_head", lambda head: ("recorded", head))
+        monkeypatch.setattr(module, "recorded_head", lambda head: ("recorded", head.config.width))
         monkeypatch.setattr(module, "head_logits", head_logits)
         monkeypatch.setattr(module, "information", lambda *args: calls.append(args) or "known")
         monkeypatch.setattr(module, "encode_prompts", lambda pair, prompts, limits: [(each, [pair, limits]) for each in prompts])
@@ -207,10 +208,11 @@ def test_a_head_gets_the_best_form_fitted_on_all_prompts_and_loses_its_threshold
     assert head.config.recommended is None
     assert head.config.train == {"num_prompts": 7, "dev_ece": expected.ece, "dev_log_loss": expected.log_loss}
     assert head.train_prompts.dev.tolist() == sorted(text_hash(f"text {number}") for number in range(NUM_PROMPTS))
-    (_, recorder, sets, heads, ground_truth), (recordings, named, of) = calls
+    (_, recorder, sets, heads, ground_truth), asked, (recordings, named, of) = calls
     assert recorder.pair == "pair" and len(heads) == 1 and ground_truth and recordings == [recording]
     assert [(prompt.text, ids) for prompt, ids in sets["dev"]][:1] == [("text 0", ["pair", "limits"])]
-    assert list(named) == ["mine"] and list(of) == groups() and [*sets] == ["dev"] and len(sets["dev"]) == NUM_PROMPTS
+    assert asked == ("recorded", heads[0]) and named == {"mine": asked} and list(of) == groups()
+    assert [*sets] == ["dev"] and len(sets["dev"]) == NUM_PROMPTS
     assert "calibrating mine on 40 dev prompts" in caplog.messages
 
 
@@ -226,7 +228,7 @@ def test_what_was_not_better_is_noted_and_an_earlier_calibration_stays(recorded,
     assert content == {path: path.read_bytes() for path in before.iterdir() if path.is_file()}
     config = load_head(plain).config
     assert config.calibration is None and config.recommended == recommended and config.train["dev_ece"] == found["plain"].ece
-    assert load_head(plain).train_prompts.dev.tolist() != [] and [*calls[1][1]] == ["before", "plain"]
+    assert load_head(plain).train_prompts.dev.tolist() != [] and [*calls[-1][1]] == ["before", "plain"]
     assert "calibrating 2 heads on 40 dev prompts" in caplog.messages
 
 
