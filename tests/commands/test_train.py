@@ -136,7 +136,7 @@ def test_settings_are_those_of_the_command_line_and_fit_its_processes():
 def test_a_draft_learns_from_responses_without_labels(monkeypatch, samples, splits, with_responses):
     asked, prompts = [], [Prompt("1", "dev", "a"), Prompt("2", "test", "b"), Prompt("1", "test", "a")]
     source = SimpleNamespace(load=lambda chats, responses: asked.append((chats, responses)) or prompts)
-    monkeypatch.setattr(train, "source_of", lambda cfg: source)
+    monkeypatch.setattr(train, "source_of", lambda given: source if given is cfg else None)
     monkeypatch.setattr(train, "data_cache", lambda *args, **keys: (args, keys))
     cfg, pair = command_config("distill", ["model=nano", f"samples={samples}"]), SimpleNamespace(chats="chats")
     made = _responses_of(cfg, pair, settings_of(Distillation, cfg))

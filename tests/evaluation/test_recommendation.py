@@ -135,6 +135,7 @@ def test_the_estimate_chooses_and_no_resample():
     speeds = {name: np.array(values) for name, values in tried.items()}
     assert setting_to_use({name: speeds[name] for name in list(tried)[:3]}, set()) == "best"
     assert setting_to_use(speeds, {"head"}) == "head"  # compared with the best of the others, not with a lucky one
+    assert setting_to_use(speeds | {"head": np.array([1.505, 1.4, 1.6, 1.5])}, {"head"}) == "best"
 
 
 def test_what_is_stored_of_a_trial_is_its_estimate(stored):
