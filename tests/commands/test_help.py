@@ -175,6 +175,16 @@ def test_a_bracket_or_quote_that_is_not_closed_gets_no_more_quotes(word):
     assert "; write key=value, with each bracket" in str(composition_error(caught.value, "train", [word]))
 
 
+def test_a_file_with_null_in_place_of_defaults_is_a_message(tmp_path):
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "own.yaml").write_text("defaults:\n")
+    words = [f"hydra.searchpath=['file://{tmp_path}']", "data=own"]
+    with pytest.raises(ValueError, match="Invalid defaults list") as caught:
+        command_config("data_gen", words)
+    message = str(composition_error(caught.value, "data_gen", words))
+    assert message.startswith("a file in the folder of --config-dir has a mistake: Invalid defaults list in 'data/own'")
+
+
 def test_hydra_has_the_same_state_afterwards():
     help_text("data_gen", ["generation.seed=5"])  # which no other test composes
     assert not GlobalHydra.instance().is_initialized()

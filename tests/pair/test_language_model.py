@@ -1,13 +1,16 @@
 """What is set up where models are read."""
 
+import json
+
 import pytest
 import torch
 from architectures import LENGTH, VOCAB_SIZE, tiny_config, tiny_model
 from fakes import tiny_pair
 from transformers.utils import logging as hf_logging
 
-from specheads import load_pair
-from specheads.pair.language_model import LanguageModel
+from specheads import UserError, load_pair
+from specheads.pair.config import ModelSource
+from specheads.pair.language_model import LanguageModel, load_model
 
 
 @pytest.fixture
@@ -35,6 +38,15 @@ def test_loading_shows_no_bar(capfd):
     load_pair("nano")
     assert "Loading" not in capfd.readouterr().err
     assert hf_logging.is_progress_bar_enabled()  # for whatever else this process does
+
+
+@pytest.mark.parametrize("damage", [{"hidden_act": [None]}, {"tie_word_embeddings": -1}, {"num_attention_heads": 5}], ids=str)
+def test_a_config_that_breaks_its_own_rules_is_a_message(damage, tmp_path):
+    tiny_pair(8).target.save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | damage))
+    with pytest.raises(UserError, match=f"^the model '{tmp_path}' could not be loaded; .* Reason: .*[Vv]alidation error for "):
+        load_model(ModelSource(str(tmp_path)))
 
 
 @pytest.mark.parametrize("name", ["granite", "hyperclovax", "minicpm3", "cohere2", "falcon_h1", "recurrent_gemma", "mpt"])
