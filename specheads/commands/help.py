@@ -233,8 +233,8 @@ def composition_error(error: Exception, command: str, words: Sequence[str]) -> U
     where = "the folder of --config-dir" if any("config-dir" in word or "searchpath" in word for word in words) else "conf/"
     if isinstance(error, yaml.YAMLError | UnicodeDecodeError) and not HydraConfig.initialized():  # a config has a mistake
         return UserError(f"a file in {where} is not valid YAML in UTF-8: {' '.join(str(error).split())}.")
-    if isinstance(error, ValueError) and str(error).startswith("Invalid defaults list in "):  # nobody else says this
-        return UserError(f"a file in {where} has a mistake: {error}.")
+    if isinstance(error, ValueError) and str(error).startswith("Invalid defaults list in "):  # Hydra's
+        return UserError(f"a file in {where} has a mistake: {error}; correct the list, or leave the key out.")
     if isinstance(error, MissingConfigException) and "/" in str(error.missing_cfg_file):
         group, _, name = str(error.missing_cfg_file).rpartition("/")
         known = _choices_of(command, group)
