@@ -1,4 +1,6 @@
-"""`python evaluate.py model=llama2-7b head=latest`: what `specheads evaluate` does, from the source tree."""
+"""`python evaluate.py model=llama2-7b head=latest`: what `specheads evaluate` does, from the source
+tree.
+"""
 
 from specheads.interrupts import end_at_once
 

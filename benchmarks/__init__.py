@@ -1,1 +1,3 @@
-"""Measurements: scripts, what they measured (results/) and the command that writes the tables (render.py)."""
+"""Measurements: scripts, what they measured (results/) and the command that writes the tables
+(render.py).
+"""

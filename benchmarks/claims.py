@@ -1,7 +1,9 @@
-"""The text of docs/results.md: which claims of the papers held here, by the files of the runs that checked them.
+"""The text of docs/results.md: which claims of the papers held here, by the files of the runs that
+checked them.
 
-`papers.yaml` lists every claim; `claims/*.json` are what `specheads papers theory` and `specheads papers reproduce` wrote;
-`measured_claims.yaml` holds figures that answer a claim, too. What needs other hardware has its cost.
+`papers.yaml` lists every claim; `claims/*.json` are what `specheads papers theory` and `specheads
+papers reproduce` wrote; `measured_claims.yaml` holds figures that answer a claim, too. What needs
+other hardware has its cost.
 """
 
 import json
@@ -14,25 +16,40 @@ import yaml
 
 Claim = Mapping[str, Any]
 HERE = Path(__file__).parent
-FOLDER, PAPERS, MEASURED = HERE / "claims", HERE / "papers.yaml", HERE / "measured_claims.yaml"
-# Of an H100: bytes per second that its memory gives, the share of it that decoding reaches, and its bytes.
-BANDWIDTH, REACHED, MEMORY = 3.35e12, 0.6, 80e9
+FOLDER = HERE / "claims"
+PAPERS = HERE / "papers.yaml"
+MEASURED = HERE / "measured_claims.yaml"
+# Of an H100: bytes per second that its memory gives, the share of it that decoding reaches, and its
+# bytes.
+BANDWIDTH = 3.35e12
+REACHED = 0.6
+MEMORY = 80e9
 BYTES = 2  # bytes of a parameter in bfloat16
-NOT_RUN, LARGE, UNAVAILABLE, NOTHING = "not run here", "needs large GPUs", "not checkable here", "nothing to check"
+NOT_RUN = "not run here"
+LARGE = "needs large GPUs"
+UNAVAILABLE = "not checkable here"
+NOTHING = "nothing to check"
 ORDER = ("held", "held weakly", "did not hold", NOT_RUN, LARGE, UNAVAILABLE, NOTHING)
 
 
 def _checked_claims() -> list[dict[str, Any]]:
-    """Return all claims that were checked or left out, with the `command` that did it, and `where`: on which pair and prompts.
+    """Return all claims that were checked or left out, with the `command` that did it, and `where`:
+    on which pair and prompts.
 
-    The other fields are those of papers.claims.CheckedClaim; a claim that was left out has no `ours`.
+    The other fields are those of papers.claims.CheckedClaim; a claim that was left out has no
+    `ours`.
     """
     checked = yaml.safe_load(MEASURED.read_text())
     for path in sorted(FOLDER.glob("*.json"), reverse=True):
         content = json.loads(path.read_text())
-        claims = content.get("claims") or [claim for section in content.get("sections", ()) for claim in section["claims"]]
+        claims = content.get("claims") or [
+            claim for section in content.get("sections", ()) for claim in section["claims"]
+        ]
         left_out = [claim | {"outcome": NOT_RUN} for claim in content.get("not_run", ())]
-        checked = [claim | {"command": content["command"], "where": _where(content)} for claim in claims + left_out] + checked
+        checked = [
+            claim | {"command": content["command"], "where": _where(content)}
+            for claim in claims + left_out
+        ] + checked
     return checked
 
 
@@ -41,15 +58,21 @@ def _where(content: Mapping[str, Any]) -> str:
     if "prompts" not in content:
         return ""
     prompts = content["prompts"]
-    data = "" if prompts["name"].startswith(content["model"]["name"]) else f" of {prompts['name'].partition(',')[0]}"
+    data = (
+        ""
+        if prompts["name"].startswith(content["model"]["name"])
+        else f" of {prompts['name'].partition(',')[0]}"
+    )
     split = f"{prompts['split']} " if not data else ""
     return f"{content['model']['name']}, {prompts['num_prompts']} {split}prompts{data}"
 
 
 def _gpu_hours(cost: Mapping[str, Any]) -> tuple[float, int]:
-    """Return the GPU-hours of decoding all prompts token by token, and the number of GPUs that hold both models.
+    """Return the GPU-hours of decoding all prompts token by token, and the number of GPUs that hold
+    both models.
 
-    Each token reads the target's weights once, whatever number of GPUs shares them; speculation needs less.
+    Each token reads the target's weights once, whatever number of GPUs shares them; speculation
+    needs less.
     """
     tokens = cost["prompts"] * cost["tokens_per_prompt"] * cost["passes"]
     hours = tokens * BYTES * cost["target_parameters"] / (BANDWIDTH * REACHED) / 3600
@@ -59,7 +82,8 @@ def _gpu_hours(cost: Mapping[str, Any]) -> tuple[float, int]:
 
 def page() -> str:
     """Return docs/results.md."""
-    papers, checked = yaml.safe_load(PAPERS.read_text()), _checked_claims()
+    papers = yaml.safe_load(PAPERS.read_text())
+    checked = _checked_claims()
     items = [item for paper in papers for item in paper["items"]]
     by_item: dict[str, list[Claim]] = {item["id"]: [] for item in items}
     commands: dict[str, set[str]] = {}
@@ -72,7 +96,13 @@ def page() -> str:
     states = {item["id"]: _state(item, by_item[item["id"]]) for item in items}
     lines = [*_head(states)]
     for paper in papers:
-        lines += ["", f"## {paper['title']}", "", f"{paper['authors']}; arXiv {paper['arxiv']}; {paper['venue']}.", ""]
+        lines += [
+            "",
+            f"## {paper['title']}",
+            "",
+            f"{paper['authors']}; arXiv {paper['arxiv']}; {paper['venue']}.",
+            "",
+        ]
         lines += ["| where | claim | published | here | outcome |", "|---|---|---|---|---|"]
         lines += [_row(item, states[item["id"]], by_item[item["id"]]) for item in paper["items"]]
     lines += ["", "## Commands", "", "What checked a claim, and the claims that it answers.", ""]
@@ -92,17 +122,22 @@ def _head(states: Mapping[str, str]) -> Iterator[str]:
     """Yield what stands above the tables."""
     yield "# Claims of the papers"
     yield ""
-    yield "<!-- Written by `python benchmarks/render.py`; edit benchmarks/papers.yaml or measured_claims.yaml instead. -->"
+    yield (
+        "<!-- Written by `python benchmarks/render.py`; edit benchmarks/papers.yaml or"
+        " measured_claims.yaml instead. -->"
+    )
     yield ""
     yield (
-        "Every table, figure and theorem of the five papers, the numbers in their texts, and what became of each here. "
-        "*Held*: the interval lies on the claimed side, or the equality holds to rounding. *Held weakly*: the estimate "
-        "does, and the interval includes the opposite, or only some of the cases do. The embedded pairs are small "
-        "(targets of 5 and 13 million parameters), so directions are compared, not digits. Brackets are 95 % intervals "
-        "over prompts, of a ratio over the same prompts on both sides; every prompt is decoded once, greedily or with one "
-        "seed. Where a claim is about speed, tokens per draft step are compared at a stated cost of the target's forward "
-        "pass; speeds need a quiet machine, and what needs them is *not run*. A cost is that of decoding token by token "
-        "on H100s at 60 % of their memory bandwidth."
+        "Every table, figure and theorem of the five papers, the numbers in their texts, and what"
+        " became of each here. *Held*: the interval lies on the claimed side, or the equality holds"
+        " to rounding. *Held weakly*: the estimate does, and the interval includes the opposite, or"
+        " only some of the cases do. The embedded pairs are small (targets of 5 and 13 million"
+        " parameters), so directions are compared, not digits. Brackets are 95 % intervals over"
+        " prompts, of a ratio over the same prompts on both sides; every prompt is decoded once,"
+        " greedily or with one seed. Where a claim is about speed, tokens per draft step are"
+        " compared at a stated cost of the target's forward pass; speeds need a quiet machine, and"
+        " what needs them is *not run*. A cost is that of decoding token by token on H100s at 60 %"
+        " of their memory bandwidth."
     )
     yield ""
     yield "| outcome | claims |"
@@ -112,20 +147,33 @@ def _head(states: Mapping[str, str]) -> Iterator[str]:
 
 def _row(item: Mapping[str, Any], state: str, checked: Sequence[Claim]) -> str:
     """Return the row of an item."""
-    texts, last = [], ""
+    texts = []
+    last = ""
     for claim in sorted(checked, key=lambda claim: claim["outcome"] == NOT_RUN):
         where = claim.get("where", "")
         if where and where != last:  # said once for the claims of one run
             texts.append(f"*{where}:*")
         last = where
         ratio = f" ({claim['ratio']:.2f} of it)" if claim.get("ratio") is not None else ""
-        what, outcome = (f"{claim['says']} ", f" {claim['outcome']}") if len(checked) > 1 else ("", "")
+        what, outcome = (
+            (f"{claim['says']} ", f" {claim['outcome']}") if len(checked) > 1 else ("", "")
+        )
         why = f". {claim['why']}" if claim.get("why") else ""
-        texts.append(f"{what}{claim['ours']}{ratio}{outcome}{why}" if "ours" in claim else f"{claim['says']} *not run*")
+        texts.append(
+            f"{what}{claim['ours']}{ratio}{outcome}{why}"
+            if "ours" in claim
+            else f"{claim['says']} *not run*"
+        )
     if not checked and "cost" in item:
         hours, gpus = _gpu_hours(item["cost"])
         size = "under an hour" if hours < 1 else f"{hours:,.0f} GPU-hours"
         texts = [f"at most {size} on {gpus} H100{'s' if gpus > 1 else ''}"]
     published = item["published"] or ("not seen" if item.get("unverified") else "")
     cells = [item["place"], item["says"], published, "<br>".join(texts), state]
-    return "| " + " | ".join(" ".join(str(cell).split()).replace("|", "\\|").replace("](", "] (") for cell in cells) + " |"
+    return (
+        "| "
+        + " | ".join(
+            " ".join(str(cell).split()).replace("|", "\\|").replace("](", "] (") for cell in cells
+        )
+        + " |"
+    )

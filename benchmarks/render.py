@@ -1,9 +1,10 @@
-"""Write the measured tables of the documentation from `benchmarks/results/*.json`, and the page of the papers' claims.
+"""Write the measured tables of the documentation from `benchmarks/results/*.json`, and the page of
+the papers' claims.
 
     python benchmarks/render.py [--check]
 
-The text between `<!-- table: result/key -->` and `<!-- end -->` is replaced by a table. `--check` writes nothing, names the
-tables that differ, and exits with 1 if there are any.
+The text between `<!-- table: result/key -->` and `<!-- end -->` is replaced by a table. `--check`
+writes nothing, names the tables that differ, and exits with 1 if there are any.
 """
 
 import argparse
@@ -20,9 +21,15 @@ from benchmarks.claims import page
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
-DOCUMENTS = ("CONTRIBUTING.md", "docs/compatibility.md", "docs/measurements/index.md", "benchmarks/gpu/README.md")
+DOCUMENTS = (
+    "CONTRIBUTING.md",
+    "docs/compatibility.md",
+    "docs/measurements/index.md",
+    "benchmarks/gpu/README.md",
+)
 BLOCK = re.compile(r"(<!-- table: ([\w-]+)/([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
-# By name: (factor of the number, format of its sign, unit after it, default number of digits); `name:digits` sets the digits.
+# By name: (factor of the number, format of its sign, unit after it, default number of digits);
+# `name:digits` sets the digits.
 FORMATS = {
     "fixed": (1, "", "", 2),
     "percent": (100, "", " %", 0),
@@ -38,8 +45,12 @@ class RenderError(ValueError):
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Write the tables, or print which ones differ; return the exit code."""
-    parser = argparse.ArgumentParser(prog="benchmarks/render.py", description=__doc__.splitlines()[0])
-    parser.add_argument("--check", action="store_true", help="write nothing; exit with 1 where a table differs")
+    parser = argparse.ArgumentParser(
+        prog="benchmarks/render.py", description=__doc__.splitlines()[0]
+    )
+    parser.add_argument(
+        "--check", action="store_true", help="write nothing; exit with 1 where a table differs"
+    )
     arguments = parser.parse_args(argv)
     try:
         differing = update(ROOT, RESULTS, arguments.check)
@@ -51,20 +62,28 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(error, file=sys.stderr)
         return 1
     for name in differing:
-        print(f"{name} {'differs from its result; run python benchmarks/render.py' if arguments.check else 'written'}")
+        print(
+            f"{name}"
+            f" {'differs from its result; run python benchmarks/render.py' if arguments.check else 'written'}"
+        )
     return int(arguments.check and bool(differing))
 
 
 def update(root: Path, results: Path, check: bool = False) -> list[str]:
-    """Render all documents in `root` and return the tables that differed, as `document: result/key`."""
+    """Render all documents in `root` and return the tables that differed, as `document:
+    result/key`.
+    """
     differing = []
     for document in DOCUMENTS:
         path = root / document
         text = path.read_text()
         rendered = render(text, results)
-        before, after = BLOCK.finditer(text), BLOCK.finditer(rendered)
+        before = BLOCK.finditer(text)
+        after = BLOCK.finditer(rendered)
         differing += [
-            f"{document}: {old[2]}/{old[3]}" for old, new in zip(before, after, strict=True) if old.group() != new.group()
+            f"{document}: {old[2]}/{old[3]}"
+            for old, new in zip(before, after, strict=True)
+            if old.group() != new.group()
         ]
         if rendered != text and not check:
             path.write_text(rendered)
@@ -91,11 +110,23 @@ def _table_lines(results: Path, name: str, key: str) -> list[str]:
     if key not in tables:
         raise RenderError(f"result {name!r} has no table {key!r}; it has {', '.join(tables)}")
     table = tables[key]
-    names, formats = ([column.get(field) for column in table["columns"]] for field in ("name", "format"))
-    return ["", f"*{table['title']}*", "", *markdown(names, formats, table["rows"]), "", source(result), ""]
+    names, formats = (
+        [column.get(field) for column in table["columns"]] for field in ("name", "format")
+    )
+    return [
+        "",
+        f"*{table['title']}*",
+        "",
+        *markdown(names, formats, table["rows"]),
+        "",
+        source(result),
+        "",
+    ]
 
 
-def markdown(names: Sequence[str], formats: Sequence[str | None], rows: Sequence[Sequence[Any]]) -> list[str]:
+def markdown(
+    names: Sequence[str], formats: Sequence[str | None], rows: Sequence[Sequence[Any]]
+) -> list[str]:
     """Return the lines of a table of values; columns of numbers are aligned to the right."""
     texts = [[cell(value, form) for value, form in zip(row, formats, strict=True)] for row in rows]
     ruler = "|".join("---:" if form else "---" for form in formats)
@@ -103,12 +134,18 @@ def markdown(names: Sequence[str], formats: Sequence[str | None], rows: Sequence
 
 
 def format_of(form: str | None) -> tuple[float, str, str]:
-    """Return the factor, the format and the unit that a form such as `percent:1` stands for. Raises RenderError for others."""
+    """Return the factor, the format and the unit that a form such as `percent:1` stands for.
+
+    Raises RenderError for others.
+    """
     name, _, digits = (form or "").partition(":")
     if form is None:
         return 1, "g", ""
     if name not in FORMATS or not (digits.isdigit() or not digits):
-        raise RenderError(f"format {form!r} is not known; known: {', '.join(FORMATS)}, each with or without `:digits`")
+        raise RenderError(
+            f"format {form!r} is not known; known: {', '.join(FORMATS)}, each with or without"
+            " `:digits`"
+        )
     scale, sign, unit, default = FORMATS[name]
     return scale, f"{sign},.{digits or default}f", unit
 
@@ -123,7 +160,9 @@ def cell(value: Any, form: str | None) -> str:
         if form is None:
             return f"{each:,}" if isinstance(each, int) else f"{each:g}"
         digits = int(spec.rpartition(".")[2][:-1])
-        return f"{round(scale * each, digits) + 0.0:{spec}}"  # adding zero removes the minus sign of -0.0
+        return (  # adding zero removes the minus sign of -0.0
+            f"{round(scale * each, digits) + 0.0:{spec}}"
+        )
 
     if not isinstance(value, dict):
         return number(value) + unit
@@ -138,7 +177,8 @@ def source(result: Mapping[str, Any]) -> str:
 
 def _machine_text(machine: Mapping[str, Any]) -> str:
     """Return the description of a machine; unknown parts are left out."""
-    cores, threads = machine.get("cores"), machine.get("threads")
+    cores = machine.get("cores")
+    threads = machine.get("threads")
     texts = [
         machine.get("gpu"),
         f"{cores} cores of {machine['cpu']}" if cores else machine["cpu"],

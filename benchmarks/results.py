@@ -1,9 +1,11 @@
-"""Keep what a script measured, as JSON in `benchmarks/results/`, with everything that is needed to measure it again.
+"""Keep what a script measured, as JSON in `benchmarks/results/`, with everything that is needed to
+measure it again.
 
     columns = [Column("rule"), Column("tokens/s", "fixed:0"), Column("over plain", "ratio:2")]
     write_result("decoding", [Table("greedy", "Greedy", columns, rows)], split="dev", seeds=[0])
 
-Values are numbers, text, None or intervals; `benchmarks/render.py`, which makes every table of docs/measurements, formats them.
+Values are numbers, text, None or intervals; `benchmarks/render.py`, which makes every table of
+docs/measurements, formats them.
 """
 
 import argparse
@@ -32,12 +34,19 @@ from specheads.storage.files import write_json
 Value = float | int | str | None | Mapping[str, float]
 OUTPUTS = ROOT / "outputs" / "benchmarks"
 MOST_LOAD = 0.5  # a quiet machine's average load over a minute is lower
-RENDERED = ("docs/measurements", "benchmarks/gpu/README.md", "benchmarks/results", "benchmarks/final_parts.json")
+RENDERED = (
+    "docs/measurements",
+    "benchmarks/gpu/README.md",
+    "benchmarks/results",
+    "benchmarks/final_parts.json",
+)
 
 
 @dataclass(frozen=True)
 class Column:
-    """A column's heading and the format of its numbers: one of `render.FORMATS`, as `percent:1` (a share) or `ms:2` (seconds)."""
+    """A column's heading and the format of its numbers: one of `render.FORMATS`, as `percent:1` (a
+    share) or `ms:2` (seconds).
+    """
 
     name: str
     format: str | None = None
@@ -57,16 +66,26 @@ class Table:
             format_of(column.format)
         for row in self.rows:
             if len(row) != len(self.columns):
-                raise ValueError(f"table {self.key!r}: a row has {len(row)} values for {len(self.columns)} columns: {row!r}")
+                raise ValueError(
+                    f"table {self.key!r}: a row has {len(row)} values for {len(self.columns)}"
+                    f" columns: {row!r}"
+                )
 
 
 def text_of(table: Table) -> str:
     """Return a table as it is printed and shown in the documentation."""
-    return "\n".join(markdown(*zip(*((column.name, column.format) for column in table.columns), strict=True), table.rows))
+    return "\n".join(
+        markdown(
+            *zip(*((column.name, column.format) for column in table.columns), strict=True),
+            table.rows,
+        )
+    )
 
 
 def prompt_record(prompt_ids: Iterable[str]) -> dict[str, Any]:
-    """Return what tells whether two measurements had the same prompts; the hash is that of an evaluation's report.
+    """Return what tells whether two measurements had the same prompts.
+
+    The hash is that of an evaluation's report.
 
     The Python version belongs to it: nano's prompts are functions of the standard library.
     """
@@ -76,7 +95,10 @@ def prompt_record(prompt_ids: Iterable[str]) -> dict[str, Any]:
 
 def add_keep_option(parser: argparse.ArgumentParser, name: str) -> None:
     """Give a script the option that keeps its result with those of the repository."""
-    described = f"keep the result as benchmarks/results/NAME.json (default: {name}); without this it goes to outputs/benchmarks/"
+    described = (
+        f"keep the result as benchmarks/results/NAME.json (default: {name}); without this it goes"
+        " to outputs/benchmarks/"
+    )
     parser.add_argument("--keep", nargs="?", const=name, metavar="NAME", help=described)
 
 
@@ -91,10 +113,11 @@ def write_result(
     keep: str | None = None,
     folder: Path = RESULTS,
 ) -> Path:
-    """Write a result and return its file: in outputs/benchmarks, or in `folder` under the name `keep` where one is given.
+    """Write a result and return its file: in outputs/benchmarks, or in `folder` under the name
+    `keep` where one is given.
 
-    `command`: that of this process where none is given. `prompts`: from `prompt_record`, one or several by the name of their
-    set.
+    `command`: that of this process where none is given. `prompts`: from `prompt_record`, one or
+    several by the name of their set.
     """
     place, name = (folder, keep) if keep else (OUTPUTS, name)
     result = {
@@ -114,7 +137,11 @@ def write_result(
     path = place / f"{name}.json"
     write_json(path, result)
     if keep:
-        print(f"kept as benchmarks/results/{path.name}; `python benchmarks/render.py` puts it into the tables", file=sys.stderr)
+        print(
+            f"kept as benchmarks/results/{path.name}; `python benchmarks/render.py` puts it into"
+            " the tables",
+            file=sys.stderr,
+        )
     else:
         print(f"written to {path}; `--keep` puts it into benchmarks/results", file=sys.stderr)
     return path
@@ -128,19 +155,33 @@ def _started_command() -> str:
 
 
 def _without_folders(command: str) -> str:
-    """Return a command without the folders of this machine: paths become relative to the repository, or keep only their name."""
+    """Return a command without the folders of this machine: paths become relative to the
+    repository, or keep only their name.
+    """
     inside = command.replace(f"{ROOT}/", "")
     return re.sub(r"(?<![\w.<>-])/(?:[^\s/'\",:}]+/)*([^\s/'\",:}]+)", r"\1", inside)
 
 
 def _commit() -> str | None:
-    """Return the commit of the files around this one, `-dirty` if others than results differ; None without git."""
+    """Return the commit of the files around this one, `-dirty` if others than results differ.
+
+    None without git.
+    """
 
     def git(*words: str) -> str:
-        return subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
+        return subprocess.run(
+            ["git", *words], cwd=ROOT, capture_output=True, text=True, check=True
+        ).stdout.strip()
 
     try:
-        others = git("status", "--porcelain", "--untracked-files=no", "--", ".", *(f":!{name}" for name in RENDERED))
+        others = git(
+            "status",
+            "--porcelain",
+            "--untracked-files=no",
+            "--",
+            ".",
+            *(f":!{name}" for name in RENDERED),
+        )
         return git("rev-parse", "--short=12", "HEAD") + ("-dirty" if others else "")
     except (OSError, subprocess.CalledProcessError):
         return None
@@ -149,7 +190,11 @@ def _commit() -> str | None:
 def _this_machine() -> dict[str, Any]:
     """Return the processor, what of it is used, the versions and the GPU."""
     information = Path("/proc/cpuinfo")
-    model = re.search(r"^model name\s*: (.+)$", information.read_text(), re.MULTILINE) if information.exists() else None
+    model = (
+        re.search(r"^model name\s*: (.+)$", information.read_text(), re.MULTILINE)
+        if information.exists()
+        else None
+    )
     return {
         "cpu": model[1] if model else platform.processor() or platform.machine(),
         "cores": os.cpu_count(),
@@ -172,5 +217,7 @@ def _is_quiet() -> bool:
     return LOAD < MOST_LOAD and others.next() < NOTABLE
 
 
-# Of the start of the process: a long run loads the machine itself, and the repository may move on under it.
-LOAD, COMMIT = _load_average(), _commit()
+# Of the start of the process: a long run loads the machine itself, and the repository may move on
+# under it.
+LOAD = _load_average()
+COMMIT = _commit()

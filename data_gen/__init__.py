@@ -1,1 +1,3 @@
-"""Stage 1 of the pipeline: prompts -> target responses -> drafted tokens with their acceptance probabilities."""
+"""Stage 1 of the pipeline: prompts -> target responses -> drafted tokens with their acceptance
+probabilities.
+"""

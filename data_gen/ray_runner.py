@@ -1,7 +1,7 @@
 """The stages of a data set in a number of processes on the machines of a Ray cluster.
 
-This process, the driver, gives each worker that has begun one lot of shards after another, so workers join as the cluster grows.
-What a worker that dies was making is made by another one.
+This process, the driver, gives each worker that has begun one lot of shards after another, so
+workers join as the cluster grows. What a worker that dies was making is made by another one.
 """
 
 import importlib
@@ -25,21 +25,36 @@ logger = logging.getLogger(__name__)
 
 _SECONDS_TO_CONNECT = 5.0
 _MOST_DEATHS = 20  # workers that may die one after another without a finished lot
-_PASSED_ON = ("HF_", "HUGGINGFACE_", "SPECHEADS_", "VLLM_", "PYTHONPATH")  # beginnings of names of environment variables
+_PASSED_ON = (
+    "HF_",
+    "HUGGINGFACE_",
+    "SPECHEADS_",
+    "VLLM_",
+    "PYTHONPATH",
+)  # beginnings of names of environment variables
 
 T = TypeVar("T")
 OpenStage = Callable[[dict[str, Any]], Path | Stage]
 
 
-def on_workers(settings: DataGeneration, shared: Path, open_stage: OpenStage, stages: Sequence[dict[str, Any]]) -> str:
-    """Do stages one after another on workers that share the folder `shared`; return the folder of the last.
+def on_workers(
+    settings: DataGeneration, shared: Path, open_stage: OpenStage, stages: Sequence[dict[str, Any]]
+) -> str:
+    """Do stages one after another on workers that share the folder `shared`.
 
-    `open_stage`, a function of a module, opens a stage from plain data. Raises UserError for a cluster that cannot be used.
+    Return the folder of the last.
+
+    `open_stage`, a function of a module, opens a stage from plain data. Raises UserError for a
+    cluster that cannot be used.
     """
     try:
-        ray: Any = importlib.import_module("ray")  # its annotations do not know how its functions are called
+        ray: Any = importlib.import_module(
+            "ray"
+        )  # its annotations do not know how its functions are called
     except ImportError:
-        raise UserError("runner=ray, but there is no Ray here; run pip install 'specheads[ray]'.") from None
+        raise UserError(
+            "runner=ray, but there is no Ray here; run pip install 'specheads[ray]'."
+        ) from None
     shared.mkdir(parents=True, exist_ok=True)
     _connect(ray, settings)
     needs = {"num_cpus": settings.ray_cpus_per_worker, "num_gpus": settings.ray_gpus_per_worker}
@@ -47,13 +62,21 @@ def on_workers(settings: DataGeneration, shared: Path, open_stage: OpenStage, st
         _check_size(ray.cluster_resources(), settings)
         remote = ray.remote(_Worker).options(**needs, scheduling_strategy="SPREAD")
         logger.info(
-            "ray: %d workers, each with %g CPUs and %g GPUs, begin as soon as the cluster has room for them",
+            "ray: %d workers, each with %g CPUs and %g GPUs, begin as soon as the cluster has room"
+            " for them",
             *(settings.ray_num_workers, *needs.values()),
         )
         with tempfile.NamedTemporaryFile(dir=shared.absolute(), prefix=".ray-") as sign:
-            check = {"sign": sign.name, "packages": _packages_here(), "host": socket.gethostname(), "folder": os.getcwd()}
+            check = {
+                "sign": sign.name,
+                "packages": _packages_here(),
+                "host": socket.gethostname(),
+                "folder": os.getcwd(),
+            }
             for stage in stages:
-                folder = _Crew(ray, partial(remote.remote, open_stage, stage, check), settings.ray_num_workers).make_stage()
+                folder = _Crew(
+                    ray, partial(remote.remote, open_stage, stage, check), settings.ray_num_workers
+                ).make_stage()
         return folder
     finally:
         ray.shutdown()
@@ -62,8 +85,12 @@ def on_workers(settings: DataGeneration, shared: Path, open_stage: OpenStage, st
 class _Worker:
     """A process of the cluster that makes lots of a stage."""
 
-    def __init__(self, open_stage: OpenStage, argument: dict[str, Any], check: Mapping[str, Any]) -> None:
-        self._open_stage, self._argument, self._check = open_stage, argument, check
+    def __init__(
+        self, open_stage: OpenStage, argument: dict[str, Any], check: Mapping[str, Any]
+    ) -> None:
+        self._open_stage = open_stage
+        self._argument = argument
+        self._check = check
 
     def begin(self) -> None:
         _check_worker(self._check)
@@ -76,7 +103,9 @@ class _Worker:
         return str(self.stage.store.folder if isinstance(self.stage, Stage) else self.stage)
 
     def missing(self) -> tuple[str, int, list[list[str]]]:
-        """Return the stage's name, the number of the missing responses, and the lots that are missing."""
+        """Return the stage's name, the number of the missing responses, and the lots that are
+        missing.
+        """
         if not isinstance(stage := self.stage, Stage):
             return "", 0, []
         logging.getLogger().setLevel(logging.INFO)  # this one speaks for all
@@ -87,11 +116,15 @@ class _Worker:
     def make(self, lot: list[str]) -> int:
         """Make the shards of a lot that are missing; return the number of the lot's responses."""
         stage = cast(Stage, self.stage)
-        _with_host(lambda: stage.make(stage.store.still_missing(lot), lambda *done: None))  # the driver shows progress
+        _with_host(
+            lambda: stage.make(stage.store.still_missing(lot), lambda *done: None)
+        )  # the driver shows progress
         return stage.num_rows(lot)
 
     def complete(self) -> None:
-        if isinstance(stage := self.stage, Stage) and not stage.store.still_missing(list(stage.shards)):
+        if isinstance(stage := self.stage, Stage) and not stage.store.still_missing(
+            list(stage.shards)
+        ):
             stage.store.complete(list(stage.shards))
 
 
@@ -99,8 +132,11 @@ class _Crew:
     """The workers of one stage. Another one begins in place of one that dies."""
 
     def __init__(self, ray: Any, new_worker: Callable[[], Any], count: int) -> None:
-        self._ray, self._new_worker = ray, new_worker
-        self._calls: dict[Any, tuple[Any, tuple]] = {}  # the worker of each call, and its task: empty while the worker begins
+        self._ray = ray
+        self._new_worker = new_worker
+        self._calls: dict[
+            Any, tuple[Any, tuple]
+        ] = {}  # the worker of each call, and its task: empty while the worker begins
         self._idle: list[Any] = []
         self._deaths = 0
         for _ in range(count):
@@ -124,11 +160,15 @@ class _Crew:
         self._calls[worker.begin.remote()] = worker, ()
 
     def _do(self, tasks: Iterable[tuple]) -> Iterator[Any]:
-        """Yield what workers return for tasks, (name of a method, arguments), as they end. Raises a worker's first mistake."""
+        """Yield what workers return for tasks, (name of a method, arguments), as they end.
+
+        Raises a worker's first mistake.
+        """
         left = deque(tasks)
         while left or any(task for _, task in self._calls.values()):
             while left and self._idle:
-                worker, task = self._idle.pop(), left.popleft()
+                worker = self._idle.pop()
+                task = left.popleft()
                 self._calls[getattr(worker, task[0]).remote(*task[1:])] = worker, task
             (call,), _ = self._ray.wait(list(self._calls))
             worker, task = self._calls.pop(call)
@@ -152,13 +192,20 @@ class _Crew:
 
 def _packages_here() -> dict[str, str]:
     """Return the versions of the packages that decide the bytes of what this process makes."""
-    return {name: importlib.import_module(name).__version__ for name in ("specheads", "torch", "transformers")}
+    return {
+        name: importlib.import_module(name).__version__
+        for name in ("specheads", "torch", "transformers")
+    }
 
 
 def _connect(ray: Any, settings: DataGeneration) -> None:
     """Connect to the cluster of the settings, or start one of this machine alone."""
     passed_on = {name: value for name, value in os.environ.items() if name.startswith(_PASSED_ON)}
-    options: dict[str, Any] = {"runtime_env": {"env_vars": passed_on}, "logging_level": "warning", "log_to_driver": True}
+    options: dict[str, Any] = {
+        "runtime_env": {"env_vars": passed_on},
+        "logging_level": "warning",
+        "log_to_driver": True,
+    }
     if (address := settings.ray_address) is None:
         options |= {"include_dashboard": False}
     try:
@@ -169,34 +216,47 @@ def _connect(ray: Any, settings: DataGeneration) -> None:
     except (OSError, ValueError, RuntimeError) as error:
         reason = getattr(error, "strerror", None) or (str(error).splitlines() or [""])[0]
         raise UserError(
-            f"ray.address={address} cannot be reached ({reason}); start a cluster there (ray start --head, ray up), use "
-            "ray.address=auto on one of its machines, or leave it out for this machine."
+            f"ray.address={address} cannot be reached ({reason}); start a cluster there (ray start"
+            " --head, ray up), use ray.address=auto on one of its machines, or leave it out for"
+            " this machine."
         ) from None
 
 
 def _check_size(has: Mapping[str, float], settings: DataGeneration) -> None:
-    """Raise UserError if no worker fits into a cluster that cannot grow, which is that of this machine alone."""
-    for name, need, key in (("CPU", settings.ray_cpus_per_worker, "cpus"), ("GPU", settings.ray_gpus_per_worker, "gpus")):
+    """Raise UserError if no worker fits into a cluster that cannot grow, which is that of this
+    machine alone.
+    """
+    for name, need, key in (
+        ("CPU", settings.ray_cpus_per_worker, "cpus"),
+        ("GPU", settings.ray_gpus_per_worker, "gpus"),
+    ):
         if settings.ray_address is None and need > has.get(name, 0):
             raise UserError(
-                f"ray.{key}_per_worker={need:g}, but this machine has {has.get(name, 0):g} {name}s; give fewer, or the address "
-                "of a cluster with more: ray.address="
+                f"ray.{key}_per_worker={need:g}, but this machine has {has.get(name, 0):g} {name}s;"
+                " give fewer, or the address of a cluster with more: ray.address="
             )
 
 
 def _check_worker(check: Mapping[str, Any]) -> None:
-    """Raise UserError if this process has other versions than the driver, or does not see its folder."""
-    host, ours = socket.gethostname(), _packages_here()
-    different = {name: version for name, version in check["packages"].items() if ours[name] != version}
+    """Raise UserError if this process has other versions than the driver, or does not see its
+    folder.
+    """
+    host = socket.gethostname()
+    ours = _packages_here()
+    different = {
+        name: version for name, version in check["packages"].items() if ours[name] != version
+    }
     if different:
         raise UserError(
-            f"the worker on {host} has {', '.join(f'{name} {ours[name]}' for name in different)}, {check['host']} has "
-            f"{', '.join(f'{name} {version}' for name, version in different.items())}; install the same versions on all machines."
+            f"the worker on {host} has {', '.join(f'{name} {ours[name]}' for name in different)},"
+            f" {check['host']} has"
+            f" {', '.join(f'{name} {version}' for name, version in different.items())}; install the"
+            " same versions on all machines."
         )
     if not Path(check["sign"]).is_file():
         raise UserError(
-            f"the worker on {host} does not see {Path(check['sign']).parent} of {check['host']}; give a folder that all machines "
-            "share: paths.data="
+            f"the worker on {host} does not see {Path(check['sign']).parent} of {check['host']};"
+            " give a folder that all machines share: paths.data="
         )
 
 

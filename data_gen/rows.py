@@ -1,6 +1,8 @@
-"""The shards of a data set and their rows: responses, drafted tokens and acceptance probabilities (SpecDec++, section 3.3).
+"""The shards of a data set and their rows: responses, drafted tokens and acceptance probabilities
+(SpecDec++, section 3.3).
 
-Both models read prompt and response once; probabilities are in memory for a slice of positions at a time.
+Both models read prompt and response once; probabilities are in memory for a slice of positions at a
+time.
 """
 
 from collections.abc import Callable, Sequence
@@ -20,10 +22,12 @@ from specheads.pair.pair import Pair
 from specheads.pair.sampling import Warp, accept_prob, has_nan, nan_message, tokens_at
 from specheads.prompts.prompt import SPLITS, EncodedPrompt
 
-SLICE_ELEMENTS = 2**22  # probabilities of one model that are held at once on a CPU, whose cache takes about as many
+SLICE_ELEMENTS = (
+    2**22
+)  # probabilities of one model that are held at once on a CPU, whose cache takes about as many
 _DEVICE_ELEMENTS = 2**26  # other devices would wait for weights and launches with small slices
-# The columns of a response's labels: index i is response position i. Where several tokens were sampled at each position, the
-# columns `more_` have a list for each sample after the first.
+# The columns of a response's labels: index i is response position i. Where several tokens were
+# sampled at each position, the columns `more_` have a list for each sample after the first.
 LABELS = ("draft_ids", "accept_prob", "more_draft_ids", "more_accept_prob")
 
 
@@ -36,7 +40,10 @@ class Shard:
 
 
 def plan_shards(prompts: Sequence[EncodedPrompt], settings: DataGeneration) -> dict[str, Shard]:
-    """Return the files, `train-00000.parquet` and so on; first responses come before second ones."""
+    """Return the files, `train-00000.parquet` and so on.
+
+    First responses come before second ones.
+    """
     shards: dict[str, Shard] = {}
     for split in SPLITS:
         rows = [row for row in prompts if row[0].split == split]
@@ -49,16 +56,30 @@ def plan_shards(prompts: Sequence[EncodedPrompt], settings: DataGeneration) -> d
     return shards
 
 
-def respond(responder: Responder, shards: Sequence[Shard], settings: DataGeneration, **how: Any) -> list[list[Response]]:
-    """Return the target's responses to the prompts of shards of one warp; see `Responder.respond` for more arguments."""
+def respond(
+    responder: Responder, shards: Sequence[Shard], settings: DataGeneration, **how: Any
+) -> list[list[Response]]:
+    """Return the target's responses to the prompts of shards of one warp.
+
+    See `Responder.respond` for more arguments.
+    """
     rows = [(shard.sample, *prompt) for shard in shards for prompt in shard.prompts]
-    uniform = np.stack([uniforms_of(settings, prompt.prompt_id, sample)[0] for sample, prompt, _ in rows])
-    made = iter(responder.respond([ids for *_, ids in rows], uniform, warp_of(settings, shards[0]), **how))
+    uniform = np.stack(
+        [uniforms_of(settings, prompt.prompt_id, sample)[0] for sample, prompt, _ in rows]
+    )
+    made = iter(
+        responder.respond([ids for *_, ids in rows], uniform, warp_of(settings, shards[0]), **how)
+    )
     return [[next(made) for _ in shard.prompts] for shard in shards]
 
 
-def response_rows(shard: Shard, responses: Sequence[Response], labels: Sequence[dict[str, list]] = ()) -> list[dict]:
-    """Return the rows of one shard, in the order of its prompts; without labels, the columns of the draft are empty."""
+def response_rows(
+    shard: Shard, responses: Sequence[Response], labels: Sequence[dict[str, list]] = ()
+) -> list[dict]:
+    """Return the rows of one shard, in the order of its prompts.
+
+    Without labels, the columns of the draft are empty.
+    """
     rows = zip(shard.prompts, responses, labels or [{}] * len(responses), strict=True)
     return [
         {
@@ -83,22 +104,38 @@ def label_rows(
     settings: DataGeneration,
     advance: Callable[[int], object] = lambda rows: None,
 ) -> list[dict]:
-    """Return the rows of one shard with drafted tokens and their labels; `advance` as in `label_responses`."""
-    ids, answers = [ids for _, ids in shard.prompts], [response.ids for response in responses]
-    uniform = np.stack([uniforms_of(settings, prompt.prompt_id, shard.sample)[1:] for prompt, _ in shard.prompts])
-    return response_rows(shard, responses, label_responses(pair, ids, answers, uniform, settings.warp, advance))
+    """Return the rows of one shard with drafted tokens and their labels.
+
+    `advance` as in `label_responses`.
+    """
+    ids = [ids for _, ids in shard.prompts]
+    answers = [response.ids for response in responses]
+    uniform = np.stack(
+        [uniforms_of(settings, prompt.prompt_id, shard.sample)[1:] for prompt, _ in shard.prompts]
+    )
+    return response_rows(
+        shard, responses, label_responses(pair, ids, answers, uniform, settings.warp, advance)
+    )
 
 
 def uniforms_of(settings: DataGeneration, prompt_id: str, sample: int) -> np.ndarray:
-    """Return the uniform numbers of a response and of the tokens drafted along it; a greedy draft drafts one at each position."""
+    """Return the uniform numbers of a response and of the tokens drafted along it.
+
+    A greedy draft drafts one at each position.
+    """
     num_samples = 1 if settings.warp.greedy else settings.samples_per_position
     return row_uniforms(settings.seed, prompt_id, settings.max_new_tokens, num_samples, sample)
 
 
 def warp_of(settings: DataGeneration, shard: Shard) -> Warp:
     """Return what turns the target's logits into the probabilities of a shard's responses."""
-    # A greedy target has one response. Text that it would not have written shows the heads of a greedy pair more.
-    return replace(settings.warp, temperature=1.0) if settings.warp.greedy and shard.sample else settings.warp
+    # A greedy target has one response. Text that it would not have written shows the heads of a
+    # greedy pair more.
+    return (
+        replace(settings.warp, temperature=1.0)
+        if settings.warp.greedy and shard.sample
+        else settings.warp
+    )
 
 
 def elements_at_once(device: torch.device) -> int:
@@ -115,20 +152,29 @@ def label_responses(
     warp: Warp,
     advance: Callable[[int], object] = lambda rows: None,
 ) -> list[dict[str, list]]:
-    """Return the labels of each response, which is not empty, by the names of their columns, LABELS.
+    """Return the labels of each response, which is not empty, by the names of their columns,
+    LABELS.
 
-    `uniform` (B, samples, >= longest response) in [0, 1) has a number per drafted token. `advance` takes how much more is done,
-    in responses of mean length: short ones come first.
+    `uniform` (B, samples, >= longest response) in [0, 1) has a number per drafted token. `advance`
+    takes how much more is done, in responses of mean length: short ones come first.
     """
     results: dict[int, dict[str, list]] = {}  # the key is the row
-    lengths, told, done = [len(p) + len(r) for p, r in zip(prompts, responses, strict=True)], 0, 0
+    lengths = [len(p) + len(r) for p, r in zip(prompts, responses, strict=True)]
+    told = 0
+    done = 0
     for rows in batches_of_tokens(lengths, BATCH_TOKENS):
         texts = [[*prompts[row], *responses[row]] for row in rows]
-        where = [(i, index) for i, row in enumerate(rows) for index in range(len(prompts[row]), len(texts[i]))]
+        where = [
+            (i, index)
+            for i, row in enumerate(rows)
+            for index in range(len(prompts[row]), len(texts[i]))
+        ]
         uniforms = np.concatenate([uniform[row, :, : len(responses[row])] for row in rows], axis=1)
         columns = _columns(pair, texts, torch.tensor(where).T, torch.from_numpy(uniforms), warp)
         ends = np.cumsum([len(responses[row]) for row in rows])[:-1]
-        for row, *parts in zip(rows, *(np.split(column, ends, axis=-1) for column in columns), strict=True):
+        for row, *parts in zip(
+            rows, *(np.split(column, ends, axis=-1) for column in columns), strict=True
+        ):
             results[row] = {name: part.tolist() for name, part in zip(LABELS, parts, strict=True)}
         done += sum(lengths[row] for row in rows)
         advance(len(prompts) * done // sum(lengths) - told)
@@ -136,8 +182,11 @@ def label_responses(
     return [results[row] for row in range(len(prompts))]
 
 
-def _columns(pair: Pair, texts: list[list[int]], where: Tensor, uniforms: Tensor, warp: Warp) -> list[np.ndarray]:
-    """Return the columns LABELS, (N,) or for `more_` (samples - 1, N), of positions `where` (2, N) = (row, index in the text).
+def _columns(
+    pair: Pair, texts: list[list[int]], where: Tensor, uniforms: Tensor, warp: Warp
+) -> list[np.ndarray]:
+    """Return the columns LABELS, (N,) or for `more_` (samples - 1, N), of positions `where` (2, N)
+    = (row, index in the text).
 
     `uniforms` (samples, N) decide the drafted tokens.
     """
@@ -147,7 +196,8 @@ def _columns(pair: Pair, texts: list[list[int]], where: Tensor, uniforms: Tensor
     draft_hidden = states_before(pair.draft_lm, tokens, row, index)
     device = target_hidden.device
     uniforms = uniforms.T.contiguous().to(device)
-    parts, nan = [], torch.zeros(2, dtype=torch.bool, device=device)
+    parts = []
+    nan = torch.zeros(2, dtype=torch.bool, device=device)
     for piece in slices(len(row), pair.vocab_size, elements_at_once(device)):
         target_probs = warp(pair.target_lm.logits(target_hidden[piece]))
         draft_probs = warp(pair.draft_lm.logits(draft_hidden[piece])).to(device)
@@ -163,6 +213,8 @@ def _columns(pair: Pair, texts: list[list[int]], where: Tensor, uniforms: Tensor
 
 
 def states_before(lm: LanguageModel, tokens: Tensor, row: Tensor, index: Tensor) -> Tensor:
-    """Return hidden states (N, H) that predict the tokens at the positions (row, index) of right-padded `tokens` (B, T)."""
+    """Return hidden states (N, H) that predict the tokens at the positions (row, index) of
+    right-padded `tokens` (B, T).
+    """
     hidden = lm.hidden_states(tokens.to(lm.device), use_cache=False)
     return hidden[row.to(hidden.device), index.to(hidden.device) - 1]

@@ -1,6 +1,7 @@
 """Make a data set in two stages, of which each fills a cache and keeps the shards that exist.
 
-The target's responses fit every draft of the same window; labels are the draft's tokens and their acceptance probabilities.
+The target's responses fit every draft of the same window; labels are the draft's tokens and their
+acceptance probabilities.
 """
 
 import contextlib
@@ -19,7 +20,16 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from transformers import PreTrainedTokenizerBase
 
-from specheads.data_gen.rows import LABELS, Shard, elements_at_once, label_rows, plan_shards, respond, response_rows, warp_of
+from specheads.data_gen.rows import (
+    LABELS,
+    Shard,
+    elements_at_once,
+    label_rows,
+    plan_shards,
+    respond,
+    response_rows,
+    warp_of,
+)
 from specheads.data_gen.server_runner import server_responses
 from specheads.data_gen.settings import RESPONSE_LIMITS, DataGeneration, OwnPrompts
 from specheads.data_gen.vllm_runner import responses_provenance, vllm_responses
@@ -31,7 +41,14 @@ from specheads.pair.config import INSTRUCTION
 from specheads.pair.needs import memory_of, memory_parts
 from specheads.pair.pair import Pair
 from specheads.pair.sampling import Warp, computing_with
-from specheads.prompts.prompt import SPLITS, Prompt, encode_prompts, response_provenance, text_id, unique
+from specheads.prompts.prompt import (
+    SPLITS,
+    Prompt,
+    encode_prompts,
+    response_provenance,
+    text_id,
+    unique,
+)
 from specheads.prompts.sources import PromptSource
 from specheads.storage.data_set import SCHEMA, load_split
 from specheads.storage.files import write_whole
@@ -48,9 +65,12 @@ def generate_data(
     splits: Collection[str] = SPLITS,
     labelled: bool = True,
 ) -> Path:
-    """Return the folder of the complete cache of the prompts of a source, or of given ones; missing shards are made first.
+    """Return the folder of the complete cache of the prompts of a source, or of given ones.
 
-    With `labelled` false responses are enough. Raises UserError for prompts none of which is usable.
+    Missing shards are made first.
+
+    With `labelled` false responses are enough. Raises UserError for prompts none of which is
+    usable.
     """
     prompts = unique(source if isinstance(source, Sequence) else source.load(pair.chats))
     while isinstance(stage := next_stage(pair, prompts, settings, root, splits, labelled), Stage):
@@ -61,19 +81,31 @@ def generate_data(
 
 
 def tell_cut_thoughts(tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
-    """Warn if responses of a complete cache were cut while the target was thinking, after <think> and before </think>."""
+    """Warn if responses of a complete cache were cut while the target was thinking, after <think>
+    and before </think>.
+    """
     begin, end = (tokenizer.get_vocab().get(mark, -1) for mark in ("<think>", "</think>"))
     if begin < 0 or end < 0:
         return
-    paths, cut = sorted(folder.glob("*.parquet")), 0
+    paths = sorted(folder.glob("*.parquet"))
+    cut = 0
     for path in paths:
-        rows = pq.read_table(path, columns=["prompt_ids", "response_ids"], filters=[("finished", "==", False)]).to_pylist()
-        last = (next((i for i in reversed(row["prompt_ids"] + row["response_ids"]) if i in (begin, end)), None) for row in rows)
+        rows = pq.read_table(
+            path, columns=["prompt_ids", "response_ids"], filters=[("finished", "==", False)]
+        ).to_pylist()
+        last = (
+            next(
+                (i for i in reversed(row["prompt_ids"] + row["response_ids"]) if i in (begin, end)),
+                None,
+            )
+            for row in rows
+        )
         cut += sum(mark == begin for mark in last)
     if cut:
         logger.warning(
-            "data: %d of %d responses end within <think>, without an answer: raise data.max_new_tokens, or have the target not "
-            "think (for many models model.chat_template_kwargs.enable_thinking=false)",
+            "data: %d of %d responses end within <think>, without an answer: raise"
+            " data.max_new_tokens, or have the target not think (for many models"
+            " model.chat_template_kwargs.enable_thinking=false)",
             cut,
             sum(pq.read_metadata(path).num_rows for path in paths),
         )
@@ -87,16 +119,22 @@ def next_stage(
     splits: Collection[str] = SPLITS,
     labelled: bool = True,
 ) -> "Path | Stage":
-    """Return the folder of the complete cache, see `generate_data`, or the stage that comes next where there is none yet."""
+    """Return the folder of the complete cache, see `generate_data`, or the stage that comes next
+    where there is none yet.
+    """
     settings = settings.for_pair(pair)
-    usable = [prompt for prompt in prompts if prompt.split in SPLITS]  # final prompts are for evaluations
+    usable = [
+        prompt for prompt in prompts if prompt.split in SPLITS
+    ]  # final prompts are for evaluations
     wanted = [prompt for prompt in usable if prompt.split in splits]
 
     def complete(labels: bool) -> ShardStore | None:
         for some in (usable, wanted):  # a cache with more splits than needed can be used, too
             provenance = cache_provenance(pair, some, settings, labels)
             folder = root / fingerprint(provenance)
-            if (folder / MANIFEST).is_file() and (store := ShardStore(folder, provenance)).is_complete():
+            if (folder / MANIFEST).is_file() and (
+                store := ShardStore(folder, provenance)
+            ).is_complete():
                 return store
         return None
 
@@ -111,15 +149,23 @@ def next_stage(
 
 
 def _check_answered(pair: Pair, folder: Path) -> None:
-    """Warn where half of a complete cache's responses are an end token alone; raises UserError where all are."""
+    """Warn where half of a complete cache's responses are an end token alone.
+
+    Raises UserError where all are.
+    """
     paths = sorted(folder.glob("*.parquet"))
-    rows = pa.concat_tables([pq.read_table(path, columns=["response_ids", "finished"]) for path in paths])
-    count = pc.sum(pc.and_(rows["finished"], pc.less_equal(pc.list_value_length(rows["response_ids"]), 1))).as_py()
+    rows = pa.concat_tables(
+        [pq.read_table(path, columns=["response_ids", "finished"]) for path in paths]
+    )
+    count = pc.sum(
+        pc.and_(rows["finished"], pc.less_equal(pc.list_value_length(rows["response_ids"]), 1))
+    ).as_py()
     if 2 * (count or 0) < len(rows):
         return
     text = (
-        f"{count} of {len(rows)} responses of {pair.target_id} are an end token alone; look at its chat template (or model.chat, "
-        "model.instruction_format) and at the end tokens of its generation config"
+        f"{count} of {len(rows)} responses of {pair.target_id} are an end token alone; look at its"
+        " chat template (or model.chat, model.instruction_format) and at the end tokens of its"
+        " generation config"
     )
     if count == len(rows):
         raise UserError(f"{text}: there is nothing to learn from. The responses are in {folder}.")
@@ -127,20 +173,25 @@ def _check_answered(pair: Pair, folder: Path) -> None:
 
 
 class Stage(ABC):
-    """One stage of a data set: the shards of a cache, made in lots that do not depend on each other."""
+    """One stage of a data set: the shards of a cache, made in lots that do not depend on each
+    other.
+    """
 
     name: str
     labelled: bool
 
-    def __init__(self, pair: Pair, prompts: Sequence[Prompt], settings: DataGeneration, root: Path) -> None:
-        self.pair, self.settings = pair, settings
+    def __init__(
+        self, pair: Pair, prompts: Sequence[Prompt], settings: DataGeneration, root: Path
+    ) -> None:
+        self.pair = pair
+        self.settings = settings
         provenance = cache_provenance(pair, prompts, settings, self.labelled)
         self.store = ShardStore(root / fingerprint(provenance), provenance, SCHEMA)
         encoded = encode_prompts(pair, prompts, settings.limits)
         if lost := {prompt.split for prompt in prompts} - {prompt.split for prompt, _ in encoded}:
             raise UserError(
-                f"no {lost.pop()} prompt is left, of which the log says why; raise data.max_prompt_tokens="
-                f"{settings.max_prompt_tokens}, or take other prompts."
+                f"no {lost.pop()} prompt is left, of which the log says why; raise"
+                f" data.max_prompt_tokens={settings.max_prompt_tokens}, or take other prompts."
             )
         self.shards = plan_shards(encoded, settings)
 
@@ -160,42 +211,70 @@ class Stage(ABC):
         return self.name, self.num_rows(names)
 
     def announce(self, missing: Collection[str]) -> None:
-        """Log how many responses are to be made or labelled, and the memory for it; their size follows with the first shard."""
-        rows, memory, whole = self.num_rows(missing), self.memory(), self.num_rows(self.shards)
-        how = f"{whole - rows} taken over, {rows} still to do" if rows < whole else f"{rows} still to do"
-        logger.info("data: %s of %d prompts, %s, in %s%s", self.name, whole, how, self.store.folder, memory)
+        """Log how many responses are to be made or labelled, and the memory for it.
+
+        Their size follows with the first shard.
+        """
+        rows = self.num_rows(missing)
+        memory = self.memory()
+        whole = self.num_rows(self.shards)
+        how = (
+            f"{whole - rows} taken over, {rows} still to do"
+            if rows < whole
+            else f"{rows} still to do"
+        )
+        logger.info(
+            "data: %s of %d prompts, %s, in %s%s", self.name, whole, how, self.store.folder, memory
+        )
         self.store.announce(self.name, [len(self.shards[name].prompts) for name in missing])
 
     @abstractmethod
     def memory(self) -> str:
-        """Return how much memory making shards takes, for the log; nothing where another program makes them."""
+        """Return how much memory making shards takes, for the log.
+
+        Nothing where another program makes them.
+        """
 
     def lots(self, missing: Collection[str]) -> list[list[str]]:
         return [[name] for name in missing]
 
     @abstractmethod
     def make(self, names: Sequence[str], advance: Advance) -> None:
-        """Make some shards; `advance` takes how much of their amount is done, and where that was the most, how much is left."""
+        """Make some shards.
+
+        `advance` takes how much of their amount is done, and where that was the most, how much is
+        left.
+        """
 
 
 class ResponseStage(Stage):
     """The stage that answers the prompts: by vLLM, by a server, or in this process."""
 
-    name, labelled = "responses", False
+    name = "responses"
+    labelled = False
 
     def lots(self, missing: Collection[str]) -> list[list[str]]:
-        """Return one lot per vLLM process or server, which answers many prompts together, or as few shards as fill our rows."""
+        """Return one lot per vLLM process or server, which answers many prompts together, or as few
+        shards as fill our rows.
+        """
         if not self.settings.elsewhere:
-            lots, rows = list[list[str]](), self.settings.batch_size if self.settings.runner == "local" else 1
+            lots = list[list[str]]()
+            rows = self.settings.batch_size if self.settings.runner == "local" else 1
             for name in missing:
-                warps = {warp_of(self.settings, self.shards[each]) for each in (name, *(lots[-1] if lots else ()))}
+                warps = {
+                    warp_of(self.settings, self.shards[each])
+                    for each in (name, *(lots[-1] if lots else ()))
+                }
                 if not lots or self.num_rows(lots[-1]) >= rows or len(warps) > 1:
                     lots.append([])
                 lots[-1].append(name)
             return lots
-        names, count = list(self.shards), self.settings.ray_num_workers if self.settings.runner == "ray" else 1
+        names = list(self.shards)
+        count = self.settings.ray_num_workers if self.settings.runner == "ray" else 1
         ends = [round(len(names) * number / count) for number in range(count + 1)]
-        lots = [[name for name in names[first:end] if name in missing] for first, end in pairwise(ends)]
+        lots = [
+            [name for name in names[first:end] if name in missing] for first, end in pairwise(ends)
+        ]
         return [lot for lot in lots if lot]
 
     @cached_property
@@ -204,39 +283,66 @@ class ResponseStage(Stage):
         return Responder(self.pair, lengths, self.settings.limits)
 
     def amount(self, names: Collection[str]) -> tuple[str, float]:
-        """Return responses where others make them; else tokens, whose pace is known before the first response ends."""
+        """Return responses where others make them.
+
+        Else tokens, whose pace is known before the first response ends.
+        """
         if self.settings.elsewhere:
             return super().amount(names)
         return f"{self.name}, in tokens", self.num_rows(names) * self.settings.max_new_tokens
 
     def memory(self) -> str:
-        return "" if self.settings.elsewhere else ", " + memory_of(self.name, self.pair.target_lm, self._responder.memory())
+        return (
+            ""
+            if self.settings.elsewhere
+            else ", " + memory_of(self.name, self.pair.target_lm, self._responder.memory())
+        )
 
     def make(self, names: Sequence[str], advance: Advance) -> None:
         shards = {name: self.shards[name] for name in names}
         if self.settings.runner == "server":
             responses_of = server_responses(self.pair, shards, self.settings, self.store, advance)
         elif self.settings.elsewhere:
-            responses_of = vllm_responses(self.pair, shards, self.settings, self.store.folder, advance)
+            responses_of = vllm_responses(
+                self.pair, shards, self.settings, self.store.folder, advance
+            )
         else:
             responses_of = self._own_responses(shards, advance)
         with contextlib.closing(responses_of) as made:
             for name, responses in made:
                 self.store.write(name, response_rows(shards[name], responses))
 
-    def _own_responses(self, shards: Mapping[str, Shard], advance: Advance) -> Generator[tuple[str, list[Response]]]:
-        num_later = self.num_rows(self.store.still_missing(list(self.shards))) - self.num_rows(shards)
-        how = {"on_step": advance, "journal": self.store.journal(list(shards)[-1]), "num_later": num_later}
-        yield from zip(shards, respond(self._responder, list(shards.values()), self.settings, **how), strict=True)
+    def _own_responses(
+        self, shards: Mapping[str, Shard], advance: Advance
+    ) -> Generator[tuple[str, list[Response]]]:
+        num_later = self.num_rows(self.store.still_missing(list(self.shards))) - self.num_rows(
+            shards
+        )
+        how = {
+            "on_step": advance,
+            "journal": self.store.journal(list(shards)[-1]),
+            "num_later": num_later,
+        }
+        yield from zip(
+            shards,
+            respond(self._responder, list(shards.values()), self.settings, **how),
+            strict=True,
+        )
 
 
 class LabelStage(Stage):
     """The stage that adds the draft's tokens and their labels to the responses in a folder."""
 
-    name, labelled = "labels", True
+    name = "labels"
+    labelled = True
 
     def __init__(
-        self, pair: Pair, prompts: Sequence[Prompt], settings: DataGeneration, root: Path, responses: ShardStore
+        self,
+        pair: Pair,
+        prompts: Sequence[Prompt],
+        settings: DataGeneration,
+        root: Path,
+        responses: ShardStore,
     ) -> None:
         super().__init__(pair, prompts, settings, root)
         self.responses = responses
@@ -244,52 +350,87 @@ class LabelStage(Stage):
     def memory(self) -> str:
         models = self.pair.target_lm, self.pair.draft_lm
         most = elements_at_once(models[0].device)
-        return ", " + memory_of(self.name, models[0], *(memory_parts(lm, most=most) for lm in models))
+        return ", " + memory_of(
+            self.name, models[0], *(memory_parts(lm, most=most) for lm in models)
+        )
 
     def make(self, names: Sequence[str], advance: Advance) -> None:
-        operations, columns = bulk_operations(self.pair.target_lm.device), ["prompt_ids", "sample", "response_ids", "finished"]
+        operations = bulk_operations(self.pair.target_lm.device)
+        columns = ["prompt_ids", "sample", "response_ids", "finished"]
         for name in names:
-            shard, path = self.shards[name], self.responses.folder / name
-            rows = pq.read_table(path, columns=columns).to_pylist() if self.responses.has(name) else []
-            if [(row["prompt_ids"], row["sample"]) for row in rows] != [(ids, shard.sample) for _, ids in shard.prompts]:
+            shard = self.shards[name]
+            path = self.responses.folder / name
+            rows = (
+                pq.read_table(path, columns=columns).to_pylist() if self.responses.has(name) else []
+            )
+            if [(row["prompt_ids"], row["sample"]) for row in rows] != [
+                (ids, shard.sample) for _, ids in shard.prompts
+            ]:
                 raise UserError(f"{path} has changed since it was written; run the command again.")
             responses = [Response(row["response_ids"], row["finished"]) for row in rows]
             with computing_with(operations):
-                self.store.write(name, label_rows(self.pair, shard, responses, self.settings, advance))
+                self.store.write(
+                    name, label_rows(self.pair, shard, responses, self.settings, advance)
+                )
 
 
-def cache_provenance(pair: Pair, prompts: Sequence[Prompt], settings: DataGeneration, labelled: bool) -> dict[str, Any]:
-    """Return everything that decides a cache's content. Responses depend on the draft only by the length of its window."""
-    provenance = response_provenance(pair, prompts, settings.warp, settings.seed) | responses_provenance(settings)
+def cache_provenance(
+    pair: Pair, prompts: Sequence[Prompt], settings: DataGeneration, labelled: bool
+) -> dict[str, Any]:
+    """Return everything that decides a cache's content.
+
+    Responses depend on the draft only by the length of its window.
+    """
+    provenance = response_provenance(
+        pair, prompts, settings.warp, settings.seed
+    ) | responses_provenance(settings)
     if labelled:
         return provenance | {"settings": settings.sizes(), "labels": LABELS}
-    draft, dtype = ["every draft", f"of window {pair.window}"], [str(pair.target.dtype), "any"]
-    return provenance | {"draft": draft, "dtype": dtype, "settings": {name: getattr(settings, name) for name in RESPONSE_LIMITS}}
+    draft = ["every draft", f"of window {pair.window}"]
+    dtype = [str(pair.target.dtype), "any"]
+    return provenance | {
+        "draft": draft,
+        "dtype": dtype,
+        "settings": {name: getattr(settings, name) for name in RESPONSE_LIMITS},
+    }
 
 
 def write_own_prompts(pair: Pair, wish: OwnPrompts, settings: DataGeneration, root: Path) -> Path:
-    """Return a JSON-lines file of different prompts, `{"instruction": ...}`, that the pair's target has written.
+    """Return a JSON-lines file of different prompts, `{"instruction": ...}`, that the pair's target
+    has written.
 
-    It writes what follows where its chat template has a user's message (Magpie, Xu et al. 2024). A text that does not end within
-    `data.max_new_tokens` is no prompt. Raises UserError for a target without a format in which a user's message begins, and
-    where no text has ended.
+    It writes what follows where its chat template has a user's message (Magpie, Xu et al. 2024). A
+    text that does not end within `data.max_new_tokens` is no prompt. Raises UserError for a target
+    without a format in which a user's message begins, and where no text has ended.
     """
     opened = replace(pair, instruction_format=_beginning(pair) + INSTRUCTION)
     openings = wish.openings or ("",)
     # An id of its own each: several responses to one prompt would each be in a file of their own.
     turns = [openings[number % len(openings)] for number in range(wish.number)]
-    prompts = [Prompt(text_id(f"{number} {opening}"), "train", opening) for number, opening in enumerate(turns)]
+    prompts = [
+        Prompt(text_id(f"{number} {opening}"), "train", opening)
+        for number, opening in enumerate(turns)
+    ]
     settings = settings.but(responses_per_prompt=1, warp=Warp(1.0))
     folder = generate_data(opened, prompts, settings, root, ("train",), labelled=False)
     rows = load_split(folder, "train")
-    columns = zip(rows["prompt"], rows["prompt_ids"], rows["response_ids"], rows["finished"], strict=True)
+    columns = zip(
+        rows["prompt"], rows["prompt_ids"], rows["response_ids"], rows["finished"], strict=True
+    )
     # Decoded with what precedes it: some tokenizers drop a space at the beginning.
-    whole = ((opening, pair.decode(ids), pair.decode([*ids, *response])) for opening, ids, response, ended in columns if ended)
-    texts = dict.fromkeys((opening + text[len(before) :]).strip() for opening, before, text in whole)
+    whole = (
+        (opening, pair.decode(ids), pair.decode([*ids, *response]))
+        for opening, ids, response, ended in columns
+        if ended
+    )
+    texts = dict.fromkeys(
+        (opening + text[len(before) :]).strip() for opening, before, text in whole
+    )
     if not (kept := [text for text in texts if text]):
         raise UserError(
-            f"{pair.target_id} has written no prompt that ends within data.max_new_tokens={settings.max_new_tokens}; raise it, "
-            "or take prompts from a data set (data.path=)."
+            f"{pair.target_id} has written no prompt that ends within"
+            f" data.max_new_tokens={settings.max_new_tokens}; raise it, or take prompts from a data"
+            " set (data.path=)."
         )
     file = folder / "own_prompts.jsonl"
     lines = "".join(json.dumps({"instruction": text}) + "\n" for text in kept)
@@ -301,8 +442,9 @@ def _beginning(pair: Pair) -> str:
     """Return what precedes a user's message in the pair's format."""
     if not pair.chats:
         raise UserError(
-            f"own_prompts.number: {pair.target_id} takes no instructions, so no message of a user begins anywhere; give "
-            "model.instruction_format, or take prompts from a data set (data.path=)."
+            f"own_prompts.number: {pair.target_id} takes no instructions, so no message of a user"
+            " begins anywhere; give model.instruction_format, or take prompts from a data set"
+            " (data.path=)."
         )
     if pair.instruction_format is not None:
         return pair.instruction_format.partition(INSTRUCTION)[0]

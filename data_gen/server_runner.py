@@ -1,7 +1,9 @@
-"""Responses of the target by a server that is already running: OpenAI's completions, with the ids of tokens.
+"""Responses of the target by a server that is already running: OpenAI's completions, with the ids
+of tokens.
 
-Each response is kept once it has ended. Before the first one, log-probabilities of some greedy responses are compared with the
-pair's own: a head must not learn from another model than the one that is served.
+Each response is kept once it has ended. Before the first one, log-probabilities of some greedy
+responses are compared with the pair's own: a head must not learn from another model than the one
+that is served.
 """
 
 import json
@@ -33,13 +35,19 @@ logger = logging.getLogger(__name__)
 
 KEY = "OPENAI_API_KEY"  # the environment variable of a server's key
 SEEDS = 2**31  # llama-server's have 32 bits
-COMPARED, COMPARED_TOKENS = 10, 8  # greedy responses, and the tokens of each
+# greedy responses, and the tokens of each
+COMPARED = 10
+COMPARED_TOKENS = 8
 # Mean differences of log-probabilities, in nats, above which they are told and refused.
-ROUNDED, ANOTHER = 0.1, 0.5  # a file in 4 bits by llama.cpp: 0.04 to 0.05; noise of 5 % in weights: 0.4
+ROUNDED, ANOTHER = (
+    0.1,
+    0.5,
+)  # a file in 4 bits by llama.cpp: 0.04 to 0.05; noise of 5 % in weights: 0.4
 _LISTED = 10.0  # seconds that a server may take to name its models
 _DELAYS = (1.0, 2.0, 4.0, 8.0, 16.0)  # seconds before further tries
 _TRY_AGAIN = (408, 425, 429, 500, 502, 503, 504)
-# What makes a server return ids, and what it might set by itself. llama-server's samplers run in the order of Warp's.
+# What makes a server return ids, and what it might set by itself. llama-server's samplers run in
+# the order of Warp's.
 _ALWAYS = {
     "return_token_ids": True,
     "logprobs": 1,
@@ -58,7 +66,9 @@ Result = TypeVar("Result")
 
 
 class Completion(NamedTuple):
-    """What a server answered: the ids of tokens, why it ended, and the log-probabilities of the ids where it tells them."""
+    """What a server answered: the ids of tokens, why it ended, and the log-probabilities of the ids
+    where it tells them.
+    """
 
     ids: list[int]
     reason: str
@@ -69,43 +79,75 @@ class Server:
     """A server of one model; every call is tried again a few times where that may help."""
 
     def __init__(self, url: str, model: str | None = None, seconds: float = 600.0) -> None:
-        """Ask an address, with or without /v1, for its models. Raises UserError if `model`, or the only one, is not there."""
+        """Ask an address, with or without /v1, for its models.
+
+        Raises UserError if `model`, or the only one, is not there.
+        """
         url = url.rstrip("/")
         if not url.startswith(("http://", "https://")):
-            raise UserError(f"server.url={url} is no address; give one such as http://localhost:8000.")
+            raise UserError(
+                f"server.url={url} is no address; give one such as http://localhost:8000."
+            )
         self.url = url if url.endswith("/v1") else f"{url}/v1"
         self._seconds = min(seconds, _LISTED)
-        served = [str(each.get("id")) for each in self._ask("models", delays=_DELAYS[:1]).get("data") or ()]
+        served = [
+            str(each.get("id"))
+            for each in self._ask("models", delays=_DELAYS[:1]).get("data") or ()
+        ]
         if model is None and len(served) != 1:
-            raise UserError(f"{url} serves {', '.join(served) or 'no model'}; name the target: server.model=")
+            raise UserError(
+                f"{url} serves {', '.join(served) or 'no model'}; name the target: server.model="
+            )
         if model is not None and served and model not in served:
-            raise UserError(f"server.model={model} is not served at {url}; it serves {', '.join(served)}.")
-        self.model, self._seconds = model or served[0], seconds
+            raise UserError(
+                f"server.model={model} is not served at {url}; it serves {', '.join(served)}."
+            )
+        self.model = model or served[0]
+        self._seconds = seconds
 
     def complete(self, ids: Sequence[int], params: Mapping[str, Any]) -> Completion:
-        """Return the completion of a prompt. Raises UserError if the server fails, read another prompt, or returns no ids."""
-        answer = self._ask("completions", {"model": self.model, "prompt": list(ids), **_ALWAYS, **params})
-        (choice, *_), read = answer.get("choices") or [{}], (answer.get("usage") or {}).get("prompt_tokens", len(ids))
+        """Return the completion of a prompt.
+
+        Raises UserError if the server fails, read another prompt, or returns no ids.
+        """
+        answer = self._ask(
+            "completions", {"model": self.model, "prompt": list(ids), **_ALWAYS, **params}
+        )
+        (choice, *_) = answer.get("choices") or [{}]
+        read = (answer.get("usage") or {}).get("prompt_tokens", len(ids))
         if read != len(ids):
-            raise UserError(f"{self.url} read {read} tokens of a prompt of {len(ids)}; it must neither add nor cut tokens.")
+            raise UserError(
+                f"{self.url} read {read} tokens of a prompt of {len(ids)}; it must neither add nor"
+                " cut tokens."
+            )
         told = choice.get("logprobs") or {}
         content = told.get("content") or ()  # llama-server's
-        tokens, numbers = choice.get("token_ids"), told.get("token_logprobs") or [each["logprob"] for each in content]
+        tokens = choice.get("token_ids")
+        numbers = told.get("token_logprobs") or [each["logprob"] for each in content]
         if tokens is None:
             tokens = [each["id"] for each in content if "id" in each]
         if not tokens and choice.get("text"):
             raise UserError(
-                f"{self.url} returns no token ids, as vLLM (from 0.10.2), SGLang (from August 2026) and llama-server do; use one "
-                "of these, or runner=local."
+                f"{self.url} returns no token ids, as vLLM (from 0.10.2), SGLang (from August 2026)"
+                " and llama-server do; use one of these, or runner=local."
             )
-        return Completion([int(token) for token in tokens], str(choice.get("finish_reason")), numbers)
+        return Completion(
+            [int(token) for token in tokens], str(choice.get("finish_reason")), numbers
+        )
 
-    def _ask(self, path: str, body: Mapping[str, Any] | None = None, delays: Sequence[float] = _DELAYS) -> dict[str, Any]:
-        """Return the answer to GET, or to POST with a body. Raises UserError where no try gets one."""
+    def _ask(
+        self, path: str, body: Mapping[str, Any] | None = None, delays: Sequence[float] = _DELAYS
+    ) -> dict[str, Any]:
+        """Return the answer to GET, or to POST with a body.
+
+        Raises UserError where no try gets one.
+        """
         headers = {"Content-Type": "application/json"}
         if key := os.environ.get(KEY):
             headers["Authorization"] = f"Bearer {key}"
-        request = urllib.request.Request(f"{self.url}/{path}", None if body is None else json.dumps(body).encode(), headers)
+        request = urllib.request.Request(
+            f"{self.url}/{path}", None if body is None else json.dumps(body).encode(), headers
+        )
         for delay in (*delays, None):
             try:
                 with urllib.request.urlopen(request, timeout=self._seconds) as answer:
@@ -116,10 +158,15 @@ class Server:
             except urllib.error.HTTPError as error:
                 reason = f"{error.code}: {_said(error.read())}"
                 if error.code in (401, 403):
-                    raise UserError(f"{self.url} refuses ({reason}); put its key into the variable {KEY}.") from None
+                    raise UserError(
+                        f"{self.url} refuses ({reason}); put its key into the variable {KEY}."
+                    ) from None
                 if error.code not in _TRY_AGAIN:
                     raise UserError(f"{self.url}/{path} refuses ({reason}).") from None
-                if delay is not None and (asked := error.headers.get("Retry-After", "")).isdecimal():
+                if (
+                    delay is not None
+                    and (asked := error.headers.get("Retry-After", "")).isdecimal()
+                ):
                     delay = min(float(asked), 60.0)
             except (OSError, HTTPException, ValueError) as error:
                 reason = str(getattr(error, "reason", error)) or type(error).__name__
@@ -127,8 +174,9 @@ class Server:
                 logger.warning("server: %s; it is asked again in %g s", reason, delay)
                 time.sleep(delay)
         raise UserError(
-            f"server.url={self.url.removesuffix('/v1')} gives no answer after {len(delays) + 1} tries ({reason}); see that a "
-            "server runs there (vLLM: port 8000, SGLang: 30000, llama-server: 8080), and run the command again: nothing is lost."
+            f"server.url={self.url.removesuffix('/v1')} gives no answer after {len(delays) + 1}"
+            f" tries ({reason}); see that a server runs there (vLLM: port 8000, SGLang: 30000,"
+            " llama-server: 8080), and run the command again: nothing is lost."
         )
 
 
@@ -144,16 +192,33 @@ def _said(body: bytes) -> str:
 
 
 def server_responses(
-    pair: Pair, shards: Mapping[str, Shard], settings: DataGeneration, store: ShardStore, advance: Callable[[int], object]
+    pair: Pair,
+    shards: Mapping[str, Shard],
+    settings: DataGeneration,
+    store: ShardStore,
+    advance: Callable[[int], object],
 ) -> Generator[tuple[str, list[Response]]]:
-    """Yield some shards' names with their responses as the last ends. Raises UserError for a server that fails, or is another."""
+    """Yield some shards' names with their responses as the last ends.
+
+    Raises UserError for a server that fails, or is another.
+    """
     if settings.server_url is None:
-        raise UserError("runner=server needs the address of a server: server.url=http://localhost:8000")
+        raise UserError(
+            "runner=server needs the address of a server: server.url=http://localhost:8000"
+        )
     server = Server(settings.server_url, settings.server_model, settings.server_seconds)
-    check_target(pair, server, [list(ids) for shard in shards.values() for _, ids in shard.prompts][:COMPARED])
+    check_target(
+        pair,
+        server,
+        [list(ids) for shard in shards.values() for _, ids in shard.prompts][:COMPARED],
+    )
     journals = {name: Journal(store.journal(name), {}) for name in shards}
-    missing = [(name, number) for name, shard in shards.items() for number in range(len(shard.prompts))]
-    missing = [(name, number) for name, number in missing if str(number) not in journals[name].entries]
+    missing = [
+        (name, number) for name, shard in shards.items() for number in range(len(shard.prompts))
+    ]
+    missing = [
+        (name, number) for name, number in missing if str(number) not in journals[name].entries
+    ]
     if kept := sum(len(journal.entries) for journal in journals.values()):
         logger.info("responses: %d are taken over from an earlier run", kept)
         advance(kept)
@@ -167,7 +232,8 @@ def server_responses(
         return response_of(pair, server.complete(ids, params), most)
 
     def finished(name: str) -> Iterator[tuple[str, list[Response]]]:
-        entries, count = journals[name].entries, len(shards[name].prompts)
+        entries = journals[name].entries
+        count = len(shards[name].prompts)
         if len(entries) == count:
             yield name, [Response(**entries[str(number)]) for number in range(count)]
 
@@ -180,15 +246,27 @@ def server_responses(
 
 
 def response_of(pair: Pair, made: Completion, most: int) -> Response:
-    """Return a completion as this process's response, to the first token that ends one. Raises UserError if that cannot be."""
+    """Return a completion as this process's response, to the first token that ends one.
+
+    Raises UserError if that cannot be.
+    """
     if made.reason not in ("stop", "length"):
-        raise UserError(f"the server ended a response by finish_reason={made.reason}, which is neither stop nor length.")
+        raise UserError(
+            f"the server ended a response by finish_reason={made.reason}, which is neither stop nor"
+            " length."
+        )
     if wrong := [token for token in made.ids if not 0 <= token < pair.vocab_size]:
-        raise UserError(f"the server returned the token {wrong[0]}, but {pair.target_id} has {pair.vocab_size} tokens.")
+        raise UserError(
+            f"the server returned the token {wrong[0]}, but {pair.target_id} has {pair.vocab_size}"
+            " tokens."
+        )
     end = next((place for place, token in enumerate(made.ids) if token in pair.stop_tokens), None)
     ids = made.ids if end is None else made.ids[: end + 1]
-    if end is None and made.reason == "stop" and len(ids) < most:  # some servers keep the token that ended it
-        ends, end = pair.tokenizer.eos_token_id, len(ids)
+    if (
+        end is None and made.reason == "stop" and len(ids) < most
+    ):  # some servers keep the token that ended it
+        ends = pair.tokenizer.eos_token_id
+        end = len(ids)
         ids = [*ids, ends if ends in pair.stop_tokens else min(pair.stop_tokens)]
     if len(ids) > most or not ids:
         raise UserError(f"the server returned {len(ids)} tokens, and was asked for 1 to {most}.")
@@ -197,37 +275,60 @@ def response_of(pair: Pair, made: Completion, most: int) -> Response:
 
 @torch.no_grad()
 def check_target(pair: Pair, server: Server, prompts: Sequence[Sequence[int]]) -> float:
-    """Return the mean difference of log-probabilities, in nats, of a server and the pair. Raises UserError for another model."""
+    """Return the mean difference of log-probabilities, in nats, of a server and the pair.
+
+    Raises UserError for another model.
+    """
     params = sampling_params(pair, Warp(0.0), COMPARED_TOKENS, 0.0, SEEDS)
     made = [(list(ids), server.complete(ids, params)) for ids in prompts]
-    texts, where, served = list[list[int]](), list[tuple[int, int]](), list[float]()
+    texts = list[list[int]]()
+    where = list[tuple[int, int]]()
+    served = list[float]()
     for row, (ids, answer) in enumerate(made):
         told = list(zip(answer.ids, answer.logprobs, strict=False))
         where += [(row, len(ids) + place) for place in range(len(told))]
         texts.append([*ids, *(min(token, pair.vocab_size - 1) for token, _ in told)])
         served += [logprob for _, logprob in told]
     if not served:
-        logger.warning("server: it returns no log-probabilities, so nobody knows whether it serves %s", pair.target_id)
+        logger.warning(
+            "server: it returns no log-probabilities, so nobody knows whether it serves %s",
+            pair.target_id,
+        )
         return 0.0
-    tokens, (rows, index) = right_padded(texts), torch.tensor(where).T
+    tokens = right_padded(texts)
+    (rows, index) = torch.tensor(where).T
     logits = pair.target_lm.logits(states_before(pair.target_lm, tokens, rows, index))
-    ours = logits.log_softmax(-1).gather(1, tokens[rows, index].to(logits.device)[:, None])[:, 0].cpu()
+    ours = (
+        logits.log_softmax(-1).gather(1, tokens[rows, index].to(logits.device)[:, None])[:, 0].cpu()
+    )
     difference = float((ours - torch.tensor(served, dtype=ours.dtype)).abs().mean())
-    text = f"log-probabilities of {len(served)} greedy tokens of {server.model} at {server.url} differ by {difference:.3g} nats"
+    text = (
+        f"log-probabilities of {len(served)} greedy tokens of {server.model} at {server.url} differ"
+        f" by {difference:.3g} nats"
+    )
     if not difference < ANOTHER:
         raise UserError(
-            f"{text} on average from those of {pair.target_id}: another model, revision or tokenizer is served; serve the "
-            "target, or label what is served: model.target="
+            f"{text} on average from those of {pair.target_id}: another model, revision or"
+            " tokenizer is served; serve the target, or label what is served: model.target="
         )
     say = logger.warning if difference > ROUNDED else logger.info
-    say("server: %s on average from ours%s", text, ", as other weights or a quantised model's do" if difference > ROUNDED else "")
+    say(
+        "server: %s on average from ours%s",
+        text,
+        ", as other weights or a quantised model's do" if difference > ROUNDED else "",
+    )
     return difference
 
 
-def at_once(call: Callable[[Item], Result], items: Sequence[Item], threads: int) -> Iterator[tuple[Item, Result]]:
-    """Yield items with what the call returns for them, as the calls end; raises the first call's exception.
+def at_once(
+    call: Callable[[Item], Result], items: Sequence[Item], threads: int
+) -> Iterator[tuple[Item, Result]]:
+    """Yield items with what the call returns for them, as the calls end.
 
-    After an exception no further call is begun. A pool's threads are daemons: a process that is interrupted does not wait.
+    Raises the first call's exception.
+
+    After an exception no further call is begun. A pool's threads are daemons: a process that is
+    interrupted does not wait.
     """
     failed = threading.Event()
 

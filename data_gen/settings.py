@@ -1,67 +1,109 @@
-"""How a data set is made: the settings of responses, and of the tokens that the draft samples along them."""
+"""How a data set is made: the settings of responses, and of the tokens that the draft samples along
+them.
+"""
 
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from specheads.pair.generation_config import Warped
 from specheads.prompts.prompt import ResponseLimits
-from specheads.settings import Count, NonNegativeNumber, PositiveCount, Seed, Settings, Text, count, setting
+from specheads.settings import (
+    Count,
+    NonNegativeNumber,
+    PositiveCount,
+    Seed,
+    Settings,
+    Text,
+    count,
+    setting,
+)
 
 _LARGEST_BATCH = 2**16  # responses; their key-value memory is allocated at once
 # Settings that decide responses; the others decide what the draft samples along them.
-RESPONSE_LIMITS = ("max_new_tokens", "max_prompt_tokens", "batch_size", "rows_per_shard", "responses_per_prompt")
+RESPONSE_LIMITS = (
+    "max_new_tokens",
+    "max_prompt_tokens",
+    "batch_size",
+    "rows_per_shard",
+    "responses_per_prompt",
+)
 
 
 class DataGeneration(Warped):
-    """How responses, drafted tokens and acceptance probabilities are made; all of it is in the fingerprint."""
+    """How responses, drafted tokens and acceptance probabilities are made.
+
+    All of it is in the fingerprint.
+    """
 
     # Of its own: three heads with seed=0, 1 and 2 learn from one data set, which is what costs.
-    seed: Seed = setting(0, "the seed of the responses and of the drafted tokens along them", key="generation.seed")
-    max_new_tokens: PositiveCount = setting(512, "the largest number of tokens in a response", key="data.max_new_tokens")
+    seed: Seed = setting(
+        0, "the seed of the responses and of the drafted tokens along them", key="generation.seed"
+    )
+    max_new_tokens: PositiveCount = setting(
+        512, "the largest number of tokens in a response", key="data.max_new_tokens"
+    )
     max_prompt_tokens: PositiveCount = setting(
-        1024, "the largest number of tokens in a prompt; longer prompts are left out", key="data.max_prompt_tokens"
+        1024,
+        "the largest number of tokens in a prompt; longer prompts are left out",
+        key="data.max_prompt_tokens",
     )
     batch_size: Annotated[int, count(1, _LARGEST_BATCH)] = setting(
-        64, "the number of prompts that are answered together; fewer take less memory", key="generation.batch_size"
+        64,
+        "the number of prompts that are answered together; fewer take less memory",
+        key="generation.batch_size",
     )
     rows_per_shard: PositiveCount = setting(
         512,
-        "the number of responses per file; a restart repeats at most half a minute of responses, and the labels of one file",
+        "the number of responses per file; a restart repeats at most half a minute of responses,"
+        " and the labels of one file",
         key="generation.rows_per_shard",
     )
     responses_per_prompt: PositiveCount = setting(
         1,
-        "the number of responses to each train prompt; a greedy target's are sampled at temperature 1 after the first",
+        "the number of responses to each train prompt; a greedy target's are sampled at temperature"
+        " 1 after the first",
         key="generation.responses_per_prompt",
     )
     samples_per_position: PositiveCount = setting(
         4,
-        "the number of tokens that the draft samples at each position; a head learns from another one in each epoch",
+        "the number of tokens that the draft samples at each position; a head learns from another"
+        " one in each epoch",
         key="generation.samples_per_position",
     )
     runner: Literal["local", "vllm", "server", "ray"] = setting(
         "local",
-        "who makes the data: this process; vLLM, which pip install 'specheads[vllm]' brings, or a running server, the responses; "
-        "or the workers of a Ray cluster (pip install 'specheads[ray]')",
+        "who makes the data: this process; vLLM, which pip install 'specheads[vllm]' brings, or a"
+        " running server, the responses; or the workers of a Ray cluster (pip install"
+        " 'specheads[ray]')",
     )
     vllm_python: Text | None = setting(
-        None, "the Python interpreter of an environment with vLLM; null: this one", key="vllm.python", decides=False
+        None,
+        "the Python interpreter of an environment with vLLM; null: this one",
+        key="vllm.python",
+        decides=False,
     )
     vllm_options: Mapping[str, Any] = setting(
         {}, "more arguments of vllm.LLM, for example {tensor_parallel_size: 8}", key="vllm.options"
     )
     server_url: Text | None = setting(
         None,
-        "the address of a server with OpenAI's completions (vLLM, SGLang, llama-server) for runner=server; its key is in the "
-        "variable OPENAI_API_KEY",
+        "the address of a server with OpenAI's completions (vLLM, SGLang, llama-server) for"
+        " runner=server; its key is in the variable OPENAI_API_KEY",
         key="server.url",
         decides=False,
     )
-    server_model: Text | None = setting(None, "the target's name there; null: the only model", key="server.model")
-    server_concurrency: PositiveCount = setting(
-        32, "the number of requests that are under way at a time", key="server.concurrency", decides=False
+    server_model: Text | None = setting(
+        None, "the target's name there; null: the only model", key="server.model"
     )
-    server_seconds: PositiveCount = setting(600, "the longest time for one response", key="server.seconds", decides=False)
+    server_concurrency: PositiveCount = setting(
+        32,
+        "the number of requests that are under way at a time",
+        key="server.concurrency",
+        decides=False,
+    )
+    server_seconds: PositiveCount = setting(
+        600, "the longest time for one response", key="server.seconds", decides=False
+    )
     ray_address: Text | None = setting(
         None,
         "the address of a Ray cluster, auto for that of this machine; null: this machine alone",
@@ -70,15 +112,22 @@ class DataGeneration(Warped):
     )
     ray_num_workers: PositiveCount = setting(
         2,
-        "the largest number of workers; the first begins as soon as one fits, the others as the cluster grows",
+        "the largest number of workers; the first begins as soon as one fits, the others as the"
+        " cluster grows",
         key="ray.num_workers",
         decides=False,
     )
     ray_cpus_per_worker: PositiveCount = setting(
-        1, "the number of CPUs, and of threads, of a worker", key="ray.cpus_per_worker", decides=False
+        1,
+        "the number of CPUs, and of threads, of a worker",
+        key="ray.cpus_per_worker",
+        decides=False,
     )
     ray_gpus_per_worker: NonNegativeNumber = setting(
-        0, "the number of GPUs of a worker; it has target and draft in its memory", key="ray.gpus_per_worker", decides=False
+        0,
+        "the number of GPUs of a worker; it has target and draft in its memory",
+        key="ray.gpus_per_worker",
+        decides=False,
     )
     ray_responses: Literal["local", "vllm"] = setting(
         "local",
@@ -102,15 +151,21 @@ class DataGeneration(Warped):
 
     def sizes(self) -> dict[str, Any]:
         """Return limits and sizes by their keys in caches."""
-        return {name: getattr(self, name) for name in RESPONSE_LIMITS} | {"draws_per_position": self.samples_per_position}
+        return {name: getattr(self, name) for name in RESPONSE_LIMITS} | {
+            "draws_per_position": self.samples_per_position
+        }
 
 
 class OwnPrompts(Settings):
     """What the target is asked to write in place of users."""
 
     number: Count = setting(
-        0, "how many prompts the target writes itself, and no data: a file for data.path=", key="own_prompts.number"
+        0,
+        "how many prompts the target writes itself, and no data: a file for data.path=",
+        key="own_prompts.number",
     )
     openings: tuple[Text, ...] = setting(
-        (), "texts that its prompts begin with, in turn, '[Write,Explain]'; none: as it likes", key="own_prompts.openings"
+        (),
+        "texts that its prompts begin with, in turn, '[Write,Explain]'; none: as it likes",
+        key="own_prompts.openings",
     )

@@ -1,4 +1,5 @@
-"""Responses of the target by vLLM, in a process that ends before the pair labels them, so that its memory is free by then.
+"""Responses of the target by vLLM, in a process that ends before the pair labels them, so that its
+memory is free by then.
 
 Requests have seeds, so a response does not depend on the others, up to the rounding of sums.
 """
@@ -26,44 +27,65 @@ logger = logging.getLogger(__name__)
 
 SEEDS = 2**53  # as many as there are numbers of which a uniform one is drawn
 _FIND_VERSION = (
-    "import importlib.metadata as m; names = m.packages_distributions().get('vllm'); print(m.version(names[0]) if names else '')"
+    "import importlib.metadata as m; names = m.packages_distributions().get('vllm');"
+    " print(m.version(names[0]) if names else '')"
 )
 
 
 @cache  # it is asked for every cache that might be used
 def _vllm_version(python: str) -> str:
     try:
-        done = subprocess.run([python, "-c", _FIND_VERSION], check=False, capture_output=True, text=True)
+        done = subprocess.run(
+            [python, "-c", _FIND_VERSION], check=False, capture_output=True, text=True
+        )
     except OSError as error:
         raise UserError(
-            f"vllm.python={python} cannot be run ({error.strerror}); give the path of a Python interpreter."
+            f"vllm.python={python} cannot be run ({error.strerror}); give the path of a Python"
+            " interpreter."
         ) from None
     if not (version := done.stdout.strip()):
         raise UserError(
-            f"runner=vllm, but {python} has no vLLM; run pip install 'specheads[vllm]', or name an interpreter that has it: "
-            "vllm.python=<environment>/bin/python"
+            f"runner=vllm, but {python} has no vLLM; run pip install 'specheads[vllm]', or name an"
+            " interpreter that has it: vllm.python=<environment>/bin/python"
         )
     return version
 
 
 def responses_provenance(settings: DataGeneration) -> dict[str, Any]:
-    """Return what decides responses besides the target and the settings of all runners; nothing for those that are made here."""
+    """Return what decides responses besides the target and the settings of all runners.
+
+    Nothing for those that are made here.
+    """
     if settings.runner == "server":
         return {"runner": ["server", settings.server_model]}
     if not settings.by_vllm:
         return {}
-    return {"runner": ["vllm", _vllm_version(settings.vllm_python or sys.executable), dict(settings.vllm_options)]}
+    return {
+        "runner": [
+            "vllm",
+            _vllm_version(settings.vllm_python or sys.executable),
+            dict(settings.vllm_options),
+        ]
+    }
 
 
 def vllm_responses(
-    pair: Pair, shards: Mapping[str, Shard], settings: DataGeneration, folder: Path, advance: Callable[[int], object]
+    pair: Pair,
+    shards: Mapping[str, Shard],
+    settings: DataGeneration,
+    folder: Path,
+    advance: Callable[[int], object],
 ) -> Generator[tuple[str, list[Response]]]:
-    """Yield the names of some shards with their responses, which vLLM makes all at once and in this order.
+    """Yield the names of some shards with their responses, which vLLM makes all at once and in this
+    order.
 
-    Its process ends with the iterator; the pair may be without the target's weights. Raises UserError where vLLM cannot do it.
+    Its process ends with the iterator; the pair may be without the target's weights. Raises
+    UserError where vLLM cannot do it.
     """
     if is_synthetic(pair.target_id):
-        raise UserError(f"runner=vllm cannot load {pair.target_id}, which is made in memory; leave runner out.")
+        raise UserError(
+            f"runner=vllm cannot load {pair.target_id}, which is made in memory; leave runner out."
+        )
     requests = []
     for shard in shards.values():
         for prompt, ids in shard.prompts:
@@ -71,7 +93,9 @@ def vllm_responses(
             uniform = float(uniforms_of(settings, prompt.prompt_id, shard.sample)[0, 0])
             params = sampling_params(pair, warp_of(settings, shard), most, uniform)
             requests.append({"ids": list(ids), "params": params})
-    path, ended = folder / "vllm.log", dict[int, Response]()  # the key is the number of the request
+    # the key is the number of the request
+    path = folder / "vllm.log"
+    ended = dict[int, Response]()
     logger.info("responses: vLLM starts with %d prompts; it logs to %s", len(requests), path)
     content = {"model": model_of(pair, requests, settings), "requests": requests}
     with closing(lines_of(settings.vllm_python or sys.executable, content, path)) as lines:
@@ -85,22 +109,36 @@ def vllm_responses(
             yield name, [ended.pop(number) for number in wanted]
 
 
-def sampling_params(pair: Pair, warp: Warp, most: int, uniform: float, seeds: int = SEEDS) -> dict[str, Any]:
-    """Return the arguments of vLLM's SamplingParams for a response of at most `most` tokens; `uniform` decides the seed."""
-    chosen: dict[str, Any] = {"temperature": float(warp.temperature), "stop_token_ids": sorted(pair.stop_tokens)}
+def sampling_params(
+    pair: Pair, warp: Warp, most: int, uniform: float, seeds: int = SEEDS
+) -> dict[str, Any]:
+    """Return the arguments of vLLM's SamplingParams for a response of at most `most` tokens.
+
+    `uniform` decides the seed.
+    """
+    chosen: dict[str, Any] = {
+        "temperature": float(warp.temperature),
+        "stop_token_ids": sorted(pair.stop_tokens),
+    }
     if warp.min_p and warp.top_p < 1 and not warp.greedy:
         raise UserError(
-            f"vLLM cuts by min_p={warp.min_p} before it cuts by top_p={warp.top_p}, which leaves other tokens than "
-            "here; give warp.min_p=0, warp.top_p=1, or runner=local."
+            f"vLLM cuts by min_p={warp.min_p} before it cuts by top_p={warp.top_p}, which leaves"
+            " other tokens than here; give warp.min_p=0, warp.top_p=1, or runner=local."
         )
     if not warp.greedy:
-        chosen |= {"top_k": warp.top_k, "top_p": float(warp.top_p)} | ({"min_p": float(warp.min_p)} if warp.min_p else {})
+        chosen |= {"top_k": warp.top_k, "top_p": float(warp.top_p)} | (
+            {"min_p": float(warp.min_p)} if warp.min_p else {}
+        )
     if padded := range(pair.vocab_size, pair.target.config.get_text_config().vocab_size):
-        chosen["logit_bias"] = dict.fromkeys(map(str, padded), -100.0)  # tokens that the tokenizer does not know
+        chosen["logit_bias"] = dict.fromkeys(
+            map(str, padded), -100.0
+        )  # tokens that the tokenizer does not know
     return chosen | {"max_tokens": most, "seed": int(uniform * seeds)}
 
 
-def model_of(pair: Pair, requests: list[dict[str, Any]], settings: DataGeneration) -> dict[str, Any]:
+def model_of(
+    pair: Pair, requests: list[dict[str, Any]], settings: DataGeneration
+) -> dict[str, Any]:
     """Return the arguments of vllm.LLM with which a pair's target answers requests."""
     location = resolve(pair.target_id)
     model: dict[str, Any] = {
@@ -108,7 +146,9 @@ def model_of(pair: Pair, requests: list[dict[str, Any]], settings: DataGeneratio
         "skip_tokenizer_init": True,
         "generation_config": "vllm",  # the model's folder may recommend something else
         "dtype": str(pair.target.dtype).removeprefix("torch."),
-        "max_model_len": max(len(request["ids"]) + request["params"]["max_tokens"] for request in requests),
+        "max_model_len": max(
+            len(request["ids"]) + request["params"]["max_tokens"] for request in requests
+        ),
         "disable_log_stats": True,
     }
     if not Path(location).is_dir():

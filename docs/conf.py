@@ -1,4 +1,7 @@
-"""How the documentation is built: python -m sphinx -W docs docs/_build. Pages of commands and tables of configs are made."""
+"""How the documentation is built: python -m sphinx -W docs docs/_build.
+
+Pages of commands and tables of configs are made.
+"""
 
 import sys
 from collections.abc import Iterator, Sequence
@@ -12,13 +15,22 @@ import yaml
 
 import specheads
 from specheads.commands import export
-from specheads.commands.help import REPRODUCE, composed, experiments, read_head, sections, usage_head
+from specheads.commands.help import (
+    REPRODUCE,
+    composed,
+    experiments,
+    read_head,
+    sections,
+    usage_head,
+)
 from specheads.commands.main import PROGRAMS, VERBS
 from specheads.data_gen.settings import DataGeneration
 from specheads.pair.config import checked_dtype, config_folder, pair_config
 from specheads.storage.files import amount
 
-project, copyright, author = "specheads", "the specheads authors", "the specheads authors"
+project = "specheads"
+copyright = "the specheads authors"
+author = "the specheads authors"
 version = release = specheads.__version__
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
 myst_enable_extensions = ["dollarmath", "deflist"]
@@ -30,7 +42,8 @@ default_role = "code"  # docstrings write code between single backticks
 autodoc_typehints = "none"  # shapes and units are in the text
 autodoc_member_order = "bysource"
 autodoc_default_options = {"members": True, "undoc-members": False, "show-inheritance": False}
-napoleon_google_docstring, napoleon_numpy_docstring = True, False
+napoleon_google_docstring = True
+napoleon_numpy_docstring = False
 suppress_warnings = ["myst.header"]
 
 
@@ -45,14 +58,18 @@ def command_pages() -> Iterator[tuple[str, str]]:
         lines += ["```bash", *usage_head(command.name), "```", ""]
         if command.name == REPRODUCE:
             lines += ["| experiment | what it repeats |", "|---|---|"]
-            lines += [f"| `{name}` | {escaped(' '.join(about.split()))} |" for name, about in experiments(REPRODUCE).items()] + [
-                ""
-            ]
+            lines += [
+                f"| `{name}` | {escaped(' '.join(about.split()))} |"
+                for name, about in experiments(REPRODUCE).items()
+            ] + [""]
         for section in sections(cfg, chosen, command.name):
             if section.rows:
                 lines += [f"## {section.title}", "", section.description.replace("<", "\\<"), ""]
                 lines += ["| key | what it is |", "|---|---|"]
-                lines += [f"| `{key.replace('|', chr(92) + '|')}` | {escaped(why)} |" for key, why in section.rows] + [""]
+                lines += [
+                    f"| `{key.replace('|', chr(92) + '|')}` | {escaped(why)} |"
+                    for key, why in section.rows
+                ] + [""]
         yield verb.split()[-1], "\n".join(lines)
 
 
@@ -76,22 +93,41 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
 
 def pair_table() -> str:
     """Return the table of the pairs on the hub: models, sizes, memory, licences."""
-    rows, known = [], yaml.safe_load((HERE / "published_models.yaml").read_text())
+    rows = []
+    known = yaml.safe_load((HERE / "published_models.yaml").read_text())
     for path in sorted((config_folder() / "model").glob("*.yaml")):
         config = pair_config(path.stem)
         models = [str(config.draft), str(config.target)]
         if known.keys() >= set(models):
             cells = [f"[{model}](https://huggingface.co/{model})" for model in models]
             sizes = [amount(known[model][0], "billion", "million") for model in models]
-            memory = amount(sum(known[model][0] for model in models) * checked_dtype(config.dtype).itemsize, "GB", "MB")
+            memory = amount(
+                sum(known[model][0] for model in models) * checked_dtype(config.dtype).itemsize,
+                "GB",
+                "MB",
+            )
             licences = dict.fromkeys(known[model][1] for model in models)
-            rows.append([f"`{path.stem}`", cells[0], sizes[0], cells[1], sizes[1], memory, "; ".join(licences)])
-    return table(["`model=`", "draft", "parameters", "target", "parameters", "memory of weights", "licence"], rows)
+            rows.append(
+                [
+                    f"`{path.stem}`",
+                    cells[0],
+                    sizes[0],
+                    cells[1],
+                    sizes[1],
+                    memory,
+                    "; ".join(licences),
+                ]
+            )
+    return table(
+        ["`model=`", "draft", "parameters", "target", "parameters", "memory of weights", "licence"],
+        rows,
+    )
 
 
 def data_table() -> str:
     """Return the table of the prompt sets with a path, from the heads of their configs."""
-    rows, usual = [], DataGeneration().values()
+    rows = []
+    usual = DataGeneration().values()
     for path in sorted((config_folder() / "data").glob("*.yaml")):
         text = path.read_text()
         data = yaml.safe_load(text)
@@ -99,24 +135,53 @@ def data_table() -> str:
             what, licence = read_head(text).splitlines()[:2]
             licence, address = licence.removeprefix("Licence: ").split(", ")
             counts = [f"{data[f'num_{split}']:,}" for split in ("train", "dev", "test")]
-            limits = [f"{data.get(key, usual[key]):,}" for key in ("max_prompt_tokens", "max_new_tokens")]
-            rows.append([f"`{path.stem}`", what, " / ".join(counts), " + ".join(limits), f"[{licence}]({address})"])
-    return table(["`data=`", "what it is", "train / dev / test prompts", "tokens at most, prompt + response", "licence"], rows)
+            limits = [
+                f"{data.get(key, usual[key]):,}" for key in ("max_prompt_tokens", "max_new_tokens")
+            ]
+            rows.append(
+                [
+                    f"`{path.stem}`",
+                    what,
+                    " / ".join(counts),
+                    " + ".join(limits),
+                    f"[{licence}]({address})",
+                ]
+            )
+    return table(
+        [
+            "`data=`",
+            "what it is",
+            "train / dev / test prompts",
+            "tokens at most, prompt + response",
+            "licence",
+        ],
+        rows,
+    )
 
 
 def write_commands() -> None:
     """Write the pages that commands.md lists, and the tables of pairs.md."""
     folder = HERE / "commands"
     folder.mkdir(exist_ok=True)
-    pages = dict(command_pages()) | {"export": export_page(), "_pairs": pair_table(), "_data": data_table()}
+    pages = dict(command_pages()) | {
+        "export": export_page(),
+        "_pairs": pair_table(),
+        "_data": data_table(),
+    }
     for name, text in pages.items():
         (folder / f"{name}.md").write_text(text)
 
 
-def add_arguments(app: object, what: str, name: str, each: object, options: object, lines: list[str]) -> None:
-    """Add the arguments of a plain dataclass, whose fields say what they are, to the lines of its docstring."""
+def add_arguments(
+    app: object, what: str, name: str, each: object, options: object, lines: list[str]
+) -> None:
+    """Add the arguments of a plain dataclass, whose fields say what they are, to the lines of its
+    docstring.
+    """
     fields = getattr(each, "__dataclass_fields__", {}).items() if what == "class" else ()
-    if meanings := {name: field.metadata["meaning"] for name, field in fields if "meaning" in field.metadata}:
+    if meanings := {
+        name: field.metadata["meaning"] for name, field in fields if "meaning" in field.metadata
+    }:
         lines += ["Args:", *(f"    {name}: {meaning}." for name, meaning in meanings.items()), ""]
 
 

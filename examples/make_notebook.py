@@ -1,4 +1,6 @@
-"""Write a script with `# %%` cells as a notebook: `python examples/make_notebook.py examples/real_pair.py`."""
+"""Write a script with `# %%` cells as a notebook: `python examples/make_notebook.py
+examples/real_pair.py`.
+"""
 
 import json
 import re
@@ -15,7 +17,12 @@ def notebook(script: str) -> dict:
         lines = body.strip().splitlines()
         lines = [re.sub(r"^# ?", "", line) for line in lines] if is_text else lines
         source = [f"{line}\n" for line in lines[:-1]] + lines[-1:]
-        cell = {"cell_type": "markdown" if is_text else "code", "id": f"cell-{number}", "metadata": {}, "source": source}
+        cell = {
+            "cell_type": "markdown" if is_text else "code",
+            "id": f"cell-{number}",
+            "metadata": {},
+            "source": source,
+        }
         cells.append(cell if is_text else cell | {"execution_count": None, "outputs": []})
     kernel = {"display_name": "Python 3", "language": "python", "name": "python3"}
     return {"cells": cells, "metadata": {"kernelspec": kernel}, "nbformat": 4, "nbformat_minor": 5}
@@ -24,4 +31,6 @@ def notebook(script: str) -> dict:
 if __name__ == "__main__":
     for name in sys.argv[1:]:
         path = Path(name)
-        path.with_suffix(".ipynb").write_text(json.dumps(notebook(path.read_text()), indent=1) + "\n")
+        path.with_suffix(".ipynb").write_text(
+            json.dumps(notebook(path.read_text()), indent=1) + "\n"
+        )

@@ -1,7 +1,8 @@
-"""A way to draft of your own: copy what followed the text's last tokens before, in the text itself or in one that is known.
+"""A way to draft of your own: copy what followed the text's last tokens before, in the text itself
+or in one that is known.
 
-Where responses repeat their prompt, a licence or a template, that costs no draft model (prompt lookup, Saxena 2023). See
-docs/extend.md.
+Where responses repeat their prompt, a licence or a template, that costs no draft model (prompt
+lookup, Saxena 2023). See docs/extend.md.
 """
 
 from collections.abc import Sequence
@@ -23,8 +24,10 @@ class KnownText(TreeDrafting):
     """Drafts the tokens that followed the latest earlier occurrence of the text's last n tokens.
 
     Args:
-        file: a text that is searched, too, as if it came before the prompt; None: only the prompt and the response are.
-        max_ngram: the longest n that is searched for; shorter runs follow, down to one token, until one occurs.
+        file: a text that is searched, too, as if it came before the prompt; None: only the prompt
+            and the response are.
+        max_ngram: the longest n that is searched for; shorter runs follow, down to one token, until
+            one occurs.
     """
 
     kind = CHOSEN
@@ -32,7 +35,9 @@ class KnownText(TreeDrafting):
 
     def __init__(self, file: str | None = None, max_ngram: int = 3) -> None:
         check("drafting.max_ngram", max_ngram, PositiveCount)
-        self.text, self.max_ngram, self.tokens = "" if file is None else Path(file).read_text(), max_ngram, list[int]()
+        self.text = "" if file is None else Path(file).read_text()
+        self.max_ngram = max_ngram
+        self.tokens = list[int]()
 
     def pair(self, pair: specheads.Pair) -> specheads.Pair:
         """Learn which tokens the file has for this pair, which decodes as it is."""
@@ -41,12 +46,14 @@ class KnownText(TreeDrafting):
         return pair
 
     def drafter(self, parts: Any) -> "KnownTextDrafter":
-        """Return the drafter of one decoder, whose pair, engines, rules, warp and memory are `parts`."""
+        """Return the drafter of one decoder, whose pair, engines, rules, warp and memory are
+        `parts`.
+        """
         rule = parts.stopping
         if rule.needs - {"token"}:
             raise specheads.UserError(
-                f"no draft model is run, but stopping by {type(rule).__name__} needs its {min(rule.needs)}; use a length, for "
-                "example stopping=[fixed_length]."
+                f"no draft model is run, but stopping by {type(rule).__name__} needs its"
+                f" {min(rule.needs)}; use a length, for example stopping=[fixed_length]."
             )
         return KnownTextDrafter(self.tokens, self.max_ngram, rule, parts.engines[-1].lm.device)
 
@@ -55,13 +62,27 @@ class KnownTextDrafter(RowDrafter):
     """Copies drafts from the known text and the committed tokens."""
 
     def __init__(
-        self, tokens: Sequence[int], max_ngram: int, rule: specheads.stopping.StoppingRule, device: torch.device
+        self,
+        tokens: Sequence[int],
+        max_ngram: int,
+        rule: specheads.stopping.StoppingRule,
+        device: torch.device,
     ) -> None:
-        self.tokens, self.max_ngram, self.rule, self._device = tokens, max_ngram, rule, device
+        self.tokens = tokens
+        self.max_ngram = max_ngram
+        self.rule = rule
+        self._device = device
 
-    def draft(self, committed: Sequence[int], state: Any, limit: int, uniforms: Any, ends: Tensor) -> Draft:
-        """Return the draft after the committed tokens, at most `limit` long; it ends where the rule or a token of `ends` says."""
-        draft, node, limit = Draft(), ROOT, min(limit, self.rule.max_tokens)
+    def draft(
+        self, committed: Sequence[int], state: Any, limit: int, uniforms: Any, ends: Tensor
+    ) -> Draft:
+        """Return the draft after the committed tokens, at most `limit` long.
+
+        It ends where the rule or a token of `ends` says.
+        """
+        draft = Draft()
+        node = ROOT
+        limit = min(limit, self.rule.max_tokens)
         found = continuation([*self.tokens, *committed], self.max_ngram, limit)
         copied = torch.tensor(found, dtype=torch.long, device=self._device)
         for token, ended in zip(copied.tolist(), ends[copied].tolist(), strict=True):
@@ -69,22 +90,28 @@ class KnownTextDrafter(RowDrafter):
             state, stop = self.rule.step(state, {"token": copied[node : node + 1]})
             if ended or bool(stop):
                 break
-        self._state, self._count = state, len(draft)
+        self._state = state
+        self._count = len(draft)
         return draft
 
     def after(self, path: Sequence[int]) -> tuple[Any, int, int]:
-        """Return the rule's state, and how many tokens were drafted and how many of them are kept, after `path` was accepted."""
+        """Return the rule's state, and how many tokens were drafted and how many of them are kept,
+        after `path` was accepted.
+        """
         return self._state, self._count, len(path)
 
 
 def continuation(text: Sequence[int], max_ngram: int, limit: int) -> Sequence[int]:
     """Return up to `limit` tokens that followed an earlier occurrence of the last tokens of `text`.
 
-    The longest run of last tokens, up to `max_ngram`, that occurs earlier counts, and its latest earlier occurrence.
+    The longest run of last tokens, up to `max_ngram`, that occurs earlier counts, and its latest
+    earlier occurrence.
     """
     ids = np.asarray(text)
     for size in range(min(max_ngram, len(text) - 1), 0, -1):
-        runs = np.lib.stride_tricks.sliding_window_view(ids[:-1], size)  # all except the run that ends the text
+        runs = np.lib.stride_tricks.sliding_window_view(
+            ids[:-1], size
+        )  # all except the run that ends the text
         places = np.flatnonzero((runs == ids[len(ids) - size :]).all(axis=1))
         if len(places):
             start = int(places[-1]) + size

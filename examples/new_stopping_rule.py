@@ -1,7 +1,8 @@
-"""A stopping rule of your own: stop after some tokens in a row to which the draft gave less than a probability.
+"""A stopping rule of your own: stop after some tokens in a row to which the draft gave less than a
+probability.
 
-Decode with it (`python examples/new_stopping_rule.py`), or have `specheads evaluate` tune it and compare it with the others: see
-docs/extend.md.
+Decode with it (`python examples/new_stopping_rule.py`), or have `specheads evaluate` tune it and
+compare it with the others: see docs/extend.md.
 """
 
 from collections.abc import Mapping
@@ -21,13 +22,22 @@ class RowState(NamedTuple):
 
 
 class UnsureTokens(specheads.stopping.StoppingRule):
-    """Stop after `patience` tokens in a row with a probability below `threshold` under the draft."""
+    """Stop after `patience` tokens in a row with a probability below `threshold` under the
+    draft.
+    """
 
     needs = frozenset({"draft_prob"})  # of specheads.heads.features.FEATURES
 
     def __init__(self, threshold: float = 0.5, patience: int = 2, max_tokens: int = 20) -> None:
-        self.threshold, self.patience, self.max_tokens = threshold, patience, max_tokens
-        self.compile_key = ("unsure_tokens", threshold, patience, max_tokens)  # steps are compiled for these numbers
+        self.threshold = threshold
+        self.patience = patience
+        self.max_tokens = max_tokens
+        self.compile_key = (
+            "unsure_tokens",
+            threshold,
+            patience,
+            max_tokens,
+        )  # steps are compiled for these numbers
 
     def start_prompt(self, batch: int, device: torch.device) -> RowState:
         """Return the state before the first round."""
@@ -41,10 +51,15 @@ class UnsureTokens(specheads.stopping.StoppingRule):
     def step(self, state: RowState, features: Mapping[str, Tensor]) -> tuple[RowState, Tensor]:
         """Return the state after a drafted token, and whether (B,) drafting stops with it."""
         unsure = features["draft_prob"] < self.threshold
-        num_drafted, num_unsure = state.num_drafted + 1, torch.where(unsure, state.num_unsure + 1, 0)
-        return RowState(num_drafted, num_unsure), (num_unsure >= self.patience) | (num_drafted >= self.max_tokens)
+        num_drafted = state.num_drafted + 1
+        num_unsure = torch.where(unsure, state.num_unsure + 1, 0)
+        return RowState(num_drafted, num_unsure), (num_unsure >= self.patience) | (
+            num_drafted >= self.max_tokens
+        )
 
 
 if __name__ == "__main__":
-    decoder = specheads.SpeculativeDecoder(specheads.load_pair("mini"), stopping=UnsureTokens(), engine="eager")
+    decoder = specheads.SpeculativeDecoder(
+        specheads.load_pair("mini"), stopping=UnsureTokens(), engine="eager"
+    )
     print(decoder.generate("def mean(values):\n", max_new_tokens=64).stats)

@@ -1,6 +1,8 @@
-"""Decode with your own pair and a head: `python examples/own_pair.py <target> <draft> <head> "<prompt>"`.
+"""Decode with your own pair and a head: `python examples/own_pair.py <target> <draft> <head>
+"<prompt>"`.
 
-Models are folders or hub ids that transformers loads; the head is a folder that `specheads train` exported for this draft.
+Models are folders or hub ids that transformers loads; the head is a folder that `specheads train`
+exported for this draft.
 """
 
 import sys
@@ -10,7 +12,10 @@ import specheads
 
 def main(target: str, draft: str, head: str, prompt: str) -> None:
     """Print a response as it is decoded, and what speculation was worth."""
-    pair, warp = specheads.load_pair(target=target, draft=draft), specheads.Warp(temperature=0)  # greedy
+    pair, warp = (
+        specheads.load_pair(target=target, draft=draft),
+        specheads.Warp(temperature=0),
+    )  # greedy
     rule = specheads.stopping.HeadThreshold(specheads.load_head(head), threshold=0.7)
     decoder = specheads.SpeculativeDecoder(pair, stopping=rule, warp=warp)
     decoder.warm_up()  # compiles now, so that the times below are those of decoding
@@ -19,8 +24,8 @@ def main(target: str, draft: str, head: str, prompt: str) -> None:
     speculative = decoder.generate(prompt, max_new_tokens=128, seed=0).stats
     alone = specheads.generate_baseline(pair, prompt, max_new_tokens=128, warp=warp).stats
     print(
-        f"\n{speculative.tokens_per_second:.0f} tokens/s for {alone.tokens_per_second:.0f} of the target alone; "
-        f"{speculative.block_efficiency:.2f} tokens per forward pass of the target"
+        f"\n{speculative.tokens_per_second:.0f} tokens/s for {alone.tokens_per_second:.0f} of the"
+        f" target alone; {speculative.block_efficiency:.2f} tokens per forward pass of the target"
     )
 
 

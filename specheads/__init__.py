@@ -1,4 +1,6 @@
-"""specheads: acceptance-prediction heads (SpecDec++) and draft distillation for speculative decoding."""
+"""specheads: acceptance-prediction heads (SpecDec++) and draft distillation for speculative
+decoding.
+"""
 
 import importlib
 from typing import TYPE_CHECKING, Any
@@ -26,8 +28,9 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 AXES = ("drafting", "stopping", "verification")  # modules of specheads.decoding
-# Where the other public names are. Each is imported when it is first used, as `import specheads` should not take the seconds that
-# transformers, pydantic or lightning take; a decoder needs neither of the latter two.
+# Where the other public names are. Each is imported when it is first used, as `import specheads`
+# should not take the seconds that transformers, pydantic or lightning take; a decoder needs neither
+# of the latter two.
 _MODULES = {
     "specheads.data_gen.run": ("generate_data",),
     "specheads.data_gen.settings": ("DataGeneration",),
@@ -50,9 +53,35 @@ _MODULES = {
 }
 LAZY = {name: module for module, names in _MODULES.items() for name in names}
 
-__all__ = ["AcceptanceHead", "BatchError", "DataGeneration", "DatasetSource", "Distillation", "DistilledDraft", "Evaluation"]
-__all__ += ["GeneratedData", "Generation", "HeadConfig", "HeadTraining", "NanoSource", "Pair", "PromptData", "SpeculativeDecoder"]
-__all__ += ["TrainedHeads", "UserError", "Warp", "distill", "drafting", "evaluate", "generate_baseline", "generate_data"]
+__all__ = [
+    "AcceptanceHead",
+    "BatchError",
+    "DataGeneration",
+    "DatasetSource",
+    "Distillation",
+    "DistilledDraft",
+    "Evaluation",
+]
+__all__ += [
+    "GeneratedData",
+    "Generation",
+    "HeadConfig",
+    "HeadTraining",
+    "NanoSource",
+    "Pair",
+    "PromptData",
+    "SpeculativeDecoder",
+]
+__all__ += [
+    "TrainedHeads",
+    "UserError",
+    "Warp",
+    "distill",
+    "drafting",
+    "evaluate",
+    "generate_baseline",
+    "generate_data",
+]
 __all__ += ["load_head", "load_pair", "save_head", "stopping", "train_heads", "verification"]
 
 

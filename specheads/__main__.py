@@ -1,4 +1,6 @@
-"""`specheads <verb>` and `python -m specheads <verb>`: imports take seconds, in which Ctrl-C ends them without a traceback."""
+"""`specheads <verb>` and `python -m specheads <verb>`: imports take seconds, in which Ctrl-C ends
+them without a traceback.
+"""
 
 from specheads.interrupts import end_at_once
 

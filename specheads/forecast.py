@@ -1,4 +1,6 @@
-"""The remaining time of a long step: in a progress bar, and in the log, which a bar does not reach."""
+"""The remaining time of a long step: in a progress bar, and in the log, which a bar does not
+reach.
+"""
 
 import logging
 import threading
@@ -13,14 +15,20 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 logger = logging.getLogger(__name__)
 
 _LEAST_SECONDS = 2.0  # after the first step, from which on there is a pace
-Advance = Callable[..., None]  # takes how much more is done, and where that is not fixed, how much is left
+Advance = Callable[
+    ..., None
+]  # takes how much more is done, and where that is not fixed, how much is left
 
 
 class Forecast:
-    """Logs what is done, the pace of the last half of the time, and the rest, after `first` seconds and every `every` seconds."""
+    """Logs what is done, the pace of the last half of the time, and the rest, after `first` seconds
+    and every `every` seconds.
+    """
 
     def __init__(self, what: str, first: float = 10.0, every: float = 30.0) -> None:
-        self.what, self.due, self.every = what, first, every
+        self.what = what
+        self.due = first
+        self.every = every
         self.start: float | None = None
         self.points: deque[tuple[float, float]] = deque()  # times, and what was done then
         self.began = self.said = time.perf_counter()  # said: the time of the last line
@@ -33,11 +41,17 @@ class Forecast:
             self.start = now
         while len(self.points) > 1 and self.points[1][0] <= (self.start + now) / 2:
             self.points.popleft()
-        if done < total and now - self.start >= self.due and (text := self.remaining(done, total, now)):
+        if (
+            done < total
+            and now - self.start >= self.due
+            and (text := self.remaining(done, total, now))
+        ):
             self._say(now, done, total, text)
 
     def remind(self, done: float, total: float) -> None:
-        """Log the same if nothing was logged for `every` seconds, also where no pace is known yet."""
+        """Log the same if nothing was logged for `every` seconds, also where no pace is known
+        yet.
+        """
         now = time.perf_counter()
         if now - self.said >= self.every:
             waited = f"{timedelta(seconds=round(now - self.began))} so far"
@@ -63,17 +77,32 @@ class Forecast:
 
 @contextmanager
 def progress(what: str, total: float) -> Iterator[Advance]:
-    """Show a progress bar while the block runs and log the remaining time; yield a function that advances the bar.
+    """Show a progress bar while the block runs and log the remaining time.
+
+    Yield a function that advances the bar.
 
     It takes how much more is done, and where `total` is only the most, how much is left.
     """
-    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[left]}")
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[left]}"),
+    )
     with Progress(*columns) as bar:
-        task, forecast = bar.add_task(what, total=total, left=""), Forecast(what)
-        lock, ended = threading.Lock(), threading.Event()
+        task = bar.add_task(what, total=total, left="")
+        forecast = Forecast(what)
+        lock = threading.Lock()
+        ended = threading.Event()
 
-        def show() -> None:  # rich's own forecast counts the time before the first step, which may be that of a compiler
-            pace = forecast.remaining(bar.tasks[0].completed, bar.tasks[0].total or 0, time.perf_counter())
+        def show() -> (
+            None
+            # Rich's own forecast counts the time before the first step, which may be that of a
+            # compiler
+        ):
+            pace = forecast.remaining(
+                bar.tasks[0].completed, bar.tasks[0].total or 0, time.perf_counter()
+            )
             bar.update(task, left=(pace or "").partition(", ")[2])
 
         def advance(count: float, left: float | None = None) -> None:

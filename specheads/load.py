@@ -1,7 +1,9 @@
-"""How busy other processes keep this machine, by Linux's counters: what they leave decides threads and what times are worth.
+"""How busy other processes keep this machine, by Linux's counters: what they leave decides threads
+and what times are worth.
 
-Threads that share a loop wait for each other, so that a core which another process has too slows all of them: on two cores, next
-to one busy process, two threads decode at 26 % of their speed alone and one thread at 57 %; next to two of them at 9 and 37 %.
+Threads that share a loop wait for each other, so that a core which another process has too slows
+all of them: on two cores, next to one busy process, two threads decode at 26 % of their speed alone
+and one thread at 57 %; next to two of them at 9 and 37 %.
 """
 
 import logging
@@ -18,16 +20,23 @@ _COUNTERS = Path("/proc/stat")
 _SECONDS = 1.0  # between two looks at the counters while it decodes
 _ROUNDING = 0.3  # of a core that others may use of one that a thread still takes
 _LONGER = 1.15  # times the time alone that are worth a warning
-NOTABLE = 0.25  # cores that others take from this process, from which on its times are not those of a quiet machine
+# Cores that others take from this process, from which on its times are not those of a quiet machine
+NOTABLE = 0.25
 
 
 def available_memory() -> float:
-    """Return the bytes of memory that this process may still take; infinity where that cannot be told."""
+    """Return the bytes of memory that this process may still take.
+
+    Infinity where that cannot be told.
+    """
     limits = [float("inf")]
     information = Path("/proc/meminfo")
-    if information.is_file() and (free := re.search(r"MemAvailable: *(\d+)", information.read_text())):
+    if information.is_file() and (
+        free := re.search(r"MemAvailable: *(\d+)", information.read_text())
+    ):
         limits.append(int(free[1]) * 1024)
-    most, used = Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current")
+    most = Path("/sys/fs/cgroup/memory.max")
+    used = Path("/sys/fs/cgroup/memory.current")
     if most.is_file() and used.is_file() and most.read_text().strip() != "max":
         limits.append(int(most.read_text()) - int(used.read_text()))
     return min(limits)
@@ -40,25 +49,37 @@ def memory_in_use() -> int:
 
 
 class OthersLoad:
-    """The cores that other processes keep busy; niced ones make room, so they count only where this process is niced itself."""
+    """The cores that other processes keep busy.
+
+    Niced ones make room, so they count only where this process is niced itself.
+    """
 
     def __init__(self) -> None:
         self.cores, self._others, self._wall = _counters()
 
     def next(self) -> float:
-        """Return their mean number since the last call, at least 0; 0 where there are no counters."""
-        others, wall = self._others, self._wall
+        """Return their mean number since the last call, at least 0.
+
+        0 where there are no counters.
+        """
+        others = self._others
+        wall = self._wall
         self.cores, self._others, self._wall = _counters()
         return max(0.0, (self._others - others) / (self._wall - wall)) if self._wall > wall else 0.0
 
     def taken(self, threads: int) -> float:
-        """Return how many of the cores that so many threads would use were busy since the last call."""
+        """Return how many of the cores that so many threads would use were busy since the last
+        call.
+        """
         return max(0.0, self.next() - max(0, self.cores - threads))
 
 
 def _counters() -> tuple[int, float, float]:
-    """Return the number of cores, and seconds: busy ones of all cores but for this process's, and those of the clock."""
-    now, own = time.perf_counter(), sum(os.times()[:2])
+    """Return the number of cores, and seconds: busy ones of all cores but for this process's, and
+    those of the clock.
+    """
+    now = time.perf_counter()
+    own = sum(os.times()[:2])
     try:
         lines = _COUNTERS.read_text().splitlines()
         user, niced, system, _, _, interrupts, others, stolen = map(int, lines[0].split()[1:9])
@@ -66,18 +87,28 @@ def _counters() -> tuple[int, float, float]:
     except (OSError, ValueError, IndexError):  # another system, or a sandbox with a file of its own
         return os.cpu_count() or 1, -own, now
     number = sum(line.startswith("cpu") for line in lines) - 1
-    return number, (user + system + interrupts + others + stolen) / os.sysconf("SC_CLK_TCK") - own, now
+    return (
+        number,
+        (user + system + interrupts + others + stolen) / os.sysconf("SC_CLK_TCK") - own,
+        now,
+    )
 
 
 _since_start = OthersLoad()
 
 
 def warn_if_busy() -> None:
-    """Say once, before long work, how much longer it will take than alone, by the load since this process began."""
-    cores, others = _since_start.cores, _since_start.next()
+    """Say once, before long work, how much longer it will take than alone, by the load since this
+    process began.
+    """
+    cores = _since_start.cores
+    others = _since_start.next()
     factor = cores / max(0.75, cores - others)
     if factor >= _LONGER:
-        how = "other processes keep %.1f of %d cores busy: expect up to %.1f times the time that a quiet machine takes"
+        how = (
+            "other processes keep %.1f of %d cores busy: expect up to %.1f times the time that a"
+            " quiet machine takes"
+        )
         logger.warning(how, others, cores, factor)
 
 
@@ -85,16 +116,23 @@ class _Threads:
     """The threads of torch in this process, fewer while others keep cores busy."""
 
     def __init__(self) -> None:
-        self.load, self.due, self.most, self.now, self.told = OthersLoad(), 0.0, 0, 0, False
+        self.load = OthersLoad()
+        self.due = 0.0
+        self.most = 0
+        self.now = 0
+        self.told = False
 
     def adapt(self) -> None:
-        """Look at the counters, if a second has passed since the last look, and set the number of threads."""
+        """Look at the counters, if a second has passed since the last look, and set the number of
+        threads.
+        """
         now = time.perf_counter()
         if now < self.due:
             return
         import torch
 
-        is_first, self.due = now - self.due > _SECONDS, now + _SECONDS
+        is_first = now - self.due > _SECONDS
+        self.due = now + _SECONDS
         others = self.load.next()
         if is_first:  # what passed before was not decoding
             return
@@ -103,7 +141,10 @@ class _Threads:
             torch.set_num_threads(self.now)
         if self.now < self.most and not self.told:
             self.told = True
-            how = "other processes keep %.1f of %d cores busy: it decodes with %d of %d threads while they do"
+            how = (
+                "other processes keep %.1f of %d cores busy: it decodes with %d of %d threads while"
+                " they do"
+            )
             logger.info(how, others, self.load.cores, self.now, self.most)
 
 
@@ -112,7 +153,10 @@ _threads = _Threads()
 
 @contextmanager
 def threads_by_load() -> Iterator[None]:
-    """Run the block with as many threads as the last looks at the counters leave; `adapt_threads` looks again."""
+    """Run the block with as many threads as the last looks at the counters leave.
+
+    `adapt_threads` looks again.
+    """
     import torch
 
     most = torch.get_num_threads()

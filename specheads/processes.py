@@ -1,4 +1,6 @@
-"""The processes of a run that torchrun, srun or the command itself started, and which of them this one is."""
+"""The processes of a run that torchrun, srun or the command itself started, and which of them this
+one is.
+"""
 
 import json
 import os
@@ -17,13 +19,18 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _ARRIVAL = timedelta(minutes=10)  # all processes of a run must have been started by then
-_PATIENCE = timedelta(days=30)  # the first process may work alone so long; if it dies, the launcher ends the others
+_PATIENCE = timedelta(
+    days=30
+)  # the first process may work alone so long; if it dies, the launcher ends the others
 _calls = count()  # calls of `from_first`, which all processes make in the same order
 
 
 @dataclass(frozen=True)
 class Processes:
-    """Which of the processes of a run this is. Without a launcher both counts are 1: this process may start others."""
+    """Which of the processes of a run this is.
+
+    Without a launcher both counts are 1: this process may start others.
+    """
 
     launcher: str | None  # torchrun or srun
     rank: int
@@ -34,35 +41,46 @@ class Processes:
 
     @classmethod
     def this(cls, environment: Mapping[str, str] | None = None) -> Self:
-        """Return this process. Raises UserError for variables of a launcher that contradict each other."""
+        """Return this process.
+
+        Raises UserError for variables of a launcher that contradict each other.
+        """
         variables = os.environ if environment is None else environment
 
         def number(name: str, default: int) -> int:
             if not (text := variables.get(name, str(default))).isdecimal():
-                raise UserError(f"{name}={text} must be a number, as the launcher of the processes sets it.")
+                raise UserError(
+                    f"{name}={text} must be a number, as the launcher of the processes sets it."
+                )
             return int(text)
 
         same = "every machine must have the same number: give"
         if "TORCHELASTIC_RUN_ID" in variables:
-            count, here = number("WORLD_SIZE", 1), number("LOCAL_WORLD_SIZE", 1)
+            count = number("WORLD_SIZE", 1)
+            here = number("LOCAL_WORLD_SIZE", 1)
             if here < 1 or count % here:
                 raise UserError(
-                    f"torchrun has started {count} processes, of which {here} on this machine; {same} the same "
-                    "--nproc-per-node on each."
+                    f"torchrun has started {count} processes, of which {here} on this machine;"
+                    f" {same} the same --nproc-per-node on each."
                 )
             restarts = number("TORCHELASTIC_RESTART_COUNT", 0)
-            return cls("torchrun", number("RANK", 0), count, number("LOCAL_RANK", 0), here, restarts)
+            return cls(
+                "torchrun", number("RANK", 0), count, number("LOCAL_RANK", 0), here, restarts
+            )
         # A single task is plain Python: the command starts a process per device itself.
         if "SLURM_STEP_ID" in variables and (count := number("SLURM_STEP_NUM_TASKS", 1)) > 1:
-            here, nodes = number("SLURM_NTASKS_PER_NODE", 0), number("SLURM_STEP_NUM_NODES", 1)
+            here = number("SLURM_NTASKS_PER_NODE", 0)
+            nodes = number("SLURM_STEP_NUM_NODES", 1)
             if here * nodes != count:
                 of_each = f"--ntasks-per-node={here}" if here else "no --ntasks-per-node"
                 raise UserError(
-                    f"srun has started {count} processes on {nodes} machines with {of_each}; {same} srun --nodes={nodes} "
-                    f"--ntasks-per-node={max(1, count // nodes)}."
+                    f"srun has started {count} processes on {nodes} machines with {of_each}; {same}"
+                    f" srun --nodes={nodes} --ntasks-per-node={max(1, count // nodes)}."
                 )
             restarts = number("SLURM_RESTART_COUNT", 0)
-            return cls("srun", number("SLURM_PROCID", 0), count, number("SLURM_LOCALID", 0), here, restarts)
+            return cls(
+                "srun", number("SLURM_PROCID", 0), count, number("SLURM_LOCALID", 0), here, restarts
+            )
         first = all(variables.get(name, "0") == "0" for name in ("LOCAL_RANK", "NODE_RANK"))
         local_rank = number("LOCAL_RANK", 0)
         return cls(None, 0 if first else max(1, local_rank), 1, local_rank, 1)
@@ -83,11 +101,15 @@ def is_first_process() -> bool:
 
 
 def from_first(call: Callable[[], T]) -> T:
-    """Return what `call` returns in the launcher's first process, plain data, in all of them; SystemExit if it fails there."""
+    """Return what `call` returns in the launcher's first process, plain data, in all of them.
+
+    SystemExit if it fails there.
+    """
     processes = Processes.this()
     if processes.launcher is None or processes.count == 1:
         return call()
-    store, key = _store(processes), f"first-{next(_calls)}"
+    store = _store(processes)
+    key = f"first-{next(_calls)}"
     if processes.is_first:
         answer = {}
         try:
@@ -104,13 +126,19 @@ def from_first(call: Callable[[], T]) -> T:
 @cache
 def _store(processes: Processes) -> "Store":
     """Return the store that torch.distributed begins with, before there is a process group."""
-    from torch.distributed import PrefixStore, rendezvous  # it imports torch, which not every command needs
+    from torch.distributed import (
+        PrefixStore,
+        rendezvous,
+    )  # it imports torch, which not every command needs
 
     if processes.launcher == "srun":
         from lightning.pytorch.plugins.environments import SLURMEnvironment  # slow to import
 
         environment = SLURMEnvironment(auto_requeue=False)
-        _ = environment.main_address, environment.main_port  # sets the variables that `env://` reads
+        _ = (
+            environment.main_address,
+            environment.main_port,
+        )  # sets the variables that `env://` reads
     store, *_ = next(iter(rendezvous("env://", processes.rank, processes.count, timeout=_ARRIVAL)))
     store.set_timeout(_PATIENCE)
     return PrefixStore(f"specheads-{processes.restarts}", store)

@@ -1,4 +1,6 @@
-"""The base of all settings: frozen classes whose fields state a default, a constraint and a sentence of help in one place."""
+"""The base of all settings: frozen classes whose fields state a default, a constraint and a
+sentence of help in one place.
+"""
 
 import dataclasses
 import math
@@ -7,7 +9,16 @@ from functools import lru_cache, partial, reduce
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Self, TypeAlias, TypeVar, cast, get_args
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, InstanceOf, PlainValidator, TypeAdapter, ValidationError
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    InstanceOf,
+    PlainValidator,
+    TypeAdapter,
+    ValidationError,
+)
 from pydantic.fields import FieldInfo
 
 from specheads.errors import UserError
@@ -23,11 +34,20 @@ _LARGEST_COUNT = 2**31 - 1  # more objects in memory, or numbered files, are a m
 _LARGEST_SEED = 2**32 - 1  # the largest that every random generator takes
 
 
-def number(expected: str, holds: Callable[[float], bool] = lambda value: True, kind: Any = int | float) -> PlainValidator:
-    """Return a check that keeps the value as it is: 0 and 0.0 are written differently into cache keys."""
+def number(
+    expected: str, holds: Callable[[float], bool] = lambda value: True, kind: Any = int | float
+) -> PlainValidator:
+    """Return a check that keeps the value as it is: 0 and 0.0 are written differently into cache
+    keys.
+    """
 
     def check(value: Any) -> Any:
-        if isinstance(value, bool) or not isinstance(value, kind) or not abs(value) < math.inf or not holds(value):
+        if (
+            isinstance(value, bool)
+            or not isinstance(value, kind)
+            or not abs(value) < math.inf
+            or not holds(value)
+        ):
             raise ValueError(f"must be {expected}")
         return value
 
@@ -36,7 +56,9 @@ def number(expected: str, holds: Callable[[float], bool] = lambda value: True, k
 
 def count(least: int = 0, most: int = _LARGEST_COUNT) -> PlainValidator:
     """Return a check for integers from `least` to `most`."""
-    expected = {0: "a non-negative integer", 1: "a positive integer"}.get(least, f"an integer of at least {least}")
+    expected = {0: "a non-negative integer", 1: "a positive integer"}.get(
+        least, f"an integer of at least {least}"
+    )
 
     def holds(value: float) -> bool:
         if value > most:
@@ -48,7 +70,9 @@ def count(least: int = 0, most: int = _LARGEST_COUNT) -> PlainValidator:
 
 Number = Annotated[float, number("a finite number")]
 PositiveNumber = Annotated[float, number("a finite number above 0", lambda value: value > 0)]
-NonNegativeNumber = Annotated[float, number("a finite number of at least 0", lambda value: value >= 0)]
+NonNegativeNumber = Annotated[
+    float, number("a finite number of at least 0", lambda value: value >= 0)
+]
 Probability = Annotated[float, number("a number from 0 to 1", lambda value: 0 <= value <= 1)]
 Count = Annotated[int, count(0)]
 PositiveCount = Annotated[int, count(1)]
@@ -61,15 +85,24 @@ OneOrMore: TypeAlias = T | tuple[T, ...]  # one value, or a list of values
 
 
 class _FromMapping:
-    """Lets a field that holds an instance of a plain dataclass take a mapping with the arguments of its constructor."""
+    """Lets a field that holds an instance of a plain dataclass take a mapping with the arguments of
+    its constructor.
+    """
 
-    def __get_pydantic_core_schema__(self, source: Any, handler: "GetCoreSchemaHandler") -> "CoreSchema":
+    def __get_pydantic_core_schema__(
+        self, source: Any, handler: "GetCoreSchemaHandler"
+    ) -> "CoreSchema":
         instance: Any = InstanceOf  # its argument is known only here
-        return handler.generate_schema(Annotated[instance[source], BeforeValidator(partial(self.build, source))])
+        return handler.generate_schema(
+            Annotated[instance[source], BeforeValidator(partial(self.build, source))]
+        )
 
     @staticmethod
     def build(kind: type, value: Any) -> Any:
-        """Return `value`, or an instance of `kind` with the arguments in it; raises ValueError for an unknown argument."""
+        """Return `value`, or an instance of `kind` with the arguments in it.
+
+        Raises ValueError for an unknown argument.
+        """
         if not isinstance(value, Mapping):
             return value
         names = [field.name for field in dataclasses.fields(kind)]
@@ -99,10 +132,17 @@ def setting(
         default: the value if none is given; without a default, a value must be given.
         help: one sentence about the field.
         key: the key on the command line, if it differs from the name of the field.
-        config: the default on the command line, if it differs: "${key}" for the value of another key.
-        decides: whether the value changes any result of a run; `cache_key` leaves out the other fields.
+        config: the default on the command line, if it differs: "${key}" for the value of another
+            key.
+        decides: whether the value changes any result of a run; `cache_key` leaves out the other
+            fields.
     """
-    return Field(default, description=help, json_schema_extra={"key": key, "config": config, "decides": decides}, **constraints)
+    return Field(
+        default,
+        description=help,
+        json_schema_extra={"key": key, "config": config, "decides": decides},
+        **constraints,
+    )
 
 
 class _Checked(ModelMetaclass):
@@ -118,7 +158,9 @@ class _Checked(ModelMetaclass):
 class Settings(BaseModel, metaclass=_Checked):
     """Base of all settings. Raises UserError for the first mistake."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True, validate_default=True)
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", arbitrary_types_allowed=True, validate_default=True
+    )
 
     def but(self, **changes: Any) -> Self:
         """Return a copy with other values, which are checked like the first ones."""
@@ -126,11 +168,15 @@ class Settings(BaseModel, metaclass=_Checked):
 
     def values(self) -> dict[str, Any]:
         """Return the values by the names of the fields."""
-        return {name: getattr(self, name) for name in type(self).model_fields} | dict(self.model_extra or {})
+        return {name: getattr(self, name) for name in type(self).model_fields} | dict(
+            self.model_extra or {}
+        )
 
 
 def config_folder() -> Path:
-    """Return the folder of YAML configs: next to the package in a source tree, inside it in an installed wheel."""
+    """Return the folder of YAML configs: next to the package in a source tree, inside it in an
+    installed wheel.
+    """
     package = Path(__file__).parent
     source_tree = package.parent / "conf"
     return source_tree if (source_tree / "model").is_dir() else package / "conf"
@@ -149,16 +195,29 @@ def argument(default: Any, meaning: str, kind: Any = None) -> Any:
 
 
 def check_arguments(of: Any, prefix: str = "") -> None:
-    """Raise UserError for an `argument` of a dataclass that is of another type; other objects have none."""
+    """Raise UserError for an `argument` of a dataclass that is of another type.
+
+    Other objects have none.
+    """
     for name, each in getattr(of, "__dataclass_fields__", {}).items():
         if "meaning" in each.metadata:
-            check(_joined(prefix, name), getattr(of, name), each.metadata["kind"] or each.type, each.metadata["meaning"])
+            check(
+                _joined(prefix, name),
+                getattr(of, name),
+                each.metadata["kind"] or each.type,
+                each.metadata["meaning"],
+            )
 
 
 def fields_of(cls: type, prefix: str = "") -> dict[str, str]:
-    """Return the keys of a class of settings, or of a plain dataclass (`Built`), with their sentences of help."""
+    """Return the keys of a class of settings, or of a plain dataclass (`Built`), with their
+    sentences of help.
+    """
     if not issubclass(cls, Settings):
-        return {_joined(prefix, each.name): each.metadata.get("meaning", "") for each in dataclasses.fields(cast(Any, cls))}
+        return {
+            _joined(prefix, each.name): each.metadata.get("meaning", "")
+            for each in dataclasses.fields(cast(Any, cls))
+        }
     keys: dict[str, str] = {}
     for name, field in cls.model_fields.items():
         keys[key := _joined(prefix, key_of(name, field))] = field.description or ""
@@ -168,12 +227,20 @@ def fields_of(cls: type, prefix: str = "") -> dict[str, str]:
 
 
 def config_of(settings: "type[Settings] | Settings") -> dict[str, Any]:
-    """Return the defaults of a class of settings, or an instance's values, nested as in a config, without strategies' objects."""
+    """Return the defaults of a class of settings, or an instance's values, nested as in a config,
+    without strategies' objects.
+    """
     values: dict[str, Any] = {}
-    for name, field in (settings if isinstance(settings, type) else type(settings)).model_fields.items():
+    for name, field in (
+        settings if isinstance(settings, type) else type(settings)
+    ).model_fields.items():
         value = _extra(field)["config"]
         if value is _AS_DEFAULT:
-            value = field.get_default(call_default_factory=True) if isinstance(settings, type) else getattr(settings, name)
+            value = (
+                field.get_default(call_default_factory=True)
+                if isinstance(settings, type)
+                else getattr(settings, name)
+            )
         *groups, last = key_of(name, field).split(".")
         if (plain := _as_config(value)) is not _NOT_PLAIN:
             reduce(lambda node, group: node.setdefault(group, {}), groups, values)[last] = plain
@@ -204,16 +271,26 @@ def cache_key(settings: Settings, prefix: str = "") -> dict[str, Any]:
     for name, field in type(settings).model_fields.items():
         if not _extra(field).get("decides", True):
             continue
-        key, value = _joined(prefix, key_of(name, field)), getattr(settings, name)
+        key = _joined(prefix, key_of(name, field))
+        value = getattr(settings, name)
         values |= cache_key(value, key) if isinstance(value, Settings) else {key: _plain(value)}
-    return values | {_joined(prefix, name): _plain(value) for name, value in (settings.model_extra or {}).items()}
+    return values | {
+        _joined(prefix, name): _plain(value) for name, value in (settings.model_extra or {}).items()
+    }
 
 
 def _plain(value: Any) -> Any:
-    """Return a value; for an object, such as a strategy, a text of its class and of its attributes with plain values."""
+    """Return a value.
+
+    For an object, such as a strategy, a text of its class and of its attributes with plain values.
+    """
     if isinstance(value, bool | int | float | str | list | tuple | Mapping | None):
         return value
-    attributes = {name: each for name, each in vars(value).items() if isinstance(each, bool | int | float | str | None)}
+    attributes = {
+        name: each
+        for name, each in vars(value).items()
+        if isinstance(each, bool | int | float | str | None)
+    }
     return f"{type(value).__module__}.{type(value).__qualname__}({attributes})"
 
 
@@ -224,30 +301,49 @@ _EXPECTED = {
     "bool_type": "must be true or false",
     "string_type": "must be text",
     **dict.fromkeys(("list_type", "tuple_type"), "must be a list"),
-    **dict.fromkeys(("dict_type", "model_type", "model_attributes_type", "is_instance_of"), "must be a set of keys"),
+    **dict.fromkeys(
+        ("dict_type", "model_type", "model_attributes_type", "is_instance_of"),
+        "must be a set of keys",
+    ),
     "literal_error": "must be one of {expected}",
     "value_error": "{error}",
 }
 
 
 def _message_of(error: ValidationError, cls: type[Settings]) -> str:
-    """Return one message about the first mistake: the key, its value, the expected value, and the help of the field."""
+    """Return one message about the first mistake: the key, its value, the expected value, and the
+    help of the field.
+    """
     errors = error.errors(include_url=False)
     same_field = [each for each in errors if each["loc"][:1] == errors[0]["loc"][:1]]
-    first = max(same_field, key=lambda each: len(each["loc"]))  # the closest one of the types of a union
-    kind, context = first["type"], first.get("ctx", {})
+    first = max(
+        same_field, key=lambda each: len(each["loc"])
+    )  # the closest one of the types of a union
+    kind = first["type"]
+    context = first.get("ctx", {})
     if isinstance(cause := context.get("error"), UserError):
         return str(cause)
-    keys, field = list[str](), None
+    keys = list[str]()
+    field = None
     for part in first["loc"]:  # other parts are numbers in lists, and names of types in a union
         if isinstance(part, str) and part in cls.model_fields:
             field = cls.model_fields[part]
             keys.append(key_of(part, field))
-            cls = next((nested for nested in _classes_in(field.annotation) if issubclass(nested, Settings)), cls)
-    key, value = ".".join(keys), shown(first["input"])
+            cls = next(
+                (
+                    nested
+                    for nested in _classes_in(field.annotation)
+                    if issubclass(nested, Settings)
+                ),
+                cls,
+            )
+    key = ".".join(keys)
+    value = shown(first["input"])
     if kind == "extra_forbidden":
         known = ", ".join(key_of(*each) for each in cls.model_fields.items())
-        return f"{_joined(key, str(first['loc'][-1]))}={value} is not known; expected one of {known}."
+        return (
+            f"{_joined(key, str(first['loc'][-1]))}={value} is not known; expected one of {known}."
+        )
     about = (field.description or "").rstrip(".") if field is not None else ""
     if about:  # some explain one value after the other ("true: ...")
         about = f" ({about})" if about.partition(" ")[0].endswith(":") else f"; it is {about}"
@@ -258,25 +354,39 @@ def _message_of(error: ValidationError, cls: type[Settings]) -> str:
 
 
 def check(name: str, value: object, kind: Any, meaning: str = "") -> None:
-    """Raise UserError unless a value is of a type that fields of settings have; `meaning` says what it is, with an example."""
+    """Raise UserError unless a value is of a type that fields of settings have.
+
+    `meaning` says what it is, with an example.
+    """
     try:
         _adapter(kind).validate_python(value)
     except ValidationError as error:
         about = f"; it is {meaning}" if meaning else ""
-        raise UserError(f"{name}={value} {_expected(error.errors(include_url=False)[0])}{about}.") from None
+        raise UserError(
+            f"{name}={value} {_expected(error.errors(include_url=False)[0])}{about}."
+        ) from None
 
 
 _adapter = lru_cache(TypeAdapter)  # making one takes longer than what is checked
 
 
 def _expected(mistake: Mapping[str, Any]) -> str:
-    kind, message = mistake["type"], mistake["msg"]
-    return _EXPECTED[kind].format(**mistake.get("ctx", {})) if kind in _EXPECTED else message[0].lower() + message[1:]
+    kind = mistake["type"]
+    message = mistake["msg"]
+    return (
+        _EXPECTED[kind].format(**mistake.get("ctx", {}))
+        if kind in _EXPECTED
+        else message[0].lower() + message[1:]
+    )
 
 
 def _classes_in(annotation: Any) -> Iterator[type]:
-    """Yield the classes of settings and the plain dataclasses in an annotation, such as `Calibration | None`."""
-    if isinstance(annotation, type) and (issubclass(annotation, Settings) or dataclasses.is_dataclass(annotation)):
+    """Yield the classes of settings and the plain dataclasses in an annotation, such as
+    `Calibration | None`.
+    """
+    if isinstance(annotation, type) and (
+        issubclass(annotation, Settings) or dataclasses.is_dataclass(annotation)
+    ):
         yield annotation
     for part in get_args(annotation):
         yield from _classes_in(part)

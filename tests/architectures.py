@@ -1,4 +1,6 @@
-"""Tiny random models of every causal architecture that the installed transformers has, in float64, and pairs of them."""
+"""Tiny random models of every causal architecture that the installed transformers has, in float64,
+and pairs of them.
+"""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -9,7 +11,9 @@ from transformers import CONFIG_MAPPING, AutoModelForCausalLM, PretrainedConfig,
 
 from specheads.pair.pair import Pair
 
-VOCAB_SIZE, WINDOW, LENGTH = 29, 12, 160
+VOCAB_SIZE = 29
+WINDOW = 12
+LENGTH = 160
 MOST_WEIGHTS = 2e7  # of a model that is made; larger ones have sizes that are not shrunk here
 
 
@@ -21,26 +25,122 @@ def _each(value: Any, *names: str) -> dict[str, Any]:
 _SIZES = {
     **_each(VOCAB_SIZE, "vocab_size", "vocab_size_per_layer_input"),
     **_each(None, "bos_token_id", "eos_token_id", "pad_token_id"),
-    **_each(LENGTH, "max_position_embeddings", "seq_length", "n_positions", "n_ctx", "max_seq_len", "context_length"),
+    **_each(
+        LENGTH,
+        "max_position_embeddings",
+        "seq_length",
+        "n_positions",
+        "n_ctx",
+        "max_seq_len",
+        "context_length",
+    ),
     **_each(LENGTH, "original_max_position_embeddings"),
-    **_each(WINDOW, "sliding_window", "attention_chunk_size", "attention_window_size", "window_size", "local_attention"),
+    **_each(
+        WINDOW,
+        "sliding_window",
+        "attention_chunk_size",
+        "attention_window_size",
+        "window_size",
+        "local_attention",
+    ),
     **_each(WINDOW, "keep_window_size", "index_topk"),
-    **_each(32, "hidden_size", "d_model", "n_embd", "dim", "embedding_dim", "attention_hidden_size", "word_embed_proj_dim"),
+    **_each(
+        32,
+        "hidden_size",
+        "d_model",
+        "n_embd",
+        "dim",
+        "embedding_dim",
+        "attention_hidden_size",
+        "word_embed_proj_dim",
+    ),
     **_each(32, "embedding_size", "lru_width"),
-    **_each(48, "intermediate_size", "ffn_dim", "decoder_ffn_dim", "encoder_ffn_dim", "dim_ff", "n_inner", "d_inner"),
+    **_each(
+        48,
+        "intermediate_size",
+        "ffn_dim",
+        "decoder_ffn_dim",
+        "encoder_ffn_dim",
+        "dim_ff",
+        "n_inner",
+        "d_inner",
+    ),
     **_each(48, "ffn_hidden_size"),
-    **_each(16, "moe_intermediate_size", "shared_expert_intermediate_size", "expert_ffn_hidden_size", "q_lora_rank"),
+    **_each(
+        16,
+        "moe_intermediate_size",
+        "shared_expert_intermediate_size",
+        "expert_ffn_hidden_size",
+        "q_lora_rank",
+    ),
     **_each(16, "kv_lora_rank"),
-    **_each(8, "attention_head_size", "head_dim", "v_head_dim", "linear_key_head_dim", "linear_value_head_dim", "index_head_dim"),
-    **_each(8, "mamba_n_heads", "mamba_d_head", "mamba_d_state", "mamba_num_heads", "mamba_head_dim", "mamba_chunk_size"),
-    **_each(8, "chunk_size", "ssm_state_size", "state_size", "hidden_size_per_layer_input", "query_pre_attn_scalar"),
+    **_each(
+        8,
+        "attention_head_size",
+        "head_dim",
+        "v_head_dim",
+        "linear_key_head_dim",
+        "linear_value_head_dim",
+        "index_head_dim",
+    ),
+    **_each(
+        8,
+        "mamba_n_heads",
+        "mamba_d_head",
+        "mamba_d_state",
+        "mamba_num_heads",
+        "mamba_head_dim",
+        "mamba_chunk_size",
+    ),
+    **_each(
+        8,
+        "chunk_size",
+        "ssm_state_size",
+        "state_size",
+        "hidden_size_per_layer_input",
+        "query_pre_attn_scalar",
+    ),
     **_each(64, "mamba_d_ssm"),
-    **_each(4, "num_attention_heads", "n_head", "n_heads", "num_heads", "decoder_attention_heads", "encoder_attention_heads"),
-    **_each(4, "num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts", "qk_rope_head_dim", "qk_nope_head_dim"),
+    **_each(
+        4,
+        "num_attention_heads",
+        "n_head",
+        "n_heads",
+        "num_heads",
+        "decoder_attention_heads",
+        "encoder_attention_heads",
+    ),
+    **_each(
+        4,
+        "num_experts",
+        "num_local_experts",
+        "n_routed_experts",
+        "moe_num_experts",
+        "qk_rope_head_dim",
+        "qk_nope_head_dim",
+    ),
     **_each(4, "linear_num_value_heads", "mamba_dt_rank", "time_step_rank", "mamba_d_conv"),
-    **_each(2, "num_key_value_heads", "num_experts_per_tok", "moe_topk", "linear_num_key_heads", "index_n_heads", "mamba_expand"),
-    **_each(2, "n_mamba_heads", "num_blocks", "type_vocab_size", "decoder_layers", "num_decoder_layers"),
-    **_each(1, "n_group", "topk_group", "first_k_dense_replace", "n_groups", "max_window_layers", "n_shared_experts"),
+    **_each(
+        2,
+        "num_key_value_heads",
+        "num_experts_per_tok",
+        "moe_topk",
+        "linear_num_key_heads",
+        "index_n_heads",
+        "mamba_expand",
+    ),
+    **_each(
+        2, "n_mamba_heads", "num_blocks", "type_vocab_size", "decoder_layers", "num_decoder_layers"
+    ),
+    **_each(
+        1,
+        "n_group",
+        "topk_group",
+        "first_k_dense_replace",
+        "n_groups",
+        "max_window_layers",
+        "n_shared_experts",
+    ),
     **_each(1, "zero_expert_num", "encoder_layers"),
     "num_kv_shared_layers": 0,
     "final_logit_softcapping": 5.0,
@@ -48,15 +148,39 @@ _SIZES = {
     "logit_scale": 0.25,
 }
 _LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
-_LATENT = {"head_dim": 4, "num_key_value_heads": 4}  # latent attention: all heads have keys, of which a part is rotated
+_LATENT = {
+    "head_dim": 4,
+    "num_key_value_heads": 4,
+}  # latent attention: all heads have keys, of which a part is rotated
 _PADDED = {"pad_token_id": 0}
 _ENDED = {"bos_token_id": 1, "eos_token_id": 2}
-_ZAMBA = {"layer_types": ["mamba", "hybrid"] * 2, "attention_hidden_size": 64, "attention_head_dim": 16}
+_ZAMBA = {
+    "layer_types": ["mamba", "hybrid"] * 2,
+    "attention_hidden_size": 64,
+    "attention_head_dim": 16,
+}
 _DTYPES = _each(torch.float32, "inkling2_text", "xglm", "xlnet")  # whose own code fails in float64
 _OTHERS: dict[str, dict[str, Any]] = {
-    **_each(_LATENT, "axk1", "axk2", "deepseek_v2", "deepseek_v3", "deepseek_v32", "glm4_moe_lite", "glm_moe_dsa"),
+    **_each(
+        _LATENT,
+        "axk1",
+        "axk2",
+        "deepseek_v2",
+        "deepseek_v3",
+        "deepseek_v32",
+        "glm4_moe_lite",
+        "glm_moe_dsa",
+    ),
     **_each(_LATENT, "longcat_flash", "minicpm3", "youtu"),
-    **_each(_PADDED, "camembert", "data2vec-text", "prophetnet", "roberta", "roberta-prelayernorm", "xlm-roberta"),
+    **_each(
+        _PADDED,
+        "camembert",
+        "data2vec-text",
+        "prophetnet",
+        "roberta",
+        "roberta-prelayernorm",
+        "xlm-roberta",
+    ),
     **_each(_PADDED, "xlm-roberta-xl"),
     **_each({"rotary_dim": 8}, "codegen", "gptj"),
     **_each({"head_dim": 8}, "hunyuan_v1_dense", "hunyuan_v1_moe", "ministral"),
@@ -68,7 +192,9 @@ _OTHERS: dict[str, dict[str, Any]] = {
         "attn_config": {"rope_theta": 1e4, "kv_n_heads": 2, "clip_qkv": 8.0},
         "ffn_config": {"ffn_hidden_size": 48, "moe_num_experts": 4},
     },
-    "kimi_linear": _LATENT | {"num_experts_per_token": 2, "linear_head_dim": 8, "linear_num_heads": 4},
+    "kimi_linear": (
+        _LATENT | {"num_experts_per_token": 2, "linear_head_dim": 8, "linear_num_heads": 4}
+    ),
     "ernie4_5_moe": {"moe_k": 2},
     "gpt_neo": {"num_layers": 2, "attention_types": [[["global", "local"], 1]]},
     **_each(_PADDED, "gemma4_text", "gemma4_unified_text"),
@@ -90,15 +216,30 @@ def _kinds(config: Any) -> set[str]:
 
 
 def tiny_config(name: str, **more: Any) -> PretrainedConfig:
-    """Return a tiny config with as many layers as it needs to have every kind of them; its parts are tiny, too."""
+    """Return a tiny config with as many layers as it needs to have every kind of them.
+
+    Its parts are tiny, too.
+    """
     return _shrunk(CONFIG_MAPPING[name], name, more)
 
 
-def _shrunk(make: Callable[..., PretrainedConfig], name: str, more: Mapping[str, Any]) -> PretrainedConfig:
+def _shrunk(
+    make: Callable[..., PretrainedConfig], name: str, more: Mapping[str, Any]
+) -> PretrainedConfig:
     usual = make()
     known = usual.to_dict()
-    optional = {"sliding_window", "final_logit_softcapping", "q_lora_rank", "head_dim", "logit_scale"}
-    sizes = {key: value for key, value in _SIZES.items() if key in known and not (known[key] is None and key in optional)}
+    optional = {
+        "sliding_window",
+        "final_logit_softcapping",
+        "q_lora_rank",
+        "head_dim",
+        "logit_scale",
+    }
+    sizes = {
+        key: value
+        for key, value in _SIZES.items()
+        if key in known and not (known[key] is None and key in optional)
+    }
     for key, part in vars(usual).items():
         if isinstance(part, PretrainedConfig):
             sizes[key] = _shrunk(type(part), part.model_type, {}).to_dict()
@@ -106,7 +247,9 @@ def _shrunk(make: Callable[..., PretrainedConfig], name: str, more: Mapping[str,
     if "layer_types" in sizes:
         sizes["num_hidden_layers"] = len(sizes["layer_types"])
     for number in (2, 4, 6, 8):
-        layers = {key: number for key in _LAYERS if key in known} if "layer_types" not in sizes else {}
+        layers = (
+            {key: number for key in _LAYERS if key in known} if "layer_types" not in sizes else {}
+        )
         config = make(**sizes | layers)
         if _kinds(config) >= _kinds(usual):
             break
@@ -114,26 +257,49 @@ def _shrunk(make: Callable[..., PretrainedConfig], name: str, more: Mapping[str,
 
 
 def tiny_model(config: PretrainedConfig, seed: int, gain: float = 2.0) -> PreTrainedModel:
-    """Return a random model whose greedy text does not repeat itself at once; MemoryError if it is not tiny."""
+    """Return a random model whose greedy text does not repeat itself at once.
+
+    MemoryError if it is not tiny.
+    """
     # The other implementations of experts lack float64.
-    options = {"dtype": _DTYPES.get(config.model_type, torch.float64), "experts_implementation": "eager"}
+    options = {
+        "dtype": _DTYPES.get(config.model_type, torch.float64),
+        "experts_implementation": "eager",
+    }
     with torch.device("meta"):
-        number = sum(weight.numel() for weight in AutoModelForCausalLM.from_config(config, **options).parameters())
+        number = sum(
+            weight.numel()
+            for weight in AutoModelForCausalLM.from_config(config, **options).parameters()
+        )
     if number > MOST_WEIGHTS:
         raise MemoryError(f"{number / 1e6:.1f} M weights")
     torch.manual_seed(seed)
     model = AutoModelForCausalLM.from_config(config, **options).eval().requires_grad_(False)
     for name, weight in model.named_parameters():
         if weight.ndim >= 2:
-            torch.nn.init.normal_(weight, std=0.3 if "embed" in name else gain / weight.shape[1:].numel() ** 0.5)
+            torch.nn.init.normal_(
+                weight, std=0.3 if "embed" in name else gain / weight.shape[1:].numel() ** 0.5
+            )
     return model
 
 
 def tiny_pair(name: str, **more: Any) -> Pair:
-    """Return a pair of one architecture; the draft is the target with noise, so that it is often right and often wrong."""
+    """Return a pair of one architecture.
+
+    The draft is the target with noise, so that it is often right and often wrong.
+    """
     target, draft = (tiny_model(tiny_config(name, **more), seed=4) for _ in range(2))
     torch.manual_seed(2)
     for weight in draft.parameters():
         if weight.is_floating_point():
             weight += 0.05 * weight.abs().mean() * torch.randn_like(weight)
-    return Pair(target, draft, CountingTokenizer(VOCAB_SIZE), name, f"{name}-target", "r1", f"{name}-draft", "r2")
+    return Pair(
+        target,
+        draft,
+        CountingTokenizer(VOCAB_SIZE),
+        name,
+        f"{name}-target",
+        "r1",
+        f"{name}-draft",
+        "r2",
+    )

@@ -7,13 +7,27 @@ import time
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-SMALL = ["model=nano", "data.num_train=24", "data.num_dev=6", "data.num_test=6", "data.max_new_tokens=16"]
+SMALL = [
+    "model=nano",
+    "data.num_train=24",
+    "data.num_dev=6",
+    "data.num_test=6",
+    "data.max_new_tokens=16",
+]
 
 
 def shell(**variables):
-    """The environment of a user's shell: without the W&B service of this process, in which the runs killed here would live on."""
+    """The environment of a user's shell: without the W&B service of this process, in which the runs
+    killed here would live on.
+    """
     ours = {name: value for name, value in os.environ.items() if name != "WANDB_SERVICE"}
-    return {**ours, "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", **variables}
+    return {
+        **ours,
+        "PYTHONPATH": str(ROOT),
+        "HF_HUB_OFFLINE": "1",
+        "OMP_NUM_THREADS": "1",
+        **variables,
+    }
 
 
 def command(words):
@@ -35,7 +49,10 @@ def run(folder, *words, **variables):
 
 
 def start(folder, *words):
-    """Start a script or a module in a process group of its own; return the process, whose output is one text."""
+    """Start a script or a module in a process group of its own.
+
+    Return the process, whose output is one text.
+    """
     return subprocess.Popen(
         command(words),
         cwd=folder,

@@ -7,9 +7,15 @@ import pytest
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["WANDB_MODE"] = "offline"
 os.environ["OMP_NUM_THREADS"] = "1"  # of the processes that tests start, too: see below
-os.environ["SPECHEADS_ENGINE"] = "eager"  # what `auto` means: compiling takes longer than most tests
-os.environ["HF_MODULES_CACHE"] = tempfile.mkdtemp(prefix="specheads-modules-")  # code in folders; each process its own
-os.environ.setdefault("SPECHEADS_CACHE", tempfile.mkdtemp(prefix="specheads-tests-"))  # nothing from earlier runs
+os.environ["SPECHEADS_ENGINE"] = (
+    "eager"  # what `auto` means: compiling takes longer than most tests
+)
+os.environ["HF_MODULES_CACHE"] = tempfile.mkdtemp(
+    prefix="specheads-modules-"
+)  # code in folders; each process its own
+os.environ.setdefault(
+    "SPECHEADS_CACHE", tempfile.mkdtemp(prefix="specheads-tests-")
+)  # nothing from earlier runs
 
 import torch
 from hypothesis import HealthCheck, Phase, settings
@@ -17,14 +23,19 @@ from hypothesis import HealthCheck, Phase, settings
 from specheads import load_pair
 from specheads.prompts.sources import NanoSource
 
-# Models this small gain nothing from a second thread, and lose a lot where another job wants that core.
+# Models this small gain nothing from a second thread, and lose a lot where another job wants that
+# core.
 torch.set_num_threads(1)
 
-# Properties (tests/properties): the same examples in every run of the suite; many more, and others, with
-# `--hypothesis-profile=long`. No test asserts a time.
+# Properties (tests/properties): the same examples in every run of the suite; many more, and others,
+# with `--hypothesis-profile=long`. No test asserts a time.
 FOR_ALL = {
     "deadline": None,
-    "suppress_health_check": [HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.data_too_large],
+    "suppress_health_check": [
+        HealthCheck.too_slow,
+        HealthCheck.filter_too_much,
+        HealthCheck.data_too_large,
+    ],
     "phases": set(Phase) - {Phase.explain},
 }
 settings.register_profile("suite", max_examples=15, derandomize=True, database=None, **FOR_ALL)
@@ -32,7 +43,8 @@ settings.register_profile("long", max_examples=200, print_blob=True, **FOR_ALL)
 settings.load_profile("suite")
 
 
-# The files that take ten seconds or more, the longest first, so that processes that share the tests end together.
+# The files that take ten seconds or more, the longest first, so that processes that share the tests
+# end together.
 LONGEST = (
     "test_rows",
     "test_pipeline",
@@ -74,11 +86,17 @@ def pytest_configure(config):
 
 
 def pytest_collection_finish():
-    gc.freeze()  # what was imported and collected outlives the tests: the collector need not look at it again and again
+    # What was imported and collected outlives the tests: the collector need not look at it again
+    # and again
+    gc.freeze()
 
 
 def pytest_collection_modifyitems(items):
-    items.sort(key=lambda item: LONGEST.index(item.path.stem) if item.path.stem in LONGEST else len(LONGEST))
+    items.sort(
+        key=lambda item: (
+            LONGEST.index(item.path.stem) if item.path.stem in LONGEST else len(LONGEST)
+        )
+    )
 
 
 @pytest.fixture(scope="session")

@@ -31,7 +31,8 @@ RUNS_CODE = {
     "torch.hub.load",
     "code.interact",
 }
-# By the end of a name, an argument, the value with which the call is harmless, and whether that is the default.
+# By the end of a name, an argument, the value with which the call is harmless, and whether that is
+# the default.
 DEPENDS = {
     "torch.load": ("weights_only", True, False),  # which depends on the version
     "numpy.load": ("allow_pickle", False, True),
@@ -52,9 +53,14 @@ def _imported(tree: ast.AST) -> Iterable[tuple[str, str]]:
     """Yield the names that imports bind, with what they stand for."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
-            yield from ((alias.asname or alias.name.partition(".")[0], alias.asname and alias.name) for alias in node.names)
+            yield from (
+                (alias.asname or alias.name.partition(".")[0], alias.asname and alias.name)
+                for alias in node.names
+            )
         elif isinstance(node, ast.ImportFrom):
-            yield from ((alias.asname or alias.name, f"{node.module}.{alias.name}") for alias in node.names)
+            yield from (
+                (alias.asname or alias.name, f"{node.module}.{alias.name}") for alias in node.names
+            )
 
 
 def _dangerous(call: ast.Call, names: dict[str, str]) -> Iterable[str]:
@@ -69,7 +75,9 @@ def _dangerous(call: ast.Call, names: dict[str, str]) -> Iterable[str]:
         if name == ending or name.endswith(f".{ending}"):
             value = given.get(argument)
             constant = value.value if isinstance(value, ast.Constant) else None
-            may_be_asked = ending == "from_pretrained" and value is not None and constant is None  # a setting of the user
+            may_be_asked = (
+                ending == "from_pretrained" and value is not None and constant is None
+            )  # a setting of the user
             if not may_be_asked and not (by_default if value is None else constant is harmless):
                 yield f"{ending}({argument})"
 

@@ -1,4 +1,6 @@
-"""One drafting of every kind, of sizes that suit tiny models, and all verification rules by the names of their configs."""
+"""One drafting of every kind, of sizes that suit tiny models, and all verification rules by the
+names of their configs.
+"""
 
 import yaml
 from hydra.utils import get_class
@@ -15,7 +17,9 @@ DRAFTINGS = {
     "multi": papers.Multi(3),
     "batch": papers.Multi(3, merge=False),
     "tree": papers.Tree(3, 0.02, 0.02, max_nodes=20, max_width=5),
-    "graph": papers.Graph(tau=1, max_verified=24, top_k=3, theta_prob=0.02, theta_sib=0.02, max_nodes=20, max_width=5),
+    "graph": papers.Graph(
+        tau=1, max_verified=24, top_k=3, theta_prob=0.02, theta_sib=0.02, max_nodes=20, max_width=5
+    ),
 }
 
 RULES = {

@@ -44,14 +44,18 @@ class CountingTokenizer:
     def get_vocab(self) -> dict[str, int]:
         return {chr(97 + i): i for i in range(self.size)}
 
-    def __call__(self, text: str, add_special_tokens: bool = True, verbose: bool = True) -> dict[str, list[int]]:
+    def __call__(
+        self, text: str, add_special_tokens: bool = True, verbose: bool = True
+    ) -> dict[str, list[int]]:
         return {"input_ids": [ord(letter) - 97 for letter in text]}
 
     def decode(self, tokens, skip_special_tokens: bool = True) -> str:
         return "".join(chr(97 + int(token)) for token in tokens)
 
 
-def tiny_llama(vocab_size: int, seed: int, scale: float = 1.0, layers: int = 1, window: int = 64) -> LlamaForCausalLM:
+def tiny_llama(
+    vocab_size: int, seed: int, scale: float = 1.0, layers: int = 1, window: int = 64
+) -> LlamaForCausalLM:
     """Return a random Llama in float64 whose logits have a spread of about `scale`."""
     torch.manual_seed(seed)
     config = LlamaConfig(
@@ -68,15 +72,28 @@ def tiny_llama(vocab_size: int, seed: int, scale: float = 1.0, layers: int = 1, 
     model = LlamaForCausalLM(config).double().eval().requires_grad_(False)
     for name, weight in model.named_parameters():
         if weight.ndim == 2:
-            torch.nn.init.normal_(weight, std=scale / weight.shape[1] ** 0.5 if "embed" not in name else 1.0)
+            torch.nn.init.normal_(
+                weight, std=scale / weight.shape[1] ** 0.5 if "embed" not in name else 1.0
+            )
     return model
 
 
-def tiny_pair(vocab_size: int = 3, scale: float = 1.0, window: int = 64, same: bool = False) -> Pair:
+def tiny_pair(
+    vocab_size: int = 3, scale: float = 1.0, window: int = 64, same: bool = False
+) -> Pair:
     """Return a pair of random models over `vocab_size` letters; `same`: the draft is the target."""
     target = tiny_llama(vocab_size, seed=1, scale=scale, layers=2, window=window)
     draft = target if same else tiny_llama(vocab_size, seed=2, scale=scale, window=window)
-    return Pair(target, draft, CountingTokenizer(vocab_size), "tiny", "tiny-target", "r1", "tiny-draft", "r2")
+    return Pair(
+        target,
+        draft,
+        CountingTokenizer(vocab_size),
+        "tiny",
+        "tiny-target",
+        "r1",
+        "tiny-draft",
+        "r2",
+    )
 
 
 def cut(pair: Pair, tokens: Iterable[int]) -> Pair:
@@ -87,8 +104,11 @@ def cut(pair: Pair, tokens: Iterable[int]) -> Pair:
 
 
 def all_logits(model: PreTrainedModel, tokens: torch.Tensor) -> torch.Tensor:
-    """Return the logits (B, T, V) of a model, minus infinity for those of tokens that its output lacks."""
-    logits, kept = model(tokens, use_cache=False).logits, getattr(model, "kept_tokens", None)
+    """Return the logits (B, T, V) of a model, minus infinity for those of tokens that its output
+    lacks.
+    """
+    logits = model(tokens, use_cache=False).logits
+    kept = getattr(model, "kept_tokens", None)
     if kept is None:
         return logits
     vocab_size = model.get_input_embeddings().weight.shape[0]
@@ -112,7 +132,9 @@ def constant_head(prob: float, predicts: str = "next_token"):
 
 def describe(rule) -> str:
     """Return a short name of a stopping rule, for test ids: its class and its first parameter."""
-    first = next((name for name in inspect.signature(type(rule)).parameters if name != "head"), None)
+    first = next(
+        (name for name in inspect.signature(type(rule)).parameters if name != "head"), None
+    )
     return type(rule).__name__ + (f"({getattr(rule, first):g})" if first else "")
 
 
@@ -136,7 +158,9 @@ class FewPrompts:
         return {}
 
     def load(self, chats, responses=False):
-        texts = {(split, i): f"def {split}_{i}(x):\n" for split in ("dev", "test") for i in range(6)}
+        texts = {
+            (split, i): f"def {split}_{i}(x):\n" for split in ("dev", "test") for i in range(6)
+        }
         return [Prompt(text_id(text), split, text) for (split, _), text in texts.items()]
 
 

@@ -17,9 +17,20 @@ from transformers import (
 
 from specheads.pair.pair import Pair
 
-VOCAB_SIZE, WINDOW = 29, 160
-_SHAPE = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": VOCAB_SIZE}
-_SHAPE |= {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None, "max_position_embeddings": WINDOW}
+VOCAB_SIZE = 29
+WINDOW = 160
+_SHAPE = {
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "vocab_size": VOCAB_SIZE,
+}
+_SHAPE |= {
+    "bos_token_id": None,
+    "eos_token_id": None,
+    "pad_token_id": None,
+    "max_position_embeddings": WINDOW,
+}
 _GROUPED = {**_SHAPE, "num_key_value_heads": 2, "intermediate_size": 48, "head_dim": 8}
 _OPT = {**_SHAPE, "ffn_dim": 48, "dropout": 0.0}
 CONFIGS = {
@@ -29,11 +40,17 @@ CONFIGS = {
     "qwen3": Qwen3Config(**_GROUPED, tie_word_embeddings=True),
     # The window slides over every other layer, and is passed within a few tokens.
     "gemma2": Gemma2Config(
-        **_GROUPED, sliding_window=12, query_pre_attn_scalar=8, final_logit_softcapping=5.0, attn_logit_softcapping=3.0
+        **_GROUPED,
+        sliding_window=12,
+        query_pre_attn_scalar=8,
+        final_logit_softcapping=5.0,
+        attn_logit_softcapping=3.0,
     ),
     "opt": OPTConfig(**_OPT, word_embed_proj_dim=32),
     "opt-350m": OPTConfig(**_OPT, word_embed_proj_dim=16, do_layer_norm_before=False),
-    "bloom": BloomConfig(**{k: v for k, v in _SHAPE.items() if k != "max_position_embeddings"}, seq_length=WINDOW),
+    "bloom": BloomConfig(
+        **{k: v for k, v in _SHAPE.items() if k != "max_position_embeddings"}, seq_length=WINDOW
+    ),
     "gpt-neox": GPTNeoXConfig(**_SHAPE, intermediate_size=48, tie_word_embeddings=False),
 }
 
@@ -41,17 +58,28 @@ CONFIGS = {
 def tiny_model(config: PretrainedConfig, seed: int, gain: float = 2.0):
     """Return a random model whose greedy text does not repeat itself at once.
 
-    With a `gain` of 1 a linear map keeps the size of what it reads, and rounding is amplified far less.
+    With a `gain` of 1 a linear map keeps the size of what it reads, and rounding is amplified far
+    less.
     """
     torch.manual_seed(seed)
-    model = AutoModelForCausalLM.from_config(config, dtype=torch.float64).eval().requires_grad_(False)
+    model = (
+        AutoModelForCausalLM.from_config(config, dtype=torch.float64).eval().requires_grad_(False)
+    )
     scale = getattr(model.get_input_embeddings(), "embed_scale", None)
-    if scale is not None:  # float32 as in a model that is loaded; the compiler has no place for a single float64 number
+    if (
+        scale is not None
+        # Float32 as in a model that is loaded; the compiler has no place for a single float64
+        # number
+    ):
         model.get_input_embeddings().embed_scale = scale.float()
     for name, weight in model.named_parameters():
         if weight.ndim == 2:
-            torch.nn.init.normal_(weight, std=0.3 if "embed" in name else gain / weight.shape[1] ** 0.5)
-        elif name.endswith("weight"):  # norms of both signs, or a tied embedding would predict its own token
+            torch.nn.init.normal_(
+                weight, std=0.3 if "embed" in name else gain / weight.shape[1] ** 0.5
+            )
+        elif name.endswith(
+            "weight"
+        ):  # norms of both signs, or a tied embedding would predict its own token
             torch.nn.init.normal_(weight)
     return model
 
@@ -60,20 +88,36 @@ CUT = "llama, cut"  # a pair whose draft has an output over every other token
 
 
 def family_pair(name: str) -> Pair:
-    """Return a pair of one family; the draft is the target with noise, so that it is often right and often wrong."""
+    """Return a pair of one family.
+
+    The draft is the target with noise, so that it is often right and often wrong.
+    """
     if name == CUT:
         return cut(family_pair("llama"), range(0, VOCAB_SIZE, 2))
     config = CONFIGS[name]
-    target, draft = tiny_model(config, seed=4), tiny_model(config, seed=4)
+    target = tiny_model(config, seed=4)
+    draft = tiny_model(config, seed=4)
     torch.manual_seed(2)
     for weight in draft.parameters():
         weight += 0.05 * weight.abs().mean() * torch.randn_like(weight)
-    return Pair(target, draft, CountingTokenizer(VOCAB_SIZE), name, f"{name}-target", "r1", f"{name}-draft", "r2")
+    return Pair(
+        target,
+        draft,
+        CountingTokenizer(VOCAB_SIZE),
+        name,
+        f"{name}-target",
+        "r1",
+        f"{name}-draft",
+        "r2",
+    )
 
 
 def families_compiled(*always: str) -> list:
-    """Return the families as parameters of a test of compiled steps, which takes half a minute each.
+    """Return the families as parameters of a test of compiled steps, which takes half a minute
+    each.
 
     Only those of `always` are compiled in every run.
     """
-    return [name if name in always else pytest.param(name, marks=pytest.mark.full) for name in CONFIGS]
+    return [
+        name if name in always else pytest.param(name, marks=pytest.mark.full) for name in CONFIGS
+    ]

@@ -1,9 +1,13 @@
-"""A plugin of pytest for runs of mutants: the fastest tests first, as the first one that fails ends a run."""
+"""A plugin of pytest for runs of mutants: the fastest tests first, as the first one that fails ends
+a run.
+"""
 
 import json
 from pathlib import Path
 
-DURATIONS = Path("mutmut-stats.json")  # where mutmut keeps them, in the folder that its tests run in
+DURATIONS = Path(
+    "mutmut-stats.json"
+)  # where mutmut keeps them, in the folder that its tests run in
 
 
 def pytest_collection_modifyitems(items):

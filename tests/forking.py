@@ -1,8 +1,9 @@
-"""A process that has imported the commands, and runs command lines in forks of itself: `warm_processes` starts and asks it.
+"""A process that has imported the commands, and runs command lines in forks of itself:
+`warm_processes` starts and asks it.
 
-It says where the package was found. Then each line of its input is JSON: an object, the arguments of `work`, is answered by the
-number of a process; that number is answered by its exit code, as soon as it has one. It imports nothing of the tests, and so
-works where only the wheel is installed.
+It says where the package was found. Then each line of its input is JSON: an object, the arguments
+of `work`, is answered by the number of a process; that number is answered by its exit code, as soon
+as it has one. It imports nothing of the tests, and so works where only the wheel is installed.
 """
 
 import gc
@@ -38,7 +39,11 @@ def work(words, folder, variables, outputs):
     os.chdir(folder)
     os.environ.clear()
     os.environ.update(variables)
-    sys.path[:0] = [path for path in variables.get("PYTHONPATH", "").split(os.pathsep) if path and path not in sys.path]
+    sys.path[:0] = [
+        path
+        for path in variables.get("PYTHONPATH", "").split(os.pathsep)
+        if path and path not in sys.path
+    ]
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     for number, path in enumerate(outputs, start=1):
         os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT), number)

@@ -1,4 +1,6 @@
-"""Kinds of heads that other decoders must support: arguments of HeadConfig by a name of the kind."""
+"""Kinds of heads that other decoders must support: arguments of HeadConfig by a name of the
+kind.
+"""
 
 LOOK_AHEAD = {"predicts": "next_token", "depth": 2, "width": 24}
 ALL_INPUTS = {
@@ -7,4 +9,8 @@ ALL_INPUTS = {
     "width": 8,
     "inputs": ("hidden", "embedding", "draft_prob", "max_prob", "entropy", "second_prob"),
 }
-KINDS = {"look-ahead": LOOK_AHEAD, "all inputs": ALL_INPUTS, "the paper's": {"predicts": "input_token", "depth": 3}}
+KINDS = {
+    "look-ahead": LOOK_AHEAD,
+    "all inputs": ALL_INPUTS,
+    "the paper's": {"predicts": "input_token", "depth": 3},
+}

@@ -1,11 +1,14 @@
-"""Kill every command that writes at random moments, start it again, and compare what it wrote with an undisturbed run.
+"""Kill every command that writes at random moments, start it again, and compare what it wrote with
+an undisturbed run.
 
     python -m tests.kills [--kills 4] [--commands train evaluate] [--signal KILL] [--folder outputs/kills]
 
-Each trial runs one command in a folder of its own, sends it the signal at a moment drawn uniformly from its work, and runs the
-same command again. Two undisturbed runs are compared first: what differs between them depends on time and is left out. All other
-values of all files must be the same: lines of texts, values of JSON, the bytes of everything else. Dates and seconds are replaced
-by signs; checkpoints, locks, logs and copies that can be made again are left out. The exit code is 1 where anything differed.
+Each trial runs one command in a folder of its own, sends it the signal at a moment drawn uniformly
+from its work, and runs the same command again. Two undisturbed runs are compared first: what
+differs between them depends on time and is left out. All other values of all files must be the
+same: lines of texts, values of JSON, the bytes of everything else. Dates and seconds are replaced
+by signs; checkpoints, locks, logs and copies that can be made again are left out. The exit code is
+1 where anything differed.
 """
 
 import argparse
@@ -26,9 +29,21 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
-PAIR = ["model=nano", "data=nano", "data.max_new_tokens=16", "data.num_train=32", "data.num_dev=8", "data.num_test=8"]
+PAIR = [
+    "model=nano",
+    "data=nano",
+    "data.max_new_tokens=16",
+    "data.num_train=32",
+    "data.num_dev=8",
+    "data.num_test=8",
+]
 SHARDS = ["generation.batch_size=8", "generation.rows_per_shard=8"]
-REPLAYED = ["num_prompts=8", "num_dev_prompts=8", "stopping=[fixed_length,head_threshold]", "fixed_lengths=[1,2,4]"]
+REPLAYED = [
+    "num_prompts=8",
+    "num_dev_prompts=8",
+    "stopping=[fixed_length,head_threshold]",
+    "fixed_lengths=[1,2,4]",
+]
 TRAINED = ["checkpoint.every_steps=3", "trainer.log_every_n_steps=1", "loader.batch_size=8"]
 DISTILLED = ["trainer.max_epochs=2", "validation.num_prompts=4"]
 CUT = ["model.draft=null", "init_layers=1", "draft_vocabulary=200", "embedding=target"]
@@ -39,7 +54,9 @@ WRITTEN = ("data", "outputs")
 
 @dataclass(frozen=True)
 class Trial:
-    """A command line, the folders that it needs from a run of `train`, and which values depend on measured times."""
+    """A command line, the folders that it needs from a run of `train`, and which values depend on
+    measured times.
+    """
 
     words: tuple[str, ...]
     needs: tuple[str, ...] = ()
@@ -48,25 +65,39 @@ class Trial:
 
 TRIALS = {
     "data": Trial(("data", *PAIR, *SHARDS)),
-    "train": Trial(("train", *PAIR, *SHARDS, *TRAINED, "trainer.max_epochs=4", "calibration=8"), ("data",)),
+    "train": Trial(
+        ("train", *PAIR, *SHARDS, *TRAINED, "trainer.max_epochs=4", "calibration=8"), ("data",)
+    ),
     "distill": Trial(("distill", *PAIR, *SHARDS, *TRAINED, *DISTILLED), ("data",)),
     "distill, cut": Trial(("distill", *PAIR, *SHARDS, *TRAINED, *DISTILLED, *CUT), ("data",)),
-    "evaluate": Trial(("evaluate", *PAIR, *SHARDS, *REPLAYED, "thresholds=[0.3,0.6]", "live=none"), WRITTEN),
+    "evaluate": Trial(
+        ("evaluate", *PAIR, *SHARDS, *REPLAYED, "thresholds=[0.3,0.6]", "live=none"), WRITTEN
+    ),
     "evaluate, decoded": Trial(
         ("evaluate", *PAIR, *SHARDS, *DECODED),
         WRITTEN,
-        timed=re.compile(r"report\.html |report\.json 0\.verdict\.answer\.|generations\.jsonl \S+\.rounds\.\d+\.\d+\.[34]"),
+        timed=re.compile(
+            r"report\.html |report\.json 0\.verdict\.answer\.|generations\.jsonl"
+            r" \S+\.rounds\.\d+\.\d+\.[34]"
+        ),
     ),
-    "probe": Trial(("probe", *PAIR, *PROBED), timed=re.compile(r"probe\.html |probe\.json 0\.(answer|options)\.")),
+    "probe": Trial(
+        ("probe", *PAIR, *PROBED),
+        timed=re.compile(r"probe\.html |probe\.json 0\.(answer|options)\."),
+    ),
 }
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m tests.kills", description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.kills", description=__doc__.splitlines()[0]
+    )
     parser.add_argument("--kills", type=int, default=4, help="trials of each command")
     parser.add_argument("--commands", nargs="*", choices=TRIALS, default=list(TRIALS))
     parser.add_argument("--signal", choices=["KILL", "TERM", "INT"], default="KILL")
-    parser.add_argument("--seed", type=int, default=0, help="of the moments at which commands are killed")
+    parser.add_argument(
+        "--seed", type=int, default=0, help="of the moments at which commands are killed"
+    )
     parser.add_argument("--folder", type=Path, default=Path("outputs/kills"))
     given = parser.parse_args()
     folder = given.folder.absolute()
@@ -77,22 +108,38 @@ def main() -> int:
 
 def differs(command: str, folder: Path, given: argparse.Namespace) -> bool:
     """Run the trials of one command, print what they found, and return whether a value differed."""
-    trial, prepared, place = TRIALS[command], folder / "prepared", folder / command.replace(", ", "_")
+    trial = TRIALS[command]
+    prepared = folder / "prepared"
+    place = folder / command.replace(", ", "_")
     seconds = min(undisturbed(trial, place / name, prepared) for name in ("whole", "again"))
-    whole, again = values_of(place / "whole"), values_of(place / "again")
-    compared = {name for name in whole if whole[name] == again.get(name) and not trial.timed.search(name)}
-    print(f"{command:<18}{seconds:>10.1f} s, {len(compared)} of {len(whole)} values do not depend on time", flush=True)
-    generator, found = random.Random(f"{given.seed} {command}"), False
+    whole = values_of(place / "whole")
+    again = values_of(place / "again")
+    compared = {
+        name for name in whole if whole[name] == again.get(name) and not trial.timed.search(name)
+    }
+    print(
+        f"{command:<18}{seconds:>10.1f} s, {len(compared)} of {len(whole)} values do not depend on"
+        " time",
+        flush=True,
+    )
+    generator = random.Random(f"{given.seed} {command}")
+    found = False
     for number in range(given.kills):
         code = 0
         while code == 0:  # it ended before the signal, so the trial is repeated with another moment
             shutil.rmtree(place / str(number), ignore_errors=True)
             moment = generator.uniform(0, seconds)
-            code = killed(trial, place / str(number), prepared, moment, getattr(signal, f"SIG{given.signal}"))
+            code = killed(
+                trial, place / str(number), prepared, moment, getattr(signal, f"SIG{given.signal}")
+            )
         undisturbed(trial, place / str(number), prepared)
         differing = differences(values_of(place / str(number)), whole, compared)
         found |= bool(differing)
-        print(f"{command:<18}{number:>6}{moment:>10.1f} s  exit code {code}, {len(differing)} differences", flush=True)
+        print(
+            f"{command:<18}{number:>6}{moment:>10.1f} s  exit code {code}, {len(differing)}"
+            " differences",
+            flush=True,
+        )
         print("".join(f"    {name}\n" for name in differing[:5]), end="", flush=True)
     return found
 
@@ -101,18 +148,25 @@ def differs(command: str, folder: Path, given: argparse.Namespace) -> bool:
 def started(trial: Trial, folder: Path, prepared: Path) -> Iterator[subprocess.Popen]:
     """Start a command in `folder`, with a copy of what it needs; it does not survive the block.
 
-    The block begins when the command has written a file: a kill during the imports before that would test nothing.
+    The block begins when the command has written a file: a kill during the imports before that
+    would test nothing.
     """
     folder.mkdir(parents=True, exist_ok=True)
     for part in trial.needs:
         if not (folder / part).exists():
             shutil.copytree(prepared / part, folder / part)
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "WANDB_MODE": "disabled"}
+    environment = os.environ | {
+        "PYTHONPATH": str(ROOT),
+        "OMP_NUM_THREADS": "1",
+        "WANDB_MODE": "disabled",
+    }
     environment |= {"SPECHEADS_ENGINE": "eager", "HF_HUB_OFFLINE": "1"}
     before = files_of(folder)
     with (folder / "said.log").open("a") as said:
         words = [sys.executable, "-m", "specheads", *trial.words]
-        process = subprocess.Popen(words, cwd=folder, env=environment, start_new_session=True, stdout=said, stderr=said)
+        process = subprocess.Popen(
+            words, cwd=folder, env=environment, start_new_session=True, stdout=said, stderr=said
+        )
     try:
         while process.poll() is None and files_of(folder) <= before:
             time.sleep(0.02)
@@ -133,12 +187,17 @@ def undisturbed(trial: Trial, folder: Path, prepared: Path) -> float:
         begin = time.perf_counter()
         code = process.wait()
     if code != 0:
-        raise SystemExit(f"specheads {' '.join(trial.words)} failed in {folder}:\n{(folder / 'said.log').read_text()[-3000:]}")
+        raise SystemExit(
+            f"specheads {' '.join(trial.words)} failed in"
+            f" {folder}:\n{(folder / 'said.log').read_text()[-3000:]}"
+        )
     return time.perf_counter() - begin
 
 
 def killed(trial: Trial, folder: Path, prepared: Path, moment: float, number: int) -> int:
-    """Start a command, send the signal `moment` seconds after its work began, and return its exit code."""
+    """Start a command, send the signal `moment` seconds after its work began, and return its exit
+    code.
+    """
     with started(trial, folder, prepared) as process:
         time.sleep(moment)
         if process.poll() is None:
@@ -150,23 +209,33 @@ def killed(trial: Trial, folder: Path, prepared: Path, moment: float, number: in
 
 DATE = re.compile(r"\d{4}-\d\d-\d\d_\d\d-\d\d-\d\d(-\d+)?")
 LEFT_OUT = re.compile(r"\.lock$|\.log$|\.ckpt$|/run\.json$|/\.arrow/|/\.hydra/|/wandb/")
-SECONDS = re.compile(r"\d+(\.\d+)? s\b|(?<=^  start: )[\d.]+|(?<=^  end: )[\d.]+")  # in texts; those of a load are lines
+SECONDS = re.compile(
+    r"\d+(\.\d+)? s\b|(?<=^  start: )[\d.]+|(?<=^  end: )[\d.]+"
+)  # in texts; those of a load are lines
 TEXTS = (".csv", ".yaml", ".md", ".txt", ".html")
 
 
 def values_of(folder: Path) -> dict[str, Any]:
     """Return all values that a command wrote by their names: the file, and the place in it."""
-    files = sorted(path for path in files_of(folder) if path.is_file() and not LEFT_OUT.search(str(path)))
+    files = sorted(
+        path for path in files_of(folder) if path.is_file() and not LEFT_OUT.search(str(path))
+    )
     dates = {match[0] for path in files for match in DATE.finditer(str(path))}
     runs = {date: f"<run {number}>" for number, date in enumerate(sorted(dates))}
 
     def plain(value: Any) -> Any:
         if not isinstance(value, str):
             return value
-        return SECONDS.sub("<time>", DATE.sub(lambda match: runs.get(match[0], "<a date>"), value.replace(str(folder), ".")))
+        return SECONDS.sub(
+            "<time>",
+            DATE.sub(lambda match: runs.get(match[0], "<a date>"), value.replace(str(folder), ".")),
+        )
 
     found = {(path, place): value for path in files for place, value in values_in(path)}
-    return {plain(f"{path.relative_to(folder)} {place}"): plain(value) for (path, place), value in found.items()}
+    return {
+        plain(f"{path.relative_to(folder)} {place}"): plain(value)
+        for (path, place), value in found.items()
+    }
 
 
 def values_in(path: Path) -> Iterator[tuple[str, Any]]:
@@ -177,7 +246,9 @@ def values_in(path: Path) -> Iterator[tuple[str, Any]]:
         for number, line in enumerate(lines):
             yield from flat(json.loads(line), str(number))
     elif path.suffix in TEXTS:
-        yield from ((str(number), line) for number, line in enumerate(content.decode().splitlines()))
+        yield from (
+            (str(number), line) for number, line in enumerate(content.decode().splitlines())
+        )
     else:
         yield "", hashlib.sha256(content).hexdigest()
 
@@ -189,11 +260,22 @@ def flat(value: Any, place: str) -> Iterator[tuple[str, Any]]:
             yield from flat(each, f"{place}.{key}")
     else:
         is_time = isinstance(value, float) and (place.endswith("seconds") or ".load." in place)
-        yield place, "<time>" if is_time else repr(value) if isinstance(value, float | dict | list) else value
+        yield (
+            place,
+            (
+                "<time>"
+                if is_time
+                else repr(value)
+                if isinstance(value, float | dict | list)
+                else value
+            ),
+        )
 
 
 def differences(values: dict[str, Any], whole: dict[str, Any], compared: set[str]) -> list[str]:
-    """Return which of the compared values of an undisturbed run another has not, and files that it should not have."""
+    """Return which of the compared values of an undisturbed run another has not, and files that it
+    should not have.
+    """
     files = {name.partition(" ")[0] for name in whole}
     extra = {file for name in values if (file := name.partition(" ")[0]) not in files}
     differing = [name for name in compared if values.get(name) != whole[name]]

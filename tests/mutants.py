@@ -2,15 +2,18 @@
 
     pip install 'mutmut>=3.8' && python tests/mutants.py [--minutes 8] [--survivors]
 
-`[tool.mutmut]` in pyproject.toml names the modules that are changed, and the tests; each mutant is given those that call its
-function. mutmut keeps what it found in mutants/, so a run that ends early goes on where it was, and later ones test only
-functions that have changed. `--survivors` also tries survivors again, for example after tests were added; for a run from nothing
-remove mutants/. Decorated functions (properties), values of modules and classes, and lines that log are not mutated, nor are
-functions with `# pragma: no mutate block`, whose tests take many seconds. What a test module makes while it is imported, or in a
-fixture that its tests share, is made without the mutant or counts for the first test alone: tests that are to notice changes of a
-function call it themselves.
+`[tool.mutmut]` in pyproject.toml names the modules that are changed, and the tests; each mutant is
+given those that call its function. mutmut keeps what it found in mutants/, so a run that ends early
+goes on where it was, and later ones test only functions that have changed. `--survivors` also tries
+survivors again, for example after tests were added; for a run from nothing remove mutants/.
+Decorated functions (properties), values of modules and classes, and lines that log are not mutated,
+nor are functions with `# pragma: no mutate block`, whose tests take many seconds. What a test
+module makes while it is imported, or in a fixture that its tests share, is made without the mutant
+or counts for the first test alone: tests that are to notice changes of a function call it
+themselves.
 
-tests/survivors.yaml says why a change that no test notices is harmless. One without a reason makes the exit code 1.
+tests/survivors.yaml says why a change that no test notices is harmless. One without a reason makes
+the exit code 1.
 """
 
 import argparse
@@ -56,16 +59,22 @@ class Mutant:
 
 def mutmut(*words: str) -> str:
     """Return what a command of mutmut prints."""
-    return subprocess.run([MUTMUT, *words], cwd=ROOT, check=True, capture_output=True, text=True).stdout
+    return subprocess.run(
+        [MUTMUT, *words], cwd=ROOT, check=True, capture_output=True, text=True
+    ).stdout
 
 
 def run(minutes: float, names: list[str]) -> None:
-    """Test the mutants that were not tested yet, or those of `names` again, for at most so many minutes."""
+    """Test the mutants that were not tested yet, or those of `names` again, for at most so many
+    minutes.
+    """
     environment = os.environ | {
         "OMP_NUM_THREADS": "1",
         "PYTEST_ADDOPTS": f"-p tests.fastest_first {os.environ.get('PYTEST_ADDOPTS', '')}",
     }
-    process = subprocess.Popen([MUTMUT, "run", "--max-children", "2", *names], cwd=ROOT, env=environment)
+    process = subprocess.Popen(
+        [MUTMUT, "run", "--max-children", "2", *names], cwd=ROOT, env=environment
+    )
     try:
         code = process.wait(60 * minutes)
     except subprocess.TimeoutExpired:
@@ -78,27 +87,59 @@ def run(minutes: float, names: list[str]) -> None:
 
 def mutants() -> list[Mutant]:
     """Return all mutants, with what is known of them."""
-    return [Mutant(*match) for match in re.findall(r"^ *(specheads\S+): (.+)$", mutmut("results", "--all", "true"), re.MULTILINE)]
+    return [
+        Mutant(*match)
+        for match in re.findall(
+            r"^ *(specheads\S+): (.+)$", mutmut("results", "--all", "true"), re.MULTILINE
+        )
+    ]
 
 
 def counted(found: list[Mutant]) -> Table:
     """Return how many mutants of each module the tests notice."""
-    columns = [Column("module"), *(Column(name, "fixed:0") for name in ("mutants", "killed", "timed out", "survived"))]
+    columns = [
+        Column("module"),
+        *(Column(name, "fixed:0") for name in ("mutants", "killed", "timed out", "survived")),
+    ]
     rows = []
     for module in [*sorted({mutant.module for mutant in found}), "all"]:
         outcomes = Counter(mutant.outcome for mutant in found if module in (mutant.module, "all"))
-        total, noticed = outcomes.total(), sum(outcomes[name] for name in NOTICED)
-        rows.append([module, total, outcomes["killed"], outcomes["timeout"], total - noticed, noticed / total])
+        total = outcomes.total()
+        noticed = sum(outcomes[name] for name in NOTICED)
+        rows.append(
+            [
+                module,
+                total,
+                outcomes["killed"],
+                outcomes["timeout"],
+                total - noticed,
+                noticed / total,
+            ]
+        )
     return Table("modules", "Mutants by module", [*columns, Column("noticed", "percent:1")], rows)
 
 
 def explained(survivors: list[Mutant]) -> tuple[Table, list[str]]:
-    """Return the survivors with their reasons, and complaints: survivors without a reason, reasons without a survivor."""
-    reasons = {(group["module"], line): group["why"] for group in yaml.safe_load(REASONS.read_text()) for line in group["lines"]}
+    """Return the survivors with their reasons, and complaints: survivors without a reason, reasons
+    without a survivor.
+    """
+    reasons = {
+        (group["module"], line): group["why"]
+        for group in yaml.safe_load(REASONS.read_text())
+        for line in group["lines"]
+    }
     changes = Counter((mutant.module, mutant.line()) for mutant in survivors)
-    rows = [[module, f"`{line}`", count, reasons.get((module, line), "")] for (module, line), count in sorted(changes.items())]
-    complaints = [f"no test notices, in {module}: {line}" for module, line in changes.keys() - reasons.keys()]
-    complaints += [f"a test does notice, in {module}: {line}" for module, line in reasons.keys() - changes.keys()]
+    rows = [
+        [module, f"`{line}`", count, reasons.get((module, line), "")]
+        for (module, line), count in sorted(changes.items())
+    ]
+    complaints = [
+        f"no test notices, in {module}: {line}" for module, line in changes.keys() - reasons.keys()
+    ]
+    complaints += [
+        f"a test does notice, in {module}: {line}"
+        for module, line in reasons.keys() - changes.keys()
+    ]
     columns = [
         Column("module"),
         Column("changed line"),
@@ -110,17 +151,30 @@ def explained(survivors: list[Mutant]) -> tuple[Table, list[str]]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--minutes", type=float, default=60, help="after which to stop; the next run goes on there")
+    parser.add_argument(
+        "--minutes", type=float, default=60, help="after which to stop; the next run goes on there"
+    )
     parser.add_argument("--survivors", action="store_true", help="also try survivors again")
     add_keep_option(parser, "mutants")
     given = parser.parse_args()
-    again = [mutant.name for mutant in mutants() if mutant.outcome not in NOTICED] if given.survivors else []
+    again = (
+        [mutant.name for mutant in mutants() if mutant.outcome not in NOTICED]
+        if given.survivors
+        else []
+    )
     run(given.minutes, again)
     found = mutants()
     if left := sum(mutant.outcome == UNKNOWN for mutant in found):
         raise SystemExit(f"{left} of {len(found)} mutants are left; run this again to go on.")
-    modules, (survivors, complaints) = counted(found), explained([each for each in found if each.outcome not in NOTICED])
-    write_result("mutants", [modules, survivors], command="python tests/mutants.py", seeds=[], keep=given.keep)
+    modules = counted(found)
+    (survivors, complaints) = explained([each for each in found if each.outcome not in NOTICED])
+    write_result(
+        "mutants",
+        [modules, survivors],
+        command="python tests/mutants.py",
+        seeds=[],
+        keep=given.keep,
+    )
     print(text_of(modules), *complaints, sep="\n")
     raise SystemExit(1 if complaints else 0)
 

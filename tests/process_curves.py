@@ -1,4 +1,5 @@
-"""Distillations of a tiny draft whose curves do not depend on the processes: in a test's process, or as a script in several.
+"""Distillations of a tiny draft whose curves do not depend on the processes: in a test's process,
+or as a script in several.
 
     torchrun --standalone --nproc-per-node=2 tests/process_curves.py FOLDER
 
@@ -24,15 +25,27 @@ from specheads.training.distill.settings import Distillation
 from specheads.training.loaders import ResumableData
 from specheads.training.trainer import new_trainer
 
-VOCAB, ROWS, BATCH, STOP = 10, 9, 4, 3  # the last batch of an epoch has one row: of two processes, one has none
+VOCAB, ROWS, BATCH, STOP = (
+    10,
+    9,
+    4,
+    3,
+)  # the last batch of an epoch has one row: of two processes, one has none
 RANDOM = np.random.default_rng(0)
 PROMPTS = [RANDOM.integers(0, VOCAB, size) for size in RANDOM.integers(2, 6, ROWS)]
 ANSWERS = [RANDOM.integers(0, VOCAB, size) for size in RANDOM.integers(1, 9, ROWS)]
 RESPONSES = [[answer] for answer in ANSWERS]
-TRAINER = {"max_epochs": 2, "accelerator": "cpu", "precision": "32-true", "log_every_n_steps": 1, "gradient_clip_val": 0.3}
+TRAINER = {
+    "max_epochs": 2,
+    "accelerator": "cpu",
+    "precision": "32-true",
+    "log_every_n_steps": 1,
+    "gradient_clip_val": 0.3,
+}
 BASE = Distillation(optimizer={"lr": 1e-2}, warp=Warp(1.0, top_k=6), trainer=TRAINER)
 ACCUMULATED = BASE.but(trainer={**TRAINER, "accumulate_grad_batches": 2})
-# Plain gradient descent without a limit: steps of AdamW and limited ones hide a gradient that is too large.
+# Plain gradient descent without a limit: steps of AdamW and limited ones hide a gradient that is
+# too large.
 PLAIN = BASE.but(trainer={**TRAINER, "gradient_clip_val": None})
 FSDP2_PLAIN = BASE.but(trainer={**TRAINER, "gradient_clip_val": None, "strategy": "fsdp2"})
 FSDP2 = BASE.but(trainer={**TRAINER, "strategy": "fsdp2"})
@@ -40,7 +53,8 @@ FSDP2 = BASE.but(trainer={**TRAINER, "strategy": "fsdp2"})
 CUT = BASE.but(draft_vocabulary=5, embedding="target")
 FSDP2_CUT = CUT.but(trainer={**TRAINER, "strategy": "fsdp2"})
 SETTINGS = {"target": BASE, "accumulated": ACCUMULATED, "plain": PLAIN, "cut": CUT}
-# By name: the settings, whether the run stops, and the run that it resumes. Runs named `one_` are of one process.
+# By name: the settings, whether the run stops, and the run that it resumes. Runs named `one_` are
+# of one process.
 SHARED = {
     "two_target": (BASE, False, None),
     "two_accumulated": (ACCUMULATED, False, None),
@@ -59,7 +73,8 @@ class StopAt(L.Callback):
     """Asks the last process to end after some steps, as a scheduler's signal would."""
 
     def __init__(self, step, request):
-        self.step, self.request = step, request
+        self.step = step
+        self.request = request
 
     def on_before_optimizer_step(self, trainer, *args):
         if trainer.global_step == self.step and trainer.global_rank == trainer.world_size - 1:
@@ -71,7 +86,11 @@ def checkpoint_of(folder, name):
 
 
 def curve(folder, name, settings, stops=False, resumes=None):
-    """Train; return the points (step, values) of the curve, without their epochs, and the sum of each weight's entries."""
+    """Train.
+
+    Return the points (step, values) of the curve, without their epochs, and the sum of each
+    weight's entries.
+    """
     pair = tiny_pair(VOCAB, scale=2.0)
     if settings.draft_vocabulary is not None:
         pair = cut(pair, range(0, VOCAB, 2))
@@ -92,7 +111,10 @@ def curve(folder, name, settings, stops=False, resumes=None):
     except Interrupted:
         return None
     weights = trainer.strategy.lightning_module_state_dict()
-    return {"points": module.history, "weights": {key: weight.double().flatten().tolist() for key, weight in weights.items()}}
+    return {
+        "points": module.history,
+        "weights": {key: weight.double().flatten().tolist() for key, weight in weights.items()},
+    }
 
 
 def main(folder):

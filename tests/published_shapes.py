@@ -1,4 +1,6 @@
-"""The shapes of published models, from the config files on the hub, and tiny random models with their proportions."""
+"""The shapes of published models, from the config files on the hub, and tiny random models with
+their proportions.
+"""
 
 import torch
 from families import tiny_model
@@ -14,7 +16,16 @@ from transformers import (
 )
 
 
-def _llama(hidden_size, intermediate_size, layers, heads, key_value_heads=None, tied=False, vocab_size=32_000, **more):
+def _llama(
+    hidden_size,
+    intermediate_size,
+    layers,
+    heads,
+    key_value_heads=None,
+    tied=False,
+    vocab_size=32_000,
+    **more,
+):
     return LlamaConfig(
         hidden_size=hidden_size,
         intermediate_size=intermediate_size,
@@ -28,8 +39,15 @@ def _llama(hidden_size, intermediate_size, layers, heads, key_value_heads=None, 
 
 
 def _opt(hidden_size, layers, heads, **more):
-    sizes = {"hidden_size": hidden_size, "ffn_dim": 4 * hidden_size, "word_embed_proj_dim": hidden_size, "dropout": 0.0}
-    return OPTConfig(num_hidden_layers=layers, num_attention_heads=heads, vocab_size=50_272, **(sizes | more))
+    sizes = {
+        "hidden_size": hidden_size,
+        "ffn_dim": 4 * hidden_size,
+        "word_embed_proj_dim": hidden_size,
+        "dropout": 0.0,
+    }
+    return OPTConfig(
+        num_hidden_layers=layers, num_attention_heads=heads, vocab_size=50_272, **(sizes | more)
+    )
 
 
 def _bloom(hidden_size, layers, heads):
@@ -37,23 +55,36 @@ def _bloom(hidden_size, layers, heads):
 
 
 def _pythia(hidden_size, layers, heads):
-    sizes = {"hidden_size": hidden_size, "intermediate_size": 4 * hidden_size, "num_hidden_layers": layers}
-    return GPTNeoXConfig(**sizes, num_attention_heads=heads, vocab_size=50_304, tie_word_embeddings=False)
+    sizes = {
+        "hidden_size": hidden_size,
+        "intermediate_size": 4 * hidden_size,
+        "num_hidden_layers": layers,
+    }
+    return GPTNeoXConfig(
+        **sizes, num_attention_heads=heads, vocab_size=50_304, tie_word_embeddings=False
+    )
 
 
 def _qwen3(hidden_size, intermediate_size, layers, heads, tied=False):
-    sizes = {"hidden_size": hidden_size, "intermediate_size": intermediate_size, "num_hidden_layers": layers}
+    sizes = {
+        "hidden_size": hidden_size,
+        "intermediate_size": intermediate_size,
+        "num_hidden_layers": layers,
+    }
     heads = {"num_attention_heads": heads, "num_key_value_heads": 8, "head_dim": 128}
     return Qwen3Config(**sizes, **heads, vocab_size=151_936, tie_word_embeddings=tied)
 
 
-_LLAMA_7B, _LLAMA_13B = _llama(4096, 11_008, 32, 32), _llama(5120, 13_824, 40, 40)
+_LLAMA_7B = _llama(4096, 11_008, 32, 32)
+_LLAMA_13B = _llama(5120, 13_824, 40, 40)
 SHAPES: dict[str, PretrainedConfig] = {
     "meta-llama/Llama-2-7b-chat-hf": _LLAMA_7B,
     "meta-llama/Llama-2-13b-chat-hf": _LLAMA_13B,
     "meta-llama/Llama-2-70b-chat-hf": _llama(8192, 28_672, 80, 64, 8),
     "meta-llama/Llama-2-13b-hf": _LLAMA_13B,
-    "meta-llama/Llama-3.2-1B-Instruct": _llama(2048, 8192, 16, 32, 8, tied=True, vocab_size=128_256, head_dim=64),
+    "meta-llama/Llama-3.2-1B-Instruct": _llama(
+        2048, 8192, 16, 32, 8, tied=True, vocab_size=128_256, head_dim=64
+    ),
     "meta-llama/Llama-3.1-8B-Instruct": _llama(4096, 14_336, 32, 32, 8, vocab_size=128_256),
     "huggyllama/llama-7b": _LLAMA_7B,
     "JackFram/llama-68m": _llama(768, 3072, 2, 12),
@@ -65,7 +96,9 @@ SHAPES: dict[str, PretrainedConfig] = {
     "bigscience/bloom-7b1": _bloom(4096, 30, 32),
     "EleutherAI/pythia-70m": _pythia(512, 6, 8),
     "EleutherAI/pythia-2.8b": _pythia(2560, 32, 32),
-    "HuggingFaceTB/SmolLM2-135M-Instruct": _llama(576, 1536, 30, 9, 3, tied=True, vocab_size=49_152),
+    "HuggingFaceTB/SmolLM2-135M-Instruct": _llama(
+        576, 1536, 30, 9, 3, tied=True, vocab_size=49_152
+    ),
     "HuggingFaceTB/SmolLM2-1.7B-Instruct": _llama(2048, 8192, 24, 32, tied=True, vocab_size=49_152),
     "Qwen/Qwen3-0.6B": _qwen3(1024, 3072, 28, 16, tied=True),
     "Qwen/Qwen3-8B": _qwen3(4096, 12_288, 36, 32),
@@ -81,18 +114,46 @@ def weightless(config: PretrainedConfig) -> PreTrainedModel:
 
 
 def tiny(config: PretrainedConfig, hidden_size: int, vocab_size: int, seed: int) -> PreTrainedModel:
-    """Return a random model of two layers in float64 that is in all but its sizes like one of a published shape.
+    """Return a random model of two layers in float64 that is in all but its sizes like one of a
+    published shape.
 
-    Grouped queries stay grouped, tied embeddings tied, and a projection before the output embedding halves the states.
+    Grouped queries stay grouped, tied embeddings tied, and a projection before the output embedding
+    halves the states.
     """
     content = config.to_dict()
     heads = 4
-    sizes = {"hidden_size": hidden_size, "num_hidden_layers": 2, "num_attention_heads": heads, "vocab_size": vocab_size}
-    sizes |= {"intermediate_size": 2 * hidden_size, "ffn_dim": 2 * hidden_size, "head_dim": hidden_size // heads}
-    sizes["num_key_value_heads"] = heads if content.get("num_key_value_heads") == content.get("num_attention_heads") else 2
-    sizes["word_embed_proj_dim"] = hidden_size * content.get("word_embed_proj_dim", 0) // config.hidden_size
-    sizes |= {"max_position_embeddings": WINDOW, "seq_length": WINDOW, "n_layer": 2, "n_head": heads}
+    sizes = {
+        "hidden_size": hidden_size,
+        "num_hidden_layers": 2,
+        "num_attention_heads": heads,
+        "vocab_size": vocab_size,
+    }
+    sizes |= {
+        "intermediate_size": 2 * hidden_size,
+        "ffn_dim": 2 * hidden_size,
+        "head_dim": hidden_size // heads,
+    }
+    sizes["num_key_value_heads"] = (
+        heads if content.get("num_key_value_heads") == content.get("num_attention_heads") else 2
+    )
+    sizes["word_embed_proj_dim"] = (
+        hidden_size * content.get("word_embed_proj_dim", 0) // config.hidden_size
+    )
+    sizes |= {
+        "max_position_embeddings": WINDOW,
+        "seq_length": WINDOW,
+        "n_layer": 2,
+        "n_head": heads,
+    }
     sizes |= {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
-    kept = {key: value for key, value in content.items() if key not in ("model_type", "architectures", "dtype", "layer_types")}
-    names = {key for key in sizes if key in content} | {"bos_token_id", "eos_token_id", "pad_token_id"}
+    kept = {
+        key: value
+        for key, value in content.items()
+        if key not in ("model_type", "architectures", "dtype", "layer_types")
+    }
+    names = {key for key in sizes if key in content} | {
+        "bos_token_id",
+        "eos_token_id",
+        "pad_token_id",
+    }
     return tiny_model(type(config)(**(kept | {key: sizes[key] for key in names})), seed)

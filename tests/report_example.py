@@ -1,4 +1,6 @@
-"""A made-up report with everything that a report can hold, and names that no page should take for markup."""
+"""A made-up report with everything that a report can hold, and names that no page should take for
+markup.
+"""
 
 import random
 from dataclasses import replace
@@ -45,7 +47,11 @@ def about(value: float, width: float = 0.02) -> Interval:
 def report_example() -> Report:
     """Return the same report every time."""
     rng = random.Random(0)
-    sets = [_data_set(rng, "alpaca", "dev"), _data_set(rng, "mt-bench <test>", "test"), _data_set(rng, "gsm8k", "test")]
+    sets = [
+        _data_set(rng, "alpaca", "dev"),
+        _data_set(rng, "mt-bench <test>", "test"),
+        _data_set(rng, "gsm8k", "test"),
+    ]
     context = {
         "model": "tiny & pair",
         "target": "meta-llama/Llama-3.1-8B-Instruct",
@@ -58,7 +64,12 @@ def report_example() -> Report:
         "split": "test",
         "final_parts": [],
         "prompts": {
-            data.name: {"role": data.role, "num_prompts": data.num_prompts, "sha256": f"{number:016x}", "num_left_out": number}
+            data.name: {
+                "role": data.role,
+                "num_prompts": data.num_prompts,
+                "sha256": f"{number:016x}",
+                "num_left_out": number,
+            }
             for number, data in enumerate(sets)
         },
         "versions": {"python": "3.11.7", "torch": "2.13.0"},
@@ -86,9 +97,15 @@ def report_example() -> Report:
 
 
 def with_verdict(report: Report) -> Report:
-    """Return the report with the verdict that its rows give, where a rule without a head is to be used at ratio 20."""
+    """Return the report with the verdict that its rows give, where a rule without a head is to be
+    used at ratio 20.
+    """
     verdict = verdict_of(report, {"20": "logistic 0.5"})
-    return replace(report, verdict=verdict and replace(verdict, command="specheads evaluate 'x=<y>'", python="print('<y>')"))
+    return replace(
+        report,
+        verdict=verdict
+        and replace(verdict, command="specheads evaluate 'x=<y>'", python="print('<y>')"),
+    )
 
 
 def _fields(family: str) -> dict[str, object]:
@@ -99,7 +116,10 @@ def _fields(family: str) -> dict[str, object]:
 def _data_set(rng: random.Random, name: str, role: str) -> DataSet:
     rules = [row for family in FAMILIES for row in _rules(rng, family)]
     predicts = ("head_threshold shallow", "head_threshold <deep>", "logistic", "draft's max_prob")
-    curves = [_reliability(rng, name, bias) for name, bias in zip(predicts, (0.03, 0.0, 0.06, 0.15), strict=True)]
+    curves = [
+        _reliability(rng, name, bias)
+        for name, bias in zip(predicts, (0.03, 0.0, 0.06, 0.15), strict=True)
+    ]
     return DataSet(name, role, 80, 40_960, 16, rules, _winners(rules), curves)
 
 
@@ -110,11 +130,26 @@ def _rules(rng: random.Random, family: str) -> list[RuleRow]:
     rows = []
     for value in values:
         place = (values.index(value) + 0.5) / len(values)
-        discard, verification = 2.0 * place**1.5 / factor**4 + 0.05, (0.62 - 0.33 * place**0.6) / factor
-        speedup = {ratio: about(factor * rng.gauss(1.7, 0.01) - 0.5 * (place - 0.45) ** 2 - 0.3 / len(ratio)) for ratio in RATIOS}
+        discard = 2.0 * place**1.5 / factor**4 + 0.05
+        verification = (0.62 - 0.33 * place**0.6) / factor
+        speedup = {
+            ratio: about(
+                factor * rng.gauss(1.7, 0.01) - 0.5 * (place - 0.45) ** 2 - 0.3 / len(ratio)
+            )
+            for ratio in RATIOS
+        }
         title = {"fixed_length": "fixed K="}.get(family, family.replace("_", " ") + " ")
         rates = (about(discard, 0.05), about(verification))
-        row = RuleRow(family, f"{title}{value}", {key: value}, *rates, 1 / verification, 0.7, speedup, **_fields(family))
+        row = RuleRow(
+            family,
+            f"{title}{value}",
+            {key: value},
+            *rates,
+            1 / verification,
+            0.7,
+            speedup,
+            **_fields(family),
+        )
         rows.append(row)
     return rows
 
@@ -122,13 +157,31 @@ def _rules(rng: random.Random, family: str) -> list[RuleRow]:
 def _winners(rules: list[RuleRow]) -> list[Winner]:
     winners = []
     for ratio in RATIOS:
-        tops = {f: max((r for r in rules if r.family == f), key=lambda r: r.speedup[ratio].value) for f in FAMILIES}
-        fixed, ceiling = (tops[family].speedup[ratio].value for family in ("fixed_length", "ceiling"))
+        tops = {
+            f: max((r for r in rules if r.family == f), key=lambda r: r.speedup[ratio].value)
+            for f in FAMILIES
+        }
+        fixed, ceiling = (
+            tops[family].speedup[ratio].value for family in ("fixed_length", "ceiling")
+        )
         for family, row in tops.items():
             speed = row.speedup[ratio]
-            gap = None if family == "fixed_length" else about((speed.value - fixed) / (ceiling - fixed), 0.25)
+            gap = (
+                None
+                if family == "fixed_length"
+                else about((speed.value - fixed) / (ceiling - fixed), 0.25)
+            )
             head = (0.15,) if family.startswith("head") else ()
-            values = family, row.name, ratio, speed, about(speed.value / fixed, 0.015), gap, speed.value, *head
+            values = (
+                family,
+                row.name,
+                ratio,
+                speed,
+                about(speed.value / fixed, 0.015),
+                gap,
+                speed.value,
+                *head,
+            )
             winner = Winner(*values, **_fields(family))
             winners.append(replace(winner, over_headless=about(1.01) if winner.head else None))
     return winners
@@ -142,25 +195,48 @@ def _reliability(rng: random.Random, predictor: str, bias: float) -> Reliability
 
 
 def _texts(rng: random.Random) -> list[TextSample]:
-    text = "The quick brown fox jumps over the lazy dog , and then it rests .\n Then a </pre> tag appears , quite harmless ."
+    text = (
+        "The quick brown fox jumps over the lazy dog , and then it rests .\n Then a </pre> tag"
+        " appears , quite harmless ."
+    )
     words = text.split(" ")
     samples = []
     for prompt in (NASTY, "Write a short story about a fox."):
         for rule in ("fixed_length(num_tokens=5)", "head_threshold <deep> 0.5"):
-            kinds = rng.choices(("accepted", "accepted", "accepted", "rejected", "target"), k=len(words) * 3)
-            samples.append(TextSample(rule, prompt, [(kind, f" {word}") for kind, word in zip(kinds, words * 3, strict=True)]))
+            kinds = rng.choices(
+                ("accepted", "accepted", "accepted", "rejected", "target"), k=len(words) * 3
+            )
+            samples.append(
+                TextSample(
+                    rule,
+                    prompt,
+                    [(kind, f" {word}") for kind, word in zip(kinds, words * 3, strict=True)],
+                )
+            )
     return samples
 
 
 def _live(rng: random.Random) -> list[LiveRow]:
     rows = [_live_row("target alone", "target", 88.0, None)]
     for k in (1, 2, 3, 5, 8):
-        rows.append(_live_row(f"fixed_length(num_tokens={k})", "fixed_length", 120 + 6 * k - k**2 + rng.random(), 0.99))
-    rows += [_live_row(f"head {t:g}", "head_threshold", 135 - 30 * (t - 0.5) ** 2, 1.03) for t in (0.3, 0.5, 0.7)]
+        rows.append(
+            _live_row(
+                f"fixed_length(num_tokens={k})",
+                "fixed_length",
+                120 + 6 * k - k**2 + rng.random(),
+                0.99,
+            )
+        )
+    rows += [
+        _live_row(f"head {t:g}", "head_threshold", 135 - 30 * (t - 0.5) ** 2, 1.03)
+        for t in (0.3, 0.5, 0.7)
+    ]
     return [*rows, _live_row("<lossy> K=5", "typical", 160, None, lossless=False)]
 
 
-def _live_row(name: str, family: str, speed: float, off: float | None, lossless: bool = True) -> LiveRow:
+def _live_row(
+    name: str, family: str, speed: float, off: float | None, lossless: bool = True
+) -> LiveRow:
     return LiveRow(
         name=name,
         family=family,
@@ -174,7 +250,9 @@ def _live_row(name: str, family: str, speed: float, off: float | None, lossless:
         block_efficiency=2.9,
         acceptance_rate=None if family == "target" else 0.71,
         milliseconds={"p50": 3.1, "p90": 18.4, "p99": 25.0},
-        replayed_tokens_per_second=None if off is None or family == "fixed_length" else speed * off * 0.995,
+        replayed_tokens_per_second=(
+            None if off is None or family == "fixed_length" else speed * off * 0.995
+        ),
         lossless=lossless,
         dev_speedup=speed / 88,
         gain=about(speed / 130),

@@ -7,13 +7,16 @@ from torch import Tensor
 def chi_square_p_value(counts: Tensor, probs: Tensor, min_expected: float = 8.0) -> float:
     """Return the p-value of `counts` (N,) under the distribution `probs` (N,).
 
-    Rare outcomes are pooled until each cell expects `min_expected` or more. An outcome of probability zero that occurred gives 0.
+    Rare outcomes are pooled until each cell expects `min_expected` or more. An outcome of
+    probability zero that occurred gives 0.
     """
     if bool((counts[probs == 0] > 0).any()):
         return 0.0
     total = counts.sum().double()
     order = probs.argsort()
-    cells, observed, expected = [], 0.0, 0.0
+    cells = []
+    observed = 0.0
+    expected = 0.0
     for index in order.tolist():
         observed += counts[index].item()
         expected += (probs[index] * total).item()

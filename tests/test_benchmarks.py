@@ -1,4 +1,6 @@
-"""Every table of the documentation is rendered from results, and every result says how to reproduce it."""
+"""Every table of the documentation is rendered from results, and every result says how to reproduce
+it.
+"""
 
 import copy
 import json
@@ -62,8 +64,14 @@ def test_results_have_every_field(name):
     assert keys and len(keys) == len(set(keys))
     for table in content["tables"]:
         columns = [Column(**column) for column in table["columns"]]
-        Table(table["key"], table["title"], columns, table["rows"])  # refuses formats and rows that do not fit
-        assert all(column.format for column, *values in zip(columns, *table["rows"], strict=True) if has_interval(values))
+        Table(
+            table["key"], table["title"], columns, table["rows"]
+        )  # refuses formats and rows that do not fit
+        assert all(
+            column.format
+            for column, *values in zip(columns, *table["rows"], strict=True)
+            if has_interval(values)
+        )
 
 
 def has_interval(values):
@@ -76,7 +84,10 @@ def has_interval(values):
 def test_commands_name_what_exists(name):
     command = CONTENTS[name]["command"]
     assert "\n" not in command and command == _without_folders(command)
-    named = re.match(r"(?:python (?:-m (?P<module>[\w.]+)|(?P<script>[\w/]+\.py))|specheads (?P<verb>\w+))( |$)", command)
+    named = re.match(
+        r"(?:python (?:-m (?P<module>[\w.]+)|(?P<script>[\w/]+\.py))|specheads (?P<verb>\w+))( |$)",
+        command,
+    )
     assert named, command
     if named["verb"]:
         assert named["verb"] in {verb.split()[0] for verb in VERBS}
@@ -88,7 +99,9 @@ def test_commands_name_what_exists(name):
 def test_every_result_is_shown_and_every_block_has_a_result():
     shown = [block for document in DOCUMENTS for block in blocks(document)]
     assert len(shown) == len(set(shown))
-    known = {(name, table["key"]) for name, content in CONTENTS.items() for table in content["tables"]}
+    known = {
+        (name, table["key"]) for name, content in CONTENTS.items() for table in content["tables"]
+    }
     assert set(shown) <= known
     assert {name for name, _ in shown} == CONTENTS.keys()
 
@@ -97,7 +110,9 @@ def test_every_result_is_shown_and_every_block_has_a_result():
 def test_no_table_is_typed_by_hand(document):
     text = BLOCK.sub("", (ROOT / document).read_text())
     assert "<!-- table:" not in text and "<!-- end -->" not in text
-    assert not [line for line in text.splitlines() if line.startswith("|") and re.search(r"\d", line)]
+    assert not [
+        line for line in text.splitlines() if line.startswith("|") and re.search(r"\d", line)
+    ]
 
 
 def test_a_changed_number_is_found(tmp_path, capsys):
@@ -108,7 +123,9 @@ def test_a_changed_number_is_found(tmp_path, capsys):
     folder = tmp_path / "results"
     shutil.copytree(RESULTS, folder)
     assert update(tmp_path, folder, check=True) == []
-    shown = {name: (document, key) for document in DOCUMENTS for name, key in reversed(blocks(document))}
+    shown = {
+        name: (document, key) for document in DOCUMENTS for name, key in reversed(blocks(document))
+    }
     for name, content in CONTENTS.items():
         changed = copy.deepcopy(content)
         document, key = shown[name]
@@ -116,7 +133,9 @@ def test_a_changed_number_is_found(tmp_path, capsys):
         row = table["rows"][0]
         place = next(place for place, value in enumerate(row) if not isinstance(value, str | None))
         value = row[place]["value"] if isinstance(row[place], dict) else row[place]
-        row[place] = row[place] | {"value": value + 1} if isinstance(row[place], dict) else value + 1
+        row[place] = (
+            row[place] | {"value": value + 1} if isinstance(row[place], dict) else value + 1
+        )
         (folder / f"{name}.json").write_text(json.dumps(changed))
         assert f"{document}: {name}/{key}" in update(tmp_path, folder, check=True)
         (folder / f"{name}.json").write_text(json.dumps(content))
@@ -136,11 +155,23 @@ def test_rendered_documents_pass_the_check(tmp_path):
         folder=folder,
     )
     for document in DOCUMENTS:
-        (tmp_path / document).write_text("Text.\n\n<!-- table: made/up -->\nold\n<!-- end -->\n\nMore.\n")
-    assert len(update(tmp_path, folder)) == len(DOCUMENTS) and update(tmp_path, folder, check=True) == []
+        (tmp_path / document).write_text(
+            "Text.\n\n<!-- table: made/up -->\nold\n<!-- end -->\n\nMore.\n"
+        )
+    assert (
+        len(update(tmp_path, folder)) == len(DOCUMENTS)
+        and update(tmp_path, folder, check=True) == []
+    )
     (text,) = {(tmp_path / document).read_text() for document in DOCUMENTS}
-    assert "*Up*\n\n| rule | speed | overlap |\n|---|---:|---:|\n| a\\|b | 1.2x | 50.0 % [40.0, 60.0] |\n" in text
-    assert "`specheads train`" in text and text.startswith("Text.\n") and text.endswith("<!-- end -->\n\nMore.\n")
+    assert (
+        "*Up*\n\n| rule | speed | overlap |\n|---|---:|---:|\n| a\\|b | 1.2x | 50.0 % [40.0,"
+        " 60.0] |\n" in text
+    )
+    assert (
+        "`specheads train`" in text
+        and text.startswith("Text.\n")
+        and text.endswith("<!-- end -->\n\nMore.\n")
+    )
 
 
 @pytest.mark.parametrize(
@@ -163,7 +194,13 @@ def test_formats(value, form, text):
 
 
 def test_mistakes_get_a_message(tmp_path):
-    write_result("made", [Table("up", "Up", [Column("a")], [[1]])], "specheads train", keep="made", folder=tmp_path)
+    write_result(
+        "made",
+        [Table("up", "Up", [Column("a")], [[1]])],
+        "specheads train",
+        keep="made",
+        folder=tmp_path,
+    )
     with pytest.raises(RenderError, match="no result 'other'.* made"):
         render("<!-- table: other/up -->\n<!-- end -->", tmp_path)
     with pytest.raises(RenderError, match="no table 'down'; it has up"):
@@ -176,8 +213,13 @@ def test_mistakes_get_a_message(tmp_path):
 
 def test_results_say_where_they_come_from(tmp_path):
     prompts = prompt_record(["b", "a"])
-    assert prompts["number"] == 2 and prompts["hash"] == prompt_record("ab")["hash"] != prompt_record("ac")["hash"]
-    reported = PromptSet("nano", "test", [(Prompt(prompt_id, "test", prompt_id), []) for prompt_id in "ab"])
+    assert (
+        prompts["number"] == 2
+        and prompts["hash"] == prompt_record("ab")["hash"] != prompt_record("ac")["hash"]
+    )
+    reported = PromptSet(
+        "nano", "test", [(Prompt(prompt_id, "test", prompt_id), []) for prompt_id in "ab"]
+    )
     assert reported.provenance()["sha256"] == prompts["hash"]
     path = write_result(
         "made",
@@ -190,9 +232,17 @@ def test_results_say_where_they_come_from(tmp_path):
         folder=tmp_path,
     )
     content = json.loads(path.read_text())
-    assert content["prompts"] == prompts and content["notes"] == ["One."] and content["seeds"] == [0, 1, 2, 3]
+    assert (
+        content["prompts"] == prompts
+        and content["notes"] == ["One."]
+        and content["seeds"] == [0, 1, 2, 3]
+    )
     assert content["load"].keys() == {"start", "end", "quiet"} and content["machine"]["cores"]
-    assert source(content) == f"<sub>`{content['command']}`; {content['date']}; {_machine_text(content['machine'])}. One.</sub>"
+    assert (
+        source(content)
+        == f"<sub>`{content['command']}`; {content['date']}; {_machine_text(content['machine'])}."
+        " One.</sub>"
+    )
     assert content["machine"]["cpu"] in _machine_text(content["machine"])
 
 
@@ -200,31 +250,48 @@ def test_a_result_that_is_not_kept_touches_none_that_is(tmp_path, monkeypatch):
     monkeypatch.setattr(benchmark_results, "OUTPUTS", tmp_path / "outputs")
     parser = ArgumentParser()
     add_keep_option(parser, "made")
-    assert [parser.parse_args(words).keep for words in ([], ["--keep"], ["--keep", "made_mini"])] == [None, "made", "made_mini"]
-    path = write_result("made", [Table("up", "Up", [Column("a")], [[1]])], folder=tmp_path / "results")
+    assert [
+        parser.parse_args(words).keep for words in ([], ["--keep"], ["--keep", "made_mini"])
+    ] == [None, "made", "made_mini"]
+    path = write_result(
+        "made", [Table("up", "Up", [Column("a")], [[1]])], folder=tmp_path / "results"
+    )
     assert path == tmp_path / "outputs" / "made.json" and not (tmp_path / "results").exists()
 
 
 def test_recorded_commands_have_no_local_folders(monkeypatch):
     command = (
-        f"specheads evaluate head={ROOT}/outputs/head/x 'test_sets={{humaneval: /some/where/humaneval.jsonl}}' --data /a/b.json"
+        f"specheads evaluate head={ROOT}/outputs/head/x 'test_sets={{humaneval:"
+        " /some/where/humaneval.jsonl}' --data /a/b.json"
     )
     assert (
         _without_folders(command)
-        == "specheads evaluate head=outputs/head/x 'test_sets={humaneval: humaneval.jsonl}' --data b.json"
+        == "specheads evaluate head=outputs/head/x 'test_sets={humaneval: humaneval.jsonl}' --data"
+        " b.json"
     )
-    monkeypatch.setattr("sys.argv", [str(ROOT / "benchmarks" / "decoding.py"), "--repeats", "8", "a b"])
+    monkeypatch.setattr(
+        "sys.argv", [str(ROOT / "benchmarks" / "decoding.py"), "--repeats", "8", "a b"]
+    )
     assert benchmark_results._started_command() == "python benchmarks/decoding.py --repeats 8 'a b'"
 
 
 def gains_report(seed, gain, explained):
-    """A report of an evaluation with one set of test prompts: a head, a logistic, and a faster rule that no decoder can use."""
+    """A report of an evaluation with one set of test prompts: a head, a logistic, and a faster rule
+    that no decoder can use.
+    """
 
     def about(value):
         return {"value": value, "low": value - 0.01, "high": value + 0.01}
 
     def row(rule, head, dev, gain, **more):
-        fields = {"ratio": "10", "bound": False, "rule_name": rule, "head": head, "dev_speedup": dev, "gain": about(gain)}
+        fields = {
+            "ratio": "10",
+            "bound": False,
+            "rule_name": rule,
+            "head": head,
+            "dev_speedup": dev,
+            "gain": about(gain),
+        }
         return fields | {"gain_uncharged": None, "gap_ceiling": about(10 * (gain - 1))} | more
 
     head = "next_token-d3-r1"
@@ -235,10 +302,17 @@ def gains_report(seed, gain, explained):
         row("logistic", None, 1.5, 1.02),
         row("ceiling", None, 9.0, 3.0, bound=True),
     ]
-    known = {"knowable": about(0.36), "noise": about(0.12), "explained": {head: about(explained), gains.LOGISTIC: about(0.2)}}
+    known = {
+        "knowable": about(0.36),
+        "noise": about(0.12),
+        "explained": {head: about(explained), gains.LOGISTIC: about(0.2)},
+    }
     data = {"name": "mini, final", "role": "test", "information": known, "winners": winners}
     warp = {"temperature": 0.5, "top_k": 50, "top_p": 1.0}
-    return {"context": {"model": "mini", "warp": warp, "seed": seed, "split": "final"}, "data_sets": [data]}
+    return {
+        "context": {"model": "mini", "warp": warp, "seed": seed, "split": "final"},
+        "data_sets": [data],
+    }
 
 
 def test_gains_are_means_over_seeds_of_what_dev_prompts_chose(tmp_path, monkeypatch, capsys):
@@ -246,17 +320,28 @@ def test_gains_are_means_over_seeds_of_what_dev_prompts_chose(tmp_path, monkeypa
     for path, seed, gain in zip(paths, (0, 1), (1.04, 1.06), strict=True):
         path.write_text(json.dumps(gains_report(seed, gain, 10 * (gain - 1))))
     monkeypatch.setattr(benchmark_results, "OUTPUTS", tmp_path / "outputs")
-    monkeypatch.setattr("sys.argv", ["gains.py", *map(str, paths), "--figure", str(tmp_path / "figure.png")])
+    monkeypatch.setattr(
+        "sys.argv", ["gains.py", *map(str, paths), "--figure", str(tmp_path / "figure.png")]
+    )
     gains.main()
     assert (tmp_path / "figure.png").stat().st_size
-    gained, known, relation = json.loads((tmp_path / "outputs" / "gains.json").read_text())["tables"]
+    gained, known, relation = json.loads((tmp_path / "outputs" / "gains.json").read_text())[
+        "tables"
+    ]
     values = {}
     for table in (gained, known):
-        values |= dict(zip([column["name"] for column in table["columns"]], table["rows"][0], strict=True))
+        values |= dict(
+            zip([column["name"] for column in table["columns"]], table["rows"][0], strict=True)
+        )
     assert values["warp"] == "T = 0.5, top-k 50" and len(gained["rows"]) == len(known["rows"]) == 1
     of_head = values["look-ahead head at 10"]
     assert (of_head["value"], of_head["low"], of_head["high"]) == pytest.approx((0.05, 0.03, 0.07))
     assert values["were it free, at 10"]["value"] == pytest.approx(0.06)
     assert values["free logistic at 10"]["value"] == pytest.approx(0.02)
-    assert values["look-ahead head knows"]["value"] == pytest.approx(0.5) and values["paper's head at 10"] is None
-    assert relation["rows"][0][1:5] == pytest.approx([2, 1.0, 1.0, 0.0], abs=1e-9)  # each closes the share that it knows
+    assert (
+        values["look-ahead head knows"]["value"] == pytest.approx(0.5)
+        and values["paper's head at 10"] is None
+    )
+    assert relation["rows"][0][1:5] == pytest.approx(
+        [2, 1.0, 1.0, 0.0], abs=1e-9
+    )  # each closes the share that it knows

@@ -1,4 +1,6 @@
-"""The page of claims: it follows from the runs, names every item, and costs come from arithmetic."""
+"""The page of claims: it follows from the runs, names every item, and costs come from
+arithmetic.
+"""
 
 import pytest
 import yaml
@@ -20,12 +22,20 @@ def test_every_item_has_a_row_and_counts_add_up():
     rows = [line for line in text.splitlines() if line.startswith("| ") and line.count(" | ") == 4]
     assert len(rows) == len(items) + len(papers)  # with the heads of the tables
     counts = [
-        int(line.split(" | ")[1].strip(" |")) for line in text.splitlines() if line.split(" | ")[0].strip("| ") in claims.ORDER
+        int(line.split(" | ")[1].strip(" |"))
+        for line in text.splitlines()
+        if line.split(" | ")[0].strip("| ") in claims.ORDER
     ]
     assert sum(counts) == len(items)
 
 
 def test_costs_are_bytes_over_bandwidth():
-    cost = {"draft_parameters": 7e9, "target_parameters": 7e10, "prompts": 1000, "tokens_per_prompt": 100, "passes": 1}
+    cost = {
+        "draft_parameters": 7e9,
+        "target_parameters": 7e10,
+        "prompts": 1000,
+        "tokens_per_prompt": 100,
+        "passes": 1,
+    }
     hours, gpus = claims._gpu_hours(cost)
     assert hours == pytest.approx(1e5 * 1.4e11 / (3.35e12 * 0.6) / 3600) and gpus == 3

@@ -18,18 +18,31 @@ from specheads.training.heads.settings import HeadTraining
 from tests.kills import TRIALS
 
 ROOT = Path(__file__).parents[1]
-SHOWN_IN = [ROOT / "README.md", *(ROOT / "docs").glob("*.md"), *config_folder().rglob("*.yaml"), *ROOT.glob("*.py")]
+SHOWN_IN = [
+    ROOT / "README.md",
+    *(ROOT / "docs").glob("*.md"),
+    *config_folder().rglob("*.yaml"),
+    *ROOT.glob("*.py"),
+]
 SHOWN_IN += [path for path in (ROOT / "examples" / "cluster").iterdir() if path.is_file()]
-SHOWN_IN += [path for folder in ("data_gen", "specheads/evaluation") for path in (ROOT / folder).glob("*.py")]
+SHOWN_IN += [
+    path for folder in ("data_gen", "specheads/evaluation") for path in (ROOT / folder).glob("*.py")
+]
 # keys with quotes around them or within; <...> and ... stand for what the reader fills in
 COMMAND = re.compile(
-    rf"(?:python )?({'|'.join(re.escape(program.removeprefix('python ')) for program in PROGRAMS.values())})"
+    r"(?:python"
+    rf" )?({'|'.join(re.escape(program.removeprefix('python ')) for program in PROGRAMS.values())})"
     r"((?: +(?:-m\b|'[^'`]*'|[\w.+]+=[^\s`)]+))*)"
 )
 
 
 def shown_commands():
-    lines = {match.groups() for path in SHOWN_IN for match in COMMAND.finditer(path.read_text()) if "={" not in match[0]}
+    lines = {
+        match.groups()
+        for path in SHOWN_IN
+        for match in COMMAND.finditer(path.read_text())
+        if "={" not in match[0]
+    }
     names = {script.removeprefix("python "): name for name, script in PROGRAMS.items()}
     return sorted((names[command], overrides.strip()) for command, overrides in lines)
 
@@ -50,8 +63,14 @@ def test_commands_are_shown():
 
 @pytest.mark.parametrize(("command", "overrides"), shown_commands())
 def test_shown_command_lines_compose(command, overrides):
-    words = [re.sub(r"(<.*?(?=\]?$)|\.\.\.)", "folder", word) for word in shlex.split(overrides) if word not in ("-m", "")]
-    words = [re.sub(r"=(?![\[\x22])([^,]+),.*", r"=\1", word) for word in words]  # the first value of each swept key
+    words = [
+        re.sub(r"(<.*?(?=\]?$)|\.\.\.)", "folder", word)
+        for word in shlex.split(overrides)
+        if word not in ("-m", "")
+    ]
+    words = [
+        re.sub(r"=(?![\[\x22])([^,]+),.*", r"=\1", word) for word in words
+    ]  # the first value of each swept key
     composed(command, words)
 
 
@@ -73,7 +92,10 @@ def test_every_model_composes_with_every_command(command, model):
     assert (type(source).__name__ == "NanoSource") == (model in ("nano", "mini"))
 
 
-TASK = "Below is an instruction that describes a task. Write a response that appropriately completes the request."
+TASK = (
+    "Below is an instruction that describes a task. Write a response that appropriately completes"
+    " the request."
+)
 DATA = sorted((config_folder() / "data").glob("*.yaml"))
 
 
@@ -88,19 +110,29 @@ def test_defaults_of_a_class_are_those_of_the_configs(name, cls):
     assert settings_of(cls, cfg) == cls()
     keys = fields_of(cls).keys()
     for group in {key.rpartition(".")[0] for key in keys} - {"", "data"}:
-        assert {f"{group}.{name}" for name in (plain(OmegaConf.select(cfg, group)) or {})} <= keys
+        assert {f"{group}.{name}" for name in plain(OmegaConf.select(cfg, group)) or {}} <= keys
 
 
 def test_every_key_has_a_sentence_of_help():
-    assert not [key for cls in (HeadTraining, DataGeneration) for key, text in fields_of(cls).items() if not text]
+    assert not [
+        key
+        for cls in (HeadTraining, DataGeneration)
+        for key, text in fields_of(cls).items()
+        if not text
+    ]
 
 
 def test_nested_objects_of_the_trainer_are_instantiated():
-    strategy = "+trainer.strategy={_target_: lightning.pytorch.strategies.SingleDeviceStrategy, device: cpu}"
+    strategy = (
+        "+trainer.strategy={_target_: lightning.pytorch.strategies.SingleDeviceStrategy, device:"
+        " cpu}"
+    )
     settings = settings_of(HeadTraining, composed("train", [strategy]))
     assert type(settings.trainer.values()["strategy"]).__name__ == "SingleDeviceStrategy"
     again = settings_of(HeadTraining, composed("train", [strategy]))
-    assert settings.cache_key() == again.cache_key() == HeadTraining().cache_key()  # it says where a run trains
+    assert (
+        settings.cache_key() == again.cache_key() == HeadTraining().cache_key()
+    )  # it says where a run trains
     profiler = "+trainer.profiler={_target_: lightning.pytorch.profilers.PassThroughProfiler}"
     keys = [settings_of(HeadTraining, composed("train", [profiler])).cache_key() for _ in range(2)]
     assert keys[0] == keys[1] != HeadTraining().cache_key()
@@ -133,13 +165,18 @@ def test_a_template_on_the_command_line_replaces_the_list_of_templates():
         (
             "humaneval",
             ("openai/openai_humaneval", None, "test", None),
-            f"{TASK}\n\n\n### Instruction:\nCreate a Python script for this problem:\n{{prompt}}\n\n### Response:",
+            (
+                f"{TASK}\n\n\n### Instruction:\nCreate a Python script for this"
+                " problem:\n{prompt}\n\n### Response:"
+            ),
             "{prompt}",
             (84, 20, 60),
         ),
     ],
 )
-def test_the_papers_prompt_sets_have_its_formats(name, where, template, completion_template, counts):
+def test_the_papers_prompt_sets_have_its_formats(
+    name, where, template, completion_template, counts
+):
     data = composed("data_gen", [f"data={name}"]).data
     assert (data.path, data.name, data.split, data.test_split) == where
     assert (data.template, data.completion_template) == (template, completion_template)
@@ -154,8 +191,18 @@ def test_every_recipe_composes(experiment):
 def test_the_papers_recipe_is_the_papers():
     cfg = composed("train", ["experiment=specdecpp", "model=llama2-7b"])
     assert (cfg.heads, cfg.head.depth, cfg.loss.reject_weight) == ("specdecpp", 3, 6)
-    assert (cfg.trainer.max_epochs, cfg.loader.batch_size, cfg.optimizer.lr, cfg.optimizer.warmup_share) == (3, 32, 5e-5, 0.03)
-    assert (cfg.warp.temperature, cfg.warp.top_k, cfg.data.max_new_tokens, cfg.mixing.response_share) == (1, 50, 512, 0.15)
+    assert (
+        cfg.trainer.max_epochs,
+        cfg.loader.batch_size,
+        cfg.optimizer.lr,
+        cfg.optimizer.warmup_share,
+    ) == (3, 32, 5e-5, 0.03)
+    assert (
+        cfg.warp.temperature,
+        cfg.warp.top_k,
+        cfg.data.max_new_tokens,
+        cfg.mixing.response_share,
+    ) == (1, 50, 512, 0.15)
     assert (cfg.data.num_train, cfg.data.num_dev, cfg.data.num_test) == (40000, 10000, 2000)
     evaluation = composed("evaluate")
     assert {2, 4, 6, 8, 10, 12, 14} <= set(evaluation.fixed_lengths)

@@ -1,4 +1,6 @@
-"""The benchmark of decoding: the file for llama.cpp holds the model, and its processes decode as this project does."""
+"""The benchmark of decoding: the file for llama.cpp holds the model, and its processes decode as
+this project does.
+"""
 
 import json
 import sys
@@ -12,14 +14,37 @@ import torch
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, rotate_half
 
-from benchmarks.decoding import PEERS, Setting, Timed, _all_peers, _same_tokens, _source, _speed_table, fastest, measure
-from benchmarks.gguf_file import complete_output, file_type, gguf_tensors, interleaved, obstacle, write_gguf
+from benchmarks.decoding import (
+    PEERS,
+    Setting,
+    Timed,
+    _all_peers,
+    _same_tokens,
+    _source,
+    _speed_table,
+    fastest,
+    measure,
+)
+from benchmarks.gguf_file import (
+    complete_output,
+    file_type,
+    gguf_tensors,
+    interleaved,
+    obstacle,
+    write_gguf,
+)
 from benchmarks.peer_workers.processes import PeerCommand, PeerError, Workers
 from specheads import Warp, generate_baseline, load_pair
 from specheads.pair.draft_vocabulary import keep_tokens, kept_tokens
 
 GREEDY = Warp(0)
-SMALL = {"vocab_size": 40, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "max_position_embeddings": 64}
+SMALL = {
+    "vocab_size": 40,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "max_position_embeddings": 64,
+}
 HEADS = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16}
 SETUP = {"model": "nano", "pair_keys": {"device": "cpu"}, "threads": 1, "engine": "eager"}
 SETUP |= {"warp": asdict(GREEDY), "head": None, "rate": None}
@@ -37,29 +62,45 @@ def test_a_gguf_file_holds_the_weights(dtype, tied, tmp_path):
     assert obstacle(model) is None
     write_gguf(model, tmp_path / "model.gguf")
     reader = gguf.GGUFReader(tmp_path / "model.gguf")
-    read = {each.name: torch.tensor(gguf.quants.dequantize(each.data, each.tensor_type)) for each in reader.tensors}
+    read = {
+        each.name: torch.tensor(gguf.quants.dequantize(each.data, each.tensor_type))
+        for each in reader.tensors
+    }
     state = model.state_dict()
     assert len(read) == len(state) - tied and ("output.weight" in read) == (not tied)
-    torch.testing.assert_close(read["token_embd.weight"], state["model.embed_tokens.weight"].float(), rtol=0, atol=0)
     torch.testing.assert_close(
-        read["blk.1.ffn_down.weight"], state["model.layers.1.mlp.down_proj.weight"].float(), rtol=0, atol=0
+        read["token_embd.weight"], state["model.embed_tokens.weight"].float(), rtol=0, atol=0
+    )
+    torch.testing.assert_close(
+        read["blk.1.ffn_down.weight"],
+        state["model.layers.1.mlp.down_proj.weight"].float(),
+        rtol=0,
+        atol=0,
     )
     for name, weight in gguf_tensors(model):
         torch.testing.assert_close(read[name], weight.float(), rtol=0, atol=0)
     fields = {name: field.contents() for name, field in reader.fields.items()}
-    assert fields["llama.attention.head_count_kv"] == 2 and fields["llama.rope.dimension_count"] == 16
-    assert len(fields["tokenizer.ggml.tokens"]) == 40 and "tokenizer.ggml.eos_token_id" not in fields
+    assert (
+        fields["llama.attention.head_count_kv"] == 2 and fields["llama.rope.dimension_count"] == 16
+    )
+    assert (
+        len(fields["tokenizer.ggml.tokens"]) == 40 and "tokenizer.ggml.eos_token_id" not in fields
+    )
 
 
 def test_tensors_of_a_quantised_file_are_written_as_they_are(tmp_path):
     gguf = pytest.importorskip("gguf")
-    source, written = tmp_path / "source.gguf", tmp_path / "written.gguf"
+    source = tmp_path / "source.gguf"
+    written = tmp_path / "written.gguf"
     write_gguf(small_llama(), source, stored="Q8_0")
     write_gguf(small_llama(), written, source=source)
-    given, read = ({each.name: each for each in gguf.GGUFReader(path).tensors} for path in (source, written))
+    given, read = (
+        {each.name: each for each in gguf.GGUFReader(path).tensors} for path in (source, written)
+    )
     assert given.keys() == read.keys() and file_type(written) == "Q8_0"
     assert all(
-        each.tensor_type == read[name].tensor_type and (each.data == read[name].data).all() for name, each in given.items()
+        each.tensor_type == read[name].tensor_type and (each.data == read[name].data).all()
+        for name, each in given.items()
     )
 
 
@@ -72,7 +113,8 @@ def cut():
 
 
 def test_a_completed_output_proposes_as_the_draft_did(cut, prompts):
-    tokens, kept = torch.tensor([(prompt * 30)[:100] for prompt in prompts[:4]]), kept_tokens(cut.draft)
+    tokens = torch.tensor([(prompt * 30)[:100] for prompt in prompts[:4]])
+    kept = kept_tokens(cut.draft)
     before = cut.draft_lm.logits(cut.draft_lm.hidden_states(tokens))
     complete_output(cut.draft)
     after = cut.draft(tokens).logits
@@ -83,9 +125,12 @@ def test_a_completed_output_proposes_as_the_draft_did(cut, prompts):
 
 
 def test_rows_are_rotated_as_neighbours():
-    """llama.cpp rotates neighbouring rows of a head, transformers its two halves: both give the same scores."""
+    """llama.cpp rotates neighbouring rows of a head, transformers its two halves: both give the
+    same scores.
+    """
     config = LlamaConfig(**SMALL, **HEADS)
-    matrix, hidden = torch.randn(4 * 16, 32), torch.randn(1, 5, 32)
+    matrix = torch.randn(4 * 16, 32)
+    hidden = torch.randn(1, 5, 32)
     cos, sin = LlamaRotaryEmbedding(config)(hidden, torch.arange(5)[None])
     halves = (hidden @ matrix.T).view(1, 5, 4, 16)
     rotated = halves * cos[:, :, None] + rotate_half(halves) * sin[:, :, None]
@@ -105,11 +150,23 @@ def test_models_that_cannot_be_written_have_a_reason():
 
 
 def yarn():
-    return {"rope_type": "yarn", "rope_theta": 1e4, "factor": 2.0, "original_max_position_embeddings": 32}
+    return {
+        "rope_type": "yarn",
+        "rope_theta": 1e4,
+        "factor": 2.0,
+        "original_max_position_embeddings": 32,
+    }
 
 
 def arguments(**values):
-    given = {"model": "nano", "dtype": None, "device": "cpu", "head": None, "rate": None, "engine": "eager"}
+    given = {
+        "model": "nano",
+        "dtype": None,
+        "device": "cpu",
+        "head": None,
+        "rate": None,
+        "engine": "eager",
+    }
     given |= {"threads": 1, "window": 256, "at_once": [1], "vllm_python": "no-python"}
     return Namespace(**given | {"vllm_eager": False, "peers": PEERS} | values)
 
@@ -123,7 +180,9 @@ def test_missing_peers_are_left_out_with_a_line(nano, tmp_path, monkeypatch):
     assert 'llama.cpp is left out: pip install "specheads[bench]"' in left_out
 
 
-def test_every_setting_of_vllm_is_a_process_of_its_own_with_its_options(nano, tmp_path, monkeypatch):
+def test_every_setting_of_vllm_is_a_process_of_its_own_with_its_options(
+    nano, tmp_path, monkeypatch
+):
     monkeypatch.setattr("benchmarks.decoding.can_import", lambda python, package: package == "vllm")
     given = arguments(head="outputs/head", at_once=[1, 4])
     for warp in (GREEDY, Warp()):
@@ -131,18 +190,33 @@ def test_every_setting_of_vllm_is_a_process_of_its_own_with_its_options(nano, tm
         settings = [setting for setting in made.settings if setting.peer == "vLLM"]
         assert len({setting.worker for setting in settings}) == len(settings) > 5
         setups = {setting.name: made.commands[setting.worker].setup for setting in settings}
-        assert setups["vLLM, alone"]["drafted"] == 0 and setups["vLLM, draft model, K=4"]["drafted"] == 4
+        assert (
+            setups["vLLM, alone"]["drafted"] == 0
+            and setups["vLLM, draft model, K=4"]["drafted"] == 4
+        )
         assert setups["vLLM, head on the draft model, threshold 0.5"]["threshold"] == 0.5
         assert all(each["head"].endswith("/outputs/head") for each in setups.values())
-        assert all(each["requests"] == 4 and each["warp"] == asdict(warp) for each in setups.values())
+        assert all(
+            each["requests"] == 4 and each["warp"] == asdict(warp) for each in setups.values()
+        )
 
 
 def test_processes_decode_as_this_project_and_stand_still_between(nano, prompts):
     names = ("this decoder", "transformers")
-    commands = {name: PeerCommand(sys.executable, "local_worker.py", SETUP | {"peer": name}) for name in names}
+    commands = {
+        name: PeerCommand(sys.executable, "local_worker.py", SETUP | {"peer": name})
+        for name in names
+    }
     length = 12
-    expected = [generate_baseline(nano, p, length, warp=Warp(temperature=0), stop_tokens=()).tokens.tolist() for p in prompts[:2]]
-    assisted = {"num_assistant_tokens": 3, "num_assistant_tokens_schedule": "constant", "assistant_confidence_threshold": 0.0}
+    expected = [
+        generate_baseline(nano, p, length, warp=Warp(temperature=0), stop_tokens=()).tokens.tolist()
+        for p in prompts[:2]
+    ]
+    assisted = {
+        "num_assistant_tokens": 3,
+        "num_assistant_tokens_schedule": "constant",
+        "assistant_confidence_threshold": 0.0,
+    }
     with Workers(commands) as workers:
         for name, options in (
             ("this decoder", {"rule": "alone"}),
@@ -165,13 +239,17 @@ def test_processes_decode_as_this_project_and_stand_still_between(nano, prompts)
         assert workers.ask("this decoder", together)["responses"] == expected
         processes = [worker._process.pid for worker in workers._running.values()]
         if Path("/proc").is_dir():
-            assert [Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][0] for pid in processes] == ["T", "T"]
+            assert [
+                Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][0] for pid in processes
+            ] == ["T", "T"]
         with pytest.raises(PeerError, match="rule 'none' is not known"):
             workers.ask("this decoder", together | {"options": {"rule": "none"}})
 
 
 def needs_llama_cpp():
-    if not (find_spec("gguf") and find_spec("xllamacpp")):  # not imported: its threads are not for this process
+    if not (
+        find_spec("gguf") and find_spec("xllamacpp")
+    ):  # not imported: its threads are not for this process
         pytest.skip("needs the extra bench")
 
 
@@ -180,32 +258,52 @@ def test_llama_cpp_decodes_as_this_project(cut, prompts, tmp_path):
     made = _all_peers(cut, arguments(), GREEDY, tmp_path)
     command = made.commands["llama.cpp, float32, alone"]
     of_draft = replace(command, setup={**command.setup, "file": command.setup["draft_file"]})
-    # Top-p of the distribution at the temperature, half of all tokens; at temperature 1 it would keep few.
+    # Top-p of the distribution at the temperature, half of all tokens; at temperature 1 it would
+    # keep few.
     hot = replace(command, setup={**command.setup, "warp": asdict(Warp(100.0, top_p=0.5))})
     request = {"options": {}, "prompts": [prompts[0]], "seeds": [0], "length": 24}
     with Workers(made.commands | {"draft": of_draft, "hot": hot}) as workers:
-        names = ("llama.cpp, float32, alone", "llama.cpp, float32, draft model, K=3", "draft", "hot")
+        names = (
+            "llama.cpp, float32, alone",
+            "llama.cpp, float32, draft model, K=3",
+            "draft",
+            "hot",
+        )
         *responses, drafted, random = [workers.ask(name, request)["responses"][0] for name in names]
     plain = generate_baseline(cut, prompts[0], 24, warp=GREEDY, stop_tokens=()).tokens.tolist()
     assert responses == [plain, plain] and len(set(random)) > 15
-    out = cut.draft.generate(torch.tensor([prompts[0]]), max_new_tokens=24, do_sample=False, eos_token_id=None)
+    out = cut.draft.generate(
+        torch.tensor([prompts[0]]), max_new_tokens=24, do_sample=False, eos_token_id=None
+    )
     assert drafted == out[0, -24:].tolist()
 
 
-def test_llama_cpp_runs_a_gguf_file_in_float16_and_with_its_own_tensors(cut, prompts, tmp_path, monkeypatch):
+def test_llama_cpp_runs_a_gguf_file_in_float16_and_with_its_own_tensors(
+    cut, prompts, tmp_path, monkeypatch
+):
     needs_llama_cpp()
     write_gguf(cut.target, tmp_path / "target.gguf", stored="Q8_0")
     monkeypatch.setattr("benchmarks.decoding.gguf_file", lambda location: tmp_path / "target.gguf")
     made = _all_peers(cut, arguments(), Warp(top_p=1e-6), tmp_path)  # greedy by another way
     request = {"options": {}, "prompts": [prompts[0]], "seeds": [0], "length": 8}
-    names = [f"llama.cpp, {kind}, {way}" for kind in ("float16", "Q8_0") for way in ("alone", "draft model, K=2, sampled")]
+    names = [
+        f"llama.cpp, {kind}, {way}"
+        for kind in ("float16", "Q8_0")
+        for way in ("alone", "draft model, K=2, sampled")
+    ]
     with Workers(made.commands) as workers:
         responses = [workers.ask(name, request)["responses"][0] for name in names]
-    assert responses == 4 * [generate_baseline(cut, prompts[0], 8, warp=GREEDY, stop_tokens=()).tokens.tolist()]
+    assert responses == 4 * [
+        generate_baseline(cut, prompts[0], 8, warp=GREEDY, stop_tokens=()).tokens.tolist()
+    ]
 
 
 def test_prompts_of_a_file_are_instructions_questions_or_prompts(tmp_path):
-    rows = [{"instruction": "add", "input": "1, 2"}, {"instruction": "rest", "input": ""}, {"instruction": "go", "input": ""}]
+    rows = [
+        {"instruction": "add", "input": "1, 2"},
+        {"instruction": "rest", "input": ""},
+        {"instruction": "go", "input": ""},
+    ]
     (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
     loaded = {prompt.text for prompt in _source(str(tmp_path / "rows.jsonl"), 2).load(True)}
     assert loaded == {"add\nInput: 1, 2", "rest", "go"}
@@ -221,7 +319,11 @@ class FakeWorkers:
         count = len(request["prompts"])
         self.asked.append((count, request["seeds"]))
         seconds = count * request["length"] / request["options"]["speed"]
-        return {"responses": [[1] * request["length"]] * count, "seconds": seconds, "totals": [2, 3, 0.25, 0.5, 0.0]}
+        return {
+            "responses": [[1] * request["length"]] * count,
+            "seconds": seconds,
+            "totals": [2, 3, 0.25, 0.5, 0.0],
+        }
 
 
 def speed(value):
@@ -229,24 +331,47 @@ def speed(value):
 
 
 def test_the_fastest_setting_of_each_way_is_reported():
-    settings = [Setting("this decoder", "alone", options=speed(100)), Setting("transformers", "alone", options=speed(50))]
-    settings += [Setting("this decoder", "draft", f"K={k}", options=speed(value)) for k, value in ((1, 110), (2, 150), (3, 120))]
+    settings = [
+        Setting("this decoder", "alone", options=speed(100)),
+        Setting("transformers", "alone", options=speed(50)),
+    ]
+    settings += [
+        Setting("this decoder", "draft", f"K={k}", options=speed(value))
+        for k, value in ((1, 110), (2, 150), (3, 120))
+    ]
     how = ([[1], [2]], 8, 3)
     chosen = fastest(FakeWorkers(), settings, *how)
-    assert [setting.name for setting in chosen] == ["this decoder, alone", "transformers, alone", "this decoder, draft, K=2"]
+    assert [setting.name for setting in chosen] == [
+        "this decoder, alone",
+        "transformers, alone",
+        "this decoder, draft, K=2",
+    ]
     table = _speed_table(chosen, measure(FakeWorkers(), chosen, *how), "greedy")
     expected = [150, 150, 150, 3.0, 1.5, 1.0, 1.5, 0.125, 0.25, 0]
     assert [round(value, 6) for value in table.rows[2][1:]] == expected
     table = _speed_table(chosen, measure(FakeWorkers(), chosen, *how), "cool", 4)
-    assert table.title == "Sampled at temperature 0.2, top-p 0.9, 4 prompts under way" and table.rows[2][6] is None
+    assert (
+        table.title == "Sampled at temperature 0.2, top-p 0.9, 4 prompts under way"
+        and table.rows[2][6] is None
+    )
     assert _same_tokens(Timed([], [[1, 2, 3, 4]]), Timed([], [[1, 2, 4, 4]])) == 0.5
 
 
 def test_a_worker_gets_all_prompts_after_a_first_that_is_not_counted():
     workers = FakeWorkers()
-    measured = measure(workers, [Setting("vLLM", "alone", options=speed(100))], [[1]] * 5, 8, 2, at_once=2)
-    assert workers.asked == [(2, [0, 1]), (5, [0, 1, 2, 3, 4]), (2, [1000, 1001]), (5, [1000, 1001, 1002, 1003, 1004])]
-    assert measured["vLLM, alone"].speeds == pytest.approx([100, 100]) and len(measured["vLLM, alone"].responses) == 5
+    measured = measure(
+        workers, [Setting("vLLM", "alone", options=speed(100))], [[1]] * 5, 8, 2, at_once=2
+    )
+    assert workers.asked == [
+        (2, [0, 1]),
+        (5, [0, 1, 2, 3, 4]),
+        (2, [1000, 1001]),
+        (5, [1000, 1001, 1002, 1003, 1004]),
+    ]
+    assert (
+        measured["vLLM, alone"].speeds == pytest.approx([100, 100])
+        and len(measured["vLLM, alone"].responses) == 5
+    )
     workers = FakeWorkers()
     measure(workers, [Setting("vLLM", "alone", options=speed(100))], [[1]] * 3, 8, 1)
     assert workers.asked == [(1, [0]), (1, [0]), (1, [1]), (1, [2])]

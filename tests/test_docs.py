@@ -1,4 +1,6 @@
-"""README and docs: their snippets run, their links lead somewhere, every public name is documented."""
+"""README and docs: their snippets run, their links lead somewhere, every public name is
+documented.
+"""
 
 import ast
 import re
@@ -13,8 +15,17 @@ from specheads.commands.main import VERBS
 from specheads.heads.head import AcceptanceHead, HeadConfig, save_head
 
 ROOT = Path(__file__).parents[1]
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "benchmarks" / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
-PAGES = [page for page in PAGES if "_build" not in page.parts and not page.is_relative_to(ROOT / "docs" / "commands")]
+PAGES = [
+    ROOT / "README.md",
+    ROOT / "CONTRIBUTING.md",
+    ROOT / "benchmarks" / "README.md",
+    *sorted((ROOT / "docs").rglob("*.md")),
+]
+PAGES = [
+    page
+    for page in PAGES
+    if "_build" not in page.parts and not page.is_relative_to(ROOT / "docs" / "commands")
+]
 VARIABLE = re.compile(r"[A-Z][A-Z0-9]*_[A-Z0-9_]+")
 OF_LAUNCHERS = (
     "TORCHELASTIC_",
@@ -31,16 +42,28 @@ FILLED = {
     "outputs/head/<date_time>/heads/next_token-d3-r1": "head",
     "NanoSource(200, 50, 50)": "NanoSource(8, 4, 4)",
     "DataGeneration()": "DataGeneration(max_new_tokens=12)",
-    'HeadTraining(heads="lookahead")': 'HeadTraining(heads="lookahead", trainer={"max_epochs": 1}, calibration=None)',
-    "Evaluation(num_prompts=32)": "Evaluation(num_prompts=2, num_dev_prompts=2, num_live_prompts=1, max_new_tokens=8)",
-    "specheads.Distillation()": 'specheads.Distillation(trainer={"max_epochs": 1}, num_dev_prompts=2)',
+    'HeadTraining(heads="lookahead")': (
+        'HeadTraining(heads="lookahead", trainer={"max_epochs": 1}, calibration=None)'
+    ),
+    "Evaluation(num_prompts=32)": (
+        "Evaluation(num_prompts=2, num_dev_prompts=2, num_live_prompts=1, max_new_tokens=8)"
+    ),
+    "specheads.Distillation()": (
+        'specheads.Distillation(trainer={"max_epochs": 1}, num_dev_prompts=2)'
+    ),
 }
 NEED_VLLM = "LLM("  # of snippets that begin so only the syntax is checked
 
 
 def snippets():
-    found = [(page.relative_to(ROOT), match[2]) for page in PAGES for match in SNIPPET.finditer(page.read_text())]
-    return [pytest.param(page, text, id=f"{page}-{number}") for number, (page, text) in enumerate(found)]
+    found = [
+        (page.relative_to(ROOT), match[2])
+        for page in PAGES
+        for match in SNIPPET.finditer(page.read_text())
+    ]
+    return [
+        pytest.param(page, text, id=f"{page}-{number}") for number, (page, text) in enumerate(found)
+    ]
 
 
 @pytest.mark.parametrize(("page", "text"), snippets())
@@ -65,14 +88,20 @@ def test_every_public_name_is_documented():
     text = (ROOT / "docs" / "api.md").read_text()
     modules = {"drafting", "stopping", "verification"}
     for name in specheads.__all__:
-        wanted = rf"automodule:: specheads\.decoding\.{name}$" if name in modules else rf":: specheads\.{name}$"
+        wanted = (
+            rf"automodule:: specheads\.decoding\.{name}$"
+            if name in modules
+            else rf":: specheads\.{name}$"
+        )
         assert re.search(wanted, text, re.MULTILINE), name
         assert getattr(specheads, name).__doc__, name
 
 
 def anchors(page):
     """Return the anchors of a page's headings, as GitHub and the documentation make them."""
-    headings = re.findall(r"^#+ (.+)$", re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL), re.MULTILINE)
+    headings = re.findall(
+        r"^#+ (.+)$", re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL), re.MULTILINE
+    )
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
@@ -87,35 +116,65 @@ def test_links_lead_somewhere(page):
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_named_files_exist(page):
-    for name in re.findall(r"`((?:specheads|data_gen|benchmarks|conf|examples|tests)/[\w/.-]+)`", page.read_text()):
+    for name in re.findall(
+        r"`((?:specheads|data_gen|benchmarks|conf|examples|tests)/[\w/.-]+)`", page.read_text()
+    ):
         assert (ROOT / name).exists(), name
 
 
 def test_every_verb_has_a_page():
     """Their pages are written when the documentation is built."""
-    listed = re.findall(r"^commands/(\w+)$", (ROOT / "docs" / "commands.md").read_text(), re.MULTILINE)
-    assert set(listed) == {verb.split()[-1] for verb in VERBS} - {"theory", "runs"}  # two lines of help
+    listed = re.findall(
+        r"^commands/(\w+)$", (ROOT / "docs" / "commands.md").read_text(), re.MULTILINE
+    )
+    assert set(listed) == {verb.split()[-1] for verb in VERBS} - {
+        "theory",
+        "runs",
+    }  # two lines of help
 
 
 def environment_variables():
-    """Return the names of environment variables that the packages' code reads or sets, and those that the tests have."""
+    """Return the names of environment variables that the packages' code reads or sets, and those
+    that the tests have.
+    """
     names = set()
     for folder in ("specheads", "data_gen"):
         for path in (ROOT / folder).rglob("*.py"):
             text = path.read_text()
-            if "environ" in text:  # names are constants there, some in a table or a module's variable
-                strings = [node.value for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Constant)]
-                names |= {name for name in strings if isinstance(name, str) and VARIABLE.fullmatch(name)}
-    return names | set(re.findall(r"SPECHEADS_[A-Z_]+\b", (ROOT / "tests" / "vllm" / "run").read_text()))
+            if (
+                "environ" in text
+            ):  # names are constants there, some in a table or a module's variable
+                strings = [
+                    node.value
+                    for node in ast.walk(ast.parse(text))
+                    if isinstance(node, ast.Constant)
+                ]
+                names |= {
+                    name for name in strings if isinstance(name, str) and VARIABLE.fullmatch(name)
+                }
+    return names | set(
+        re.findall(r"SPECHEADS_[A-Z_]+\b", (ROOT / "tests" / "vllm" / "run").read_text())
+    )
 
 
 def test_every_environment_variable_is_explained():
     """A page names them all, and none that is not there, but for those that other packages read."""
-    explained = set(re.findall(r"`([A-Z][A-Z0-9]*_[A-Z0-9_]+)`", (ROOT / "docs" / "environment.md").read_text()))
-    assert {"SPECHEADS_ENGINE", "SPECHEADS_CACHE", "TORCHINDUCTOR_CACHE_DIR"} <= environment_variables()
+    explained = set(
+        re.findall(r"`([A-Z][A-Z0-9]*_[A-Z0-9_]+)`", (ROOT / "docs" / "environment.md").read_text())
+    )
+    assert {
+        "SPECHEADS_ENGINE",
+        "SPECHEADS_CACHE",
+        "TORCHINDUCTOR_CACHE_DIR",
+    } <= environment_variables()
     ours = {name for name in environment_variables() if not name.startswith(OF_LAUNCHERS)}
     assert ours <= explained
-    assert explained - environment_variables() == {"OMP_NUM_THREADS", "HF_HOME", "HF_HUB_OFFLINE", "HF_TOKEN"}
+    assert explained - environment_variables() == {
+        "OMP_NUM_THREADS",
+        "HF_HOME",
+        "HF_HUB_OFFLINE",
+        "HF_TOKEN",
+    }
 
 
 def test_readme_and_pages_are_short():

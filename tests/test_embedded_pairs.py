@@ -1,4 +1,6 @@
-"""The pairs that ship with the package: their sizes, tokens, losses, and the records of their training."""
+"""The pairs that ship with the package: their sizes, tokens, losses, and the records of their
+training.
+"""
 
 import json
 from pathlib import Path
@@ -19,17 +21,27 @@ def pairs(nano):
     return {"nano": nano, "mini": load_pair("mini", dtype="float32")}
 
 
-@pytest.mark.parametrize(("name", "parameters", "size"), [("nano", 6_000_000, 14_000_000), ("mini", 20_000_000, 40_000_000)])
+@pytest.mark.parametrize(
+    ("name", "parameters", "size"),
+    [("nano", 6_000_000, 14_000_000), ("mini", 20_000_000, 40_000_000)],
+)
 def test_they_are_small_and_in_16_bits(pairs, name, parameters, size):
     pair = pairs[name]
     assert pair.target.num_parameters() <= parameters and pair.draft.num_parameters() <= 1_000_000
-    assert sum((PACKAGE / name / role / "model.safetensors").stat().st_size for role in ("target", "draft")) <= size
+    assert (
+        sum(
+            (PACKAGE / name / role / "model.safetensors").stat().st_size
+            for role in ("target", "draft")
+        )
+        <= size
+    )
     assert 2048 <= pair.vocab_size <= 4096 and pair.window >= 2048
 
 
 def test_the_tokenizer_restores_every_text(pairs):
     text = "def f(x):\n\tif x > 1_000:\n        return 'naïve 中文 🙂'\n\n\n"
-    nano, mini = pairs["nano"], pairs["mini"]
+    nano = pairs["nano"]
+    mini = pairs["mini"]
     ids = nano.tokenizer(text)["input_ids"]
     assert ids[0] == nano.tokenizer.bos_token_id and ids.count(ids[0]) == 1
     assert nano.decode(ids) == text and mini.tokenizer(text)["input_ids"] == ids
@@ -45,7 +57,9 @@ def test_prompt_and_body_are_the_same_tokens_apart_as_together(nano):
 @pytest.mark.parametrize("name", ["nano", "mini"])
 def test_the_card_and_the_notice_agree_with_the_record_of_the_training(pairs, name):
     folder = PACKAGE / name
-    record, card, notice = json.loads((folder / "training.json").read_text()), (folder / "README.md").read_text(), Path("NOTICE")
+    record = json.loads((folder / "training.json").read_text())
+    card = (folder / "README.md").read_text()
+    notice = Path("NOTICE")
     for role in ("target", "draft"):
         assert f"{record[role]['parameters']:,}" in card
         assert record[role]["parameters"] == getattr(pairs[name], role).num_parameters()
@@ -59,15 +73,27 @@ def test_the_card_and_the_notice_agree_with_the_record_of_the_training(pairs, na
 
 def test_each_target_is_better_than_its_draft_on_held_out_functions(pairs):
     functions = standard_library("test")[:40]
-    loss = {(name, role): _loss(pairs[name], role, functions) for name in pairs for role in ("target", "draft")}
-    assert loss["mini", "target"] < loss["nano", "target"] < min(loss["nano", "draft"], loss["mini", "draft"])
-    assert loss["nano", "target"] < loss["nano", "draft"] - 0.3 and loss["nano", "draft"] < 4.5  # untrained: log(2048) = 7.6
+    loss = {
+        (name, role): _loss(pairs[name], role, functions)
+        for name in pairs
+        for role in ("target", "draft")
+    }
+    assert (
+        loss["mini", "target"]
+        < loss["nano", "target"]
+        < min(loss["nano", "draft"], loss["mini", "draft"])
+    )
+    assert (
+        loss["nano", "target"] < loss["nano", "draft"] - 0.3 and loss["nano", "draft"] < 4.5
+    )  # untrained: log(2048) = 7.6
 
 
 @torch.no_grad()
 def _loss(pair, role, functions):
     """Return the mean loss of the functions' bodies, in nats per token."""
-    model, total, count = getattr(pair, role), 0.0, 0
+    model = getattr(pair, role)
+    total = 0.0
+    count = 0
     for function in functions:
         start = len(pair.tokenizer(function.prompt)["input_ids"])
         ids = torch.tensor([pair.tokenizer(function.prompt + function.body)["input_ids"]])

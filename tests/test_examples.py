@@ -17,7 +17,15 @@ from warm_processes import run as run_warm
 from examples.new_draft import KnownText
 from examples.new_stopping_rule import UnsureTokens
 from examples.speculative_decoding import speculative_decode
-from specheads import AcceptanceHead, HeadConfig, SpeculativeDecoder, Warp, generate_baseline, papers, stopping
+from specheads import (
+    AcceptanceHead,
+    HeadConfig,
+    SpeculativeDecoder,
+    Warp,
+    generate_baseline,
+    papers,
+    stopping,
+)
 from specheads.commands.main import VERBS
 from specheads.heads.head import save_head
 
@@ -28,7 +36,9 @@ NUM_TOKENS = 30
 
 def run(folder, *words, **variables):
     """Run a command line of a user who has the examples on the path."""
-    return run_warm(folder, *map(str, words), PYTHONPATH=f"{EXAMPLES}{os.pathsep}{ROOT}", **variables)
+    return run_warm(
+        folder, *map(str, words), PYTHONPATH=f"{EXAMPLES}{os.pathsep}{ROOT}", **variables
+    )
 
 
 def uneven_head(hidden_size, spread=1.0):
@@ -40,26 +50,37 @@ def uneven_head(hidden_size, spread=1.0):
     return head.eval().requires_grad_(False)
 
 
-@pytest.mark.parametrize("warp", [Warp(0), Warp(), Warp(0.8, top_k=5)], ids=["greedy", "sampled", "warped"])
+@pytest.mark.parametrize(
+    "warp", [Warp(0), Warp(), Warp(0.8, top_k=5)], ids=["greedy", "sampled", "warped"]
+)
 @pytest.mark.parametrize("threshold", [0.3, 0.8])
 def test_the_decoder_emits_the_tokens_of_the_algorithm(warp, threshold):
-    pair, prompt, lengths, num_accepted = tiny_pair(vocab_size=7, scale=1.5), [3, 1, 4], set(), 0
+    pair = tiny_pair(vocab_size=7, scale=1.5)
+    prompt = [3, 1, 4]
+    lengths = set()
+    num_accepted = 0
     head = uneven_head(pair.draft_lm.hidden_size)
     decoder = SpeculativeDecoder(pair, stopping=stopping.HeadThreshold(head, threshold), warp=warp)
     for seed in range(4):
         out = decoder.generate(prompt, NUM_TOKENS, seed=seed)
-        assert out.tokens.tolist() == speculative_decode(pair, head, prompt, NUM_TOKENS, warp, threshold, seed)
+        assert out.tokens.tolist() == speculative_decode(
+            pair, head, prompt, NUM_TOKENS, warp, threshold, seed
+        )
         lengths |= {each.num_drafted for each in out.rounds}
         num_accepted += out.stats.num_accepted
     assert len(lengths) > 2 and num_accepted > 10
 
 
 def test_the_algorithm_ends_at_a_stop_token():
-    pair, prompt = tiny_pair(vocab_size=7, scale=1.5), [3, 1, 4]
+    pair = tiny_pair(vocab_size=7, scale=1.5)
+    prompt = [3, 1, 4]
     free = generate_baseline(pair, prompt, NUM_TOKENS, warp=Warp(0)).tokens.tolist()
     pair.target.generation_config.eos_token_id = free[7]
     head = uneven_head(pair.draft_lm.hidden_size)
-    assert speculative_decode(pair, head, prompt, NUM_TOKENS, Warp(0)) == free[: free.index(free[7]) + 1]
+    assert (
+        speculative_decode(pair, head, prompt, NUM_TOKENS, Warp(0))
+        == free[: free.index(free[7]) + 1]
+    )
 
 
 def test_the_algorithm_fits_a_screen():
@@ -72,7 +93,15 @@ def test_a_pair_of_folders_is_decoded_with_a_head(nano, tmp_path):
         for file in ("tokenizer.json", "tokenizer_config.json"):
             shutil.copy(ROOT / "specheads" / "nano" / file, tmp_path / name)
     save_head(uneven_head(nano.draft_lm.hidden_size), tmp_path / "head")
-    done = run(tmp_path, EXAMPLES / "own_pair.py", "target", "draft", "head", "def mean(values):\n", SPECHEADS_ENGINE="eager")
+    done = run(
+        tmp_path,
+        EXAMPLES / "own_pair.py",
+        "target",
+        "draft",
+        "head",
+        "def mean(values):\n",
+        SPECHEADS_ENGINE="eager",
+    )
     assert done.returncode == 0, done.stderr
     assert "tokens per forward pass of the target" in done.stdout.splitlines()[-1]
     assert "<target> <draft> <head>" in run(tmp_path, EXAMPLES / "own_pair.py").stderr
@@ -80,7 +109,8 @@ def test_a_pair_of_folders_is_decoded_with_a_head(nano, tmp_path):
 
 def test_a_new_rule_stops_after_unsure_tokens():
     rule = UnsureTokens(threshold=0.5, patience=2, max_tokens=4)
-    state, seen = rule.start_prompt(2, torch.device("cpu")), []
+    state = rule.start_prompt(2, torch.device("cpu"))
+    seen = []
     for first, second in [(0.4, 0.6), (0.9, 0.6), (0.4, 0.6), (0.3, 0.6)]:
         state, stop = rule.step(state, {"draft_prob": torch.tensor([first, second])})
         seen.append(stop.tolist())
@@ -113,8 +143,20 @@ def test_a_new_rule_decodes(nano, prompts, warp):
     ids=["rule", "draft"],
 )
 def test_what_is_new_is_evaluated_from_the_command_line(words, tmp_path):
-    sizes = ["model=nano", "data.num_train=8", "data.num_dev=4", "data.num_test=4", "data.max_new_tokens=16"]
-    sizes += ["head=null", "num_prompts=4", "num_live_prompts=2", "fixed_lengths=[2,4]", "engine=eager"]
+    sizes = [
+        "model=nano",
+        "data.num_train=8",
+        "data.num_dev=4",
+        "data.num_test=4",
+        "data.max_new_tokens=16",
+    ]
+    sizes += [
+        "head=null",
+        "num_prompts=4",
+        "num_live_prompts=2",
+        "fixed_lengths=[2,4]",
+        "engine=eager",
+    ]
     done = run(tmp_path, "specheads", "evaluate", "--config-dir", EXAMPLES / "conf", *words, *sizes)
     assert done.returncode == 0, done.stderr
     report = next(tmp_path.glob("outputs/evaluate/*/report.json")).read_text()
@@ -125,7 +167,12 @@ def test_known_text_is_drafted(nano, tmp_path):
     text = "def mean(values):\n    return sum(values) / len(values)\n"
     (tmp_path / "text.py").write_text(text)
     decoder = SpeculativeDecoder(
-        nano, KnownText(str(tmp_path / "text.py")), stopping.FixedLength(8), papers.TreeMatch(), Warp(0), "eager"
+        nano,
+        KnownText(str(tmp_path / "text.py")),
+        stopping.FixedLength(8),
+        papers.TreeMatch(),
+        Warp(0),
+        "eager",
     )
     ids = nano.encode_instruction("def mean(values):\n")
     out = decoder.generate(ids, 24)
@@ -135,8 +182,12 @@ def test_known_text_is_drafted(nano, tmp_path):
 
 def test_a_new_input_is_learned_and_decoded_with(tmp_path):
     script = tmp_path / "learn.py"
-    script.write_text("import sys, pathlib, new_head_input; new_head_input.main(pathlib.Path(sys.argv[1]), 12)\n")
-    done = run(tmp_path, script, tmp_path)  # in a process of its own, as it changes the table of features
+    script.write_text(
+        "import sys, pathlib, new_head_input; new_head_input.main(pathlib.Path(sys.argv[1]), 12)\n"
+    )
+    done = run(
+        tmp_path, script, tmp_path
+    )  # in a process of its own, as it changes the table of features
     assert done.returncode == 0, done.stderr
     assert "'second_share')" in done.stdout and "num_drafted=" in done.stdout
 
@@ -160,19 +211,25 @@ CLUSTER = EXAMPLES / "cluster"
 def test_the_batch_script_is_a_shell_script():
     script = CLUSTER / "specheads.sbatch"
     subprocess.run(["bash", "-n", script], check=True)
-    if shellcheck := shutil.which("shellcheck", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"):
+    if shellcheck := shutil.which(
+        "shellcheck", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    ):
         subprocess.run([shellcheck, script], check=True)
     options = re.findall(r"^#SBATCH (--[a-z-]+)=\S+", script.read_text(), re.MULTILINE)
     assert len(options) == script.read_text().count("#SBATCH") == len(set(options)) > 5
 
 
 def test_the_cluster_of_ray_is_what_ray_expects():
-    ray, jsonschema = pytest.importorskip("ray"), pytest.importorskip("jsonschema")
+    ray = pytest.importorskip("ray")
+    jsonschema = pytest.importorskip("jsonschema")
     schema = json.loads((Path(ray.__file__).parent / "autoscaler" / "ray-schema.json").read_text())
     cluster = yaml.safe_load((CLUSTER / "ray.yaml").read_text())
     jsonschema.validate(cluster, schema)
     assert cluster["head_node_type"] in cluster["available_node_types"]
-    needs = {key: int(count) for key, count in re.findall(r"ray\.(\w+)=(\d+)", (CLUSTER / "ray.yaml").read_text())}
+    needs = {
+        key: int(count)
+        for key, count in re.findall(r"ray\.(\w+)=(\d+)", (CLUSTER / "ray.yaml").read_text())
+    }
     machine = cluster["available_node_types"]["worker"]["resources"]
     assert needs["gpus_per_worker"] <= machine["GPU"] and needs["cpus_per_worker"] <= machine["CPU"]
     assert needs["num_workers"] <= cluster["max_workers"]

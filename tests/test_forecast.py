@@ -32,13 +32,18 @@ def test_the_remaining_time_is_logged_when_enough_is_done_and_every_half_minute(
 
 
 def test_the_pace_is_that_of_the_last_half_and_ends_before_the_end(clock, caplog):
-    """One in the first ten seconds, three in the others; the middle itself is where the last half begins."""
+    """One in the first ten seconds, three in the others.
+
+    The middle itself is where the last half begins.
+    """
     forecast = Forecast("decoding", first=20.0, every=1.0)
     with caplog.at_level(logging.INFO):
         for now, done in ((0, 0), (10, 1), (20, 4), (30, 7)):
             clock[0] = now
             forecast.update(done, 7)
-    assert [record.message for record in caplog.records] == ["decoding: 4 of 7, 3.3 seconds each, about 0:00:10 to go"]
+    assert [record.message for record in caplog.records] == [
+        "decoding: 4 of 7, 3.3 seconds each, about 0:00:10 to go"
+    ]
 
 
 def test_two_seconds_are_a_pace_and_half_a_minute_is_silence(clock, caplog):
@@ -51,7 +56,9 @@ def test_two_seconds_are_a_pace_and_half_a_minute_is_silence(clock, caplog):
         for now in (29.9, 30.0):
             clock[0] = now
             forecast.remind(2, 10)
-    assert [record.message for record in caplog.records] == ["decoding: 2 of 10, 1.0 a second, about 0:00:00 to go"]
+    assert [record.message for record in caplog.records] == [
+        "decoding: 2 of 10, 1.0 a second, about 0:00:00 to go"
+    ]
 
 
 def test_without_progress_there_is_no_forecast(clock, caplog):
@@ -81,7 +88,9 @@ def test_a_phase_at_another_pace_is_soon_seen(clock, caplog):
             forecast.update(done, 400)
     assert len(caplog.records) == 7  # at 10, 40, 70 and so on
     last = caplog.records[-1].message
-    assert last.startswith("predicting: 371 of 400, 1.0 a second") and last.endswith("about 0:00:29 to go")
+    assert last.startswith("predicting: 371 of 400, 1.0 a second") and last.endswith(
+        "about 0:00:29 to go"
+    )
 
 
 def test_silence_is_broken_after_half_a_minute_with_or_without_a_pace(clock, caplog):
@@ -117,7 +126,8 @@ def test_what_is_left_may_change(clock, caplog):
 
 
 def test_a_thread_breaks_the_silence(caplog, monkeypatch):
-    said, remind = threading.Event(), Forecast.remind
+    said = threading.Event()
+    remind = Forecast.remind
     monkeypatch.setattr(Forecast, "remind", lambda *args: (remind(*args), said.set()))
     monkeypatch.setattr(forecast, "Forecast", partial(Forecast, every=0.0))
     with caplog.at_level(logging.INFO), progress("compiling", 3):

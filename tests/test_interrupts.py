@@ -12,7 +12,8 @@ from specheads import interrupts
 
 # Each program prints what it reached; the test sends it signals while it waits for input.
 PROGRAMS = {
-    "where it is": """
+    "where it is": (
+        """
         listen()
         try:
             print("ready", flush=True)
@@ -20,8 +21,10 @@ PROGRAMS = {
         except Interrupted as interruption:
             print("ended", interruption, flush=True)
             raise SystemExit(interruption.exit_code)
-    """,
-    "deferred": """
+    """
+    ),
+    "deferred": (
+        """
         listen()
         try:
             with deferred() as request:
@@ -33,8 +36,10 @@ PROGRAMS = {
         except Interrupted as interruption:
             print("ended", interruption, flush=True)
             raise SystemExit(interruption.exit_code)
-    """,
-    "that does not end": """
+    """
+    ),
+    "that does not end": (
+        """
         listen()
         with deferred() as request:
             print("ready", flush=True)
@@ -42,22 +47,30 @@ PROGRAMS = {
                 time.sleep(0.01)
             print("saving", flush=True)
             time.sleep(60)
-    """,
+    """
+    ),
 }
 
 
 def started(case):
-    # Where the tests run in the background, the shell may have them ignore Ctrl-C, and children inherit that.
+    # Where the tests run in the background, the shell may have them ignore Ctrl-C, and children
+    # inherit that.
     code = "import signal, time\nfrom interrupts import SIGNALS, Interrupted, deferred, listen\n"
-    code += "for number in SIGNALS:\n    signal.signal(number, signal.SIG_DFL)\n" + textwrap.dedent(PROGRAMS[case])
-    folder = Path(interrupts.__file__).parent  # the module alone starts quickly, the package does not
+    code += "for number in SIGNALS:\n    signal.signal(number, signal.SIG_DFL)\n" + textwrap.dedent(
+        PROGRAMS[case]
+    )
+    folder = Path(
+        interrupts.__file__
+    ).parent  # the module alone starts quickly, the package does not
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     process = subprocess.Popen([sys.executable, "-c", code], cwd=folder, **pipes)
     assert process.stdout.readline() == "ready\n"
     return process
 
 
-@pytest.mark.parametrize(("number", "name"), [(signal.SIGINT, "Ctrl-C"), (signal.SIGTERM, "SIGTERM")])
+@pytest.mark.parametrize(
+    ("number", "name"), [(signal.SIGINT, "Ctrl-C"), (signal.SIGTERM, "SIGTERM")]
+)
 @pytest.mark.parametrize("case", ["where it is", "deferred"])
 def test_the_first_signal_ends_a_run_cleanly(case, number, name):
     process = started(case)

@@ -14,24 +14,46 @@ TICKS = os.sysconf("SC_CLK_TCK")
 
 @pytest.fixture
 def machine(monkeypatch, tmp_path):
-    """A machine of four cores: a function that lets seconds pass in which all processes and this one keep cores busy."""
-    now, own, busy = [100.0], [0.0], [0.0]
+    """A machine of four cores: a function that lets seconds pass in which all processes and this
+    one keep cores busy.
+    """
+    now = [100.0]
+    own = [0.0]
+    busy = [0.0]
     counters = tmp_path / "stat"
 
     def passes(seconds, all_cores, own_cores, niced=0.0):
         now[0] += seconds
         own[0] += own_cores * seconds
         busy[0] += all_cores * seconds
-        part, idle = round(busy[0] * TICKS / 5), round(1000 * now[0])
-        numbers = [part, round(niced * TICKS), part, idle, idle, part, part, part, 0, 0]  # niced, idle and waiting make room
-        lines = [f"cpu  {' '.join(map(str, numbers))}", *(f"cpu{n} 0 0 0 0 0 0 0 0 0 0" for n in range(4)), "intr 1"]
+        part = round(busy[0] * TICKS / 5)
+        idle = round(1000 * now[0])
+        numbers = [
+            part,
+            round(niced * TICKS),
+            part,
+            idle,
+            idle,
+            part,
+            part,
+            part,
+            0,
+            0,
+        ]  # niced, idle and waiting make room
+        lines = [
+            f"cpu  {' '.join(map(str, numbers))}",
+            *(f"cpu{n} 0 0 0 0 0 0 0 0 0 0" for n in range(4)),
+            "intr 1",
+        ]
         counters.write_text("\n".join(lines))
 
     passes(0, 0, 0)
     monkeypatch.setattr(load, "_COUNTERS", counters)
     monkeypatch.setattr(time, "perf_counter", lambda: now[0])
     monkeypatch.setattr(os, "nice", {0: 0}.__getitem__)
-    monkeypatch.setattr(os, "times", lambda: (own[0] / 2, own[0] / 2, 3 * own[0], 3 * own[0], now[0]))  # also of children
+    monkeypatch.setattr(
+        os, "times", lambda: (own[0] / 2, own[0] / 2, 3 * own[0], 3 * own[0], now[0])
+    )  # also of children
     return passes
 
 
@@ -51,7 +73,9 @@ def test_others_keep_busy_what_this_process_does_not(machine):
     machine(1, all_cores=1, own_cores=1.2)
     assert others.next() == 0
     machine(1, all_cores=3, own_cores=1)
-    assert others.taken(threads=3) == pytest.approx(1, abs=0.05)  # of two busy cores one is left over
+    assert others.taken(threads=3) == pytest.approx(
+        1, abs=0.05
+    )  # of two busy cores one is left over
     for threads in (4, 9):
         machine(1, all_cores=3, own_cores=1)
         assert others.taken(threads) == pytest.approx(2, abs=0.05)
@@ -80,7 +104,9 @@ def test_without_counters_nothing_is_known(machine, monkeypatch, tmp_path, conte
     assert others.next() == 0 and others.cores == (1 if content is None else 6)
 
 
-@pytest.mark.parametrize(("others", "expected"), [(0.1, 4), (0.25, 4), (0.6, 3), (2.0, 2), (3.3, 1), (3.9, 1)])
+@pytest.mark.parametrize(
+    ("others", "expected"), [(0.1, 4), (0.25, 4), (0.6, 3), (2.0, 2), (3.3, 1), (3.9, 1)]
+)
 def test_threads_are_as_many_as_cores_are_left(machine, threads, caplog, others, expected):
     caplog.set_level(logging.INFO)
     for _ in range(3):
@@ -91,7 +117,10 @@ def test_threads_are_as_many_as_cores_are_left(machine, threads, caplog, others,
         assert torch.get_num_threads() == 4  # outside, a user's number
     with load.threads_by_load():
         assert torch.get_num_threads() == expected
-    how = f"other processes keep {others:.1f} of 4 cores busy: it decodes with {expected} of 4 threads while they do"
+    how = (
+        f"other processes keep {others:.1f} of 4 cores busy: it decodes with {expected} of 4"
+        " threads while they do"
+    )
     assert caplog.messages == [how] * (expected < 4)
     for _ in range(3):
         with load.threads_by_load():
@@ -115,12 +144,18 @@ def test_long_work_on_a_busy_machine_is_announced(machine, monkeypatch, caplog):
     machine(2, 3, 1)
     load.warn_if_busy()
     assert caplog.messages == [
-        "other processes keep 2.0 of 4 cores busy: expect up to 2.0 times the time that a quiet machine takes"
+        (
+            "other processes keep 2.0 of 4 cores busy: expect up to 2.0 times the time that a quiet"
+            " machine takes"
+        )
     ]
     machine(2, 4.5, 1)  # a process among others gets its share of a core
     load.warn_if_busy()
     assert caplog.messages[1:] == [
-        "other processes keep 3.5 of 4 cores busy: expect up to 5.3 times the time that a quiet machine takes"
+        (
+            "other processes keep 3.5 of 4 cores busy: expect up to 5.3 times the time that a quiet"
+            " machine takes"
+        )
     ]
 
 
@@ -135,14 +170,30 @@ def test_memory_is_known():
     ("files", "expected"),
     [
         ({"meminfo": "MemTotal: 4000 kB\nMemFree:  10 kB\nMemAvailable:    1000 kB\n"}, 1_024_000),
-        ({"meminfo": "MemAvailable: 1000 kB", "memory.max": "900000\n", "memory.current": "100000\n"}, 800_000),
-        ({"meminfo": "MemAvailable: 1000 kB", "memory.max": "max\n", "memory.current": "100000\n"}, 1_024_000),
+        (
+            {
+                "meminfo": "MemAvailable: 1000 kB",
+                "memory.max": "900000\n",
+                "memory.current": "100000\n",
+            },
+            800_000,
+        ),
+        (
+            {
+                "meminfo": "MemAvailable: 1000 kB",
+                "memory.max": "max\n",
+                "memory.current": "100000\n",
+            },
+            1_024_000,
+        ),
         ({"meminfo": "MemAvailable: 1000 kB", "memory.max": "900000\n"}, 1_024_000),
         ({"meminfo": "MemTotal: 4000 kB", "memory.current": "7"}, float("inf")),
         ({}, float("inf")),
     ],
 )
-def test_memory_is_the_least_that_the_machine_and_the_group_leave(monkeypatch, tmp_path, files, expected):
+def test_memory_is_the_least_that_the_machine_and_the_group_leave(
+    monkeypatch, tmp_path, files, expected
+):
     names = {
         "/proc/meminfo": "meminfo",
         "/sys/fs/cgroup/memory.max": "memory.max",

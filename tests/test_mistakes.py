@@ -1,4 +1,6 @@
-"""A user's mistake on a command line is reported in one message with the value, what was expected and the remedy; exit code 2."""
+"""A user's mistake on a command line is reported in one message with the value, what was expected
+and the remedy; exit code 2.
+"""
 
 import errno
 import json
@@ -26,12 +28,20 @@ from specheads.prompts import sources as nano_source
 from specheads.storage.shards import ShardStore
 from specheads.training.distill import memory as memory_plan
 
-COMMANDS = {"train.py": train.train_head, "distill": train.distill_draft, "evaluate.py": evaluate.main, "data_gen": data.main}
+COMMANDS = {
+    "train.py": train.train_head,
+    "distill": train.distill_draft,
+    "evaluate.py": evaluate.main,
+    "data_gen": data.main,
+}
 DISTILL = ["distill"]
 GRAPHS = ["evaluate.py", "drafting=graph", "verification=tree_match", "head=null"]
 SMALL = ["data.num_train=4", "data.num_dev=2", "data.num_test=2", "data.max_new_tokens=4"]
 FILES = {
-    "good.jsonl": '{"instruction": "a", "input": ""}\n{"instruction": "b", "input": "c"}\n{"instruction": "d", "input": ""}\n',
+    "good.jsonl": (
+        '{"instruction": "a", "input": ""}\n{"instruction": "b", "input": "c"}\n{"instruction":'
+        ' "d", "input": ""}\n'
+    ),
     "broken.jsonl": '{"instruction": "a"}\n{"instruction": "b"}\n{"instruction": \n',
     "no.ckpt": "not a checkpoint",
     "a_file": "",
@@ -45,7 +55,10 @@ def library():
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch, library):
-    """The working folder of a command, with files to be wrong about; reading the standard library takes seconds."""
+    """The working folder of a command, with files to be wrong about.
+
+    Reading the standard library takes seconds.
+    """
     monkeypatch.setattr(nano_source, "standard_library", lambda side: iter(library[side]))
     for name, content in FILES.items():
         (tmp_path / name).write_text(content)
@@ -58,11 +71,15 @@ def folder(tmp_path, monkeypatch, library):
 
 @pytest.fixture
 def run(folder, monkeypatch, capfd):
-    """A function that gives a command line in this process and returns its exit code and what it printed."""
+    """A function that gives a command line in this process and returns its exit code and what it
+    printed.
+    """
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
 
     def give(*words):
-        pair = () if any(word.startswith("model=") for word in words) else ("model=nano",)  # the smallest
+        pair = (
+            () if any(word.startswith("model=") for word in words) else ("model=nano",)
+        )  # the smallest
         monkeypatch.setattr(sys, "argv", [*words, *pair])
         NoteRunKey.key = ""
         capfd.readouterr()
@@ -99,14 +116,26 @@ MISTAKES = {
         ["train.py", "model=nanoo"],
         "model=nanoo: there is no such choice; did you mean nano.*--config-dir",
     ),
-    "unknown key": (["train.py", "head.dept=2"], "head.dept=2: there is no such key; did you mean head.depth.*--help=all"),
-    "key that no command has": (["train.py", "+unknown=1"], "unknown=1 is not known; expected one of calibration, checkpoint"),
-    "folder that no command has": (["data_gen", "+paths.dat=x"], "paths.dat=x is not known; expected one of data, outputs, run"),
+    "unknown key": (
+        ["train.py", "head.dept=2"],
+        "head.dept=2: there is no such key; did you mean head.depth.*--help=all",
+    ),
+    "key that no command has": (
+        ["train.py", "+unknown=1"],
+        "unknown=1 is not known; expected one of calibration, checkpoint",
+    ),
+    "folder that no command has": (
+        ["data_gen", "+paths.dat=x"],
+        "paths.dat=x is not known; expected one of data, outputs, run",
+    ),
     "missing value": (
         ["train.py", "model=mine", "model.target=x"],
         "model.draft has no value, .*model.draft=<value> .specheads train --help=model.draft",
     ),
-    "choice in a list": (["evaluate.py", "stopping=[fixedlength]"], "stopping=fixedlength: .*did you mean fixed_length"),
+    "choice in a list": (
+        ["evaluate.py", "stopping=[fixedlength]"],
+        "stopping=fixedlength: .*did you mean fixed_length",
+    ),
     "folder without a tokenizer": (
         ["train.py", "model=mine", "model.draft=./a_folder", "model.target=./a_folder"],
         "the folder has no tokenizer; save it there",
@@ -115,8 +144,14 @@ MISTAKES = {
         ["train.py", "model=mine", "model.draft=./adapter", "model.target=./adapter"],
         "it is a PEFT adapter; merge it into its model",
     ),
-    "line that is broken": (from_file("broken.jsonl"), r"broken.jsonl', line 3: no JSON \(Expecting value at column 16\)"),
-    "all prompts too long": (["data_gen", "data.max_prompt_tokens=1"], "none of [0-9]+ prompts has between 1 and 1 tokens"),
+    "line that is broken": (
+        from_file("broken.jsonl"),
+        r"broken.jsonl', line 3: no JSON \(Expecting value at column 16\)",
+    ),
+    "all prompts too long": (
+        ["data_gen", "data.max_prompt_tokens=1"],
+        "none of [0-9]+ prompts has between 1 and 1 tokens",
+    ),
     "key of data that is unknown": (
         ["data_gen", "+data.num_trane=2"],
         "data.num_trane=2 is not known; expected one of num_train",
@@ -125,16 +160,25 @@ MISTAKES = {
         ["train.py", "model=mine", "model.draft=a/b", "model.target=a/c"],
         "'a/.' is no local folder, no (target|draft) of that name is cached",
     ),
-    "evaluate's head": (["train.py", "head=null"], "head=null must be a set of keys.*given to specheads evaluate"),
+    "evaluate's head": (
+        ["train.py", "head=null"],
+        "head=null must be a set of keys.*given to specheads evaluate",
+    ),
     "rule that does not take trees": (
         ["evaluate.py", "drafting=tree"],
-        "token verification does not take what Tree drafts, a tree of chosen tokens; use for example verification=tree_match",
+        (
+            "token verification does not take what Tree drafts, a tree of chosen tokens; use for"
+            " example verification=tree_match"
+        ),
     ),
     "group that is null": (
         ["train.py", "calibration=null", "logger=null"],
         "logger=null: a group of configs cannot be null; write '~logger'",
     ),
-    "resume by a file": (["train.py", "resume=none.ckpt"], r"resume=none.ckpt must be true or false\."),
+    "resume by a file": (
+        ["train.py", "resume=none.ckpt"],
+        r"resume=none.ckpt must be true or false\.",
+    ),
     "unknown input": (["train.py", "head.inputs=[colour]"], "colour"),
     "no head trained yet": (["evaluate.py"], "train one with specheads train"),
     "amounts that are null": (
@@ -143,7 +187,10 @@ MISTAKES = {
     ),
     "nothing to decode but the target": (
         [*GRAPHS, "live_rules=[head_threshold]"],
-        r"live_rules=\['head_threshold'\] leaves nothing to decode but .*: graph drafts .*live_rules=\[fixed_length\]",
+        (
+            r"live_rules=\['head_threshold'\] leaves nothing to decode but .*: graph drafts"
+            r" .*live_rules=\[fixed_length\]"
+        ),
     ),
     "final split of no part": (
         ["evaluate.py", "head=null", "split=final"],
@@ -157,7 +204,10 @@ MISTAKES = {
         ["evaluate.py", "head=null", "stopping.max_probability.threshold=[0.5,2]"],
         "stopping.max_probability.threshold=2 must be a number from 0 to 1",
     ),
-    "outputs in a file": (["data_gen", "paths.outputs=a_file"], "a_file.*(part of the path is a file|a file is where)"),
+    "outputs in a file": (
+        ["data_gen", "paths.outputs=a_file"],
+        "a_file.*(part of the path is a file|a file is where)",
+    ),
     "folder that nobody may write": (
         ["data_gen", "paths.data=/sys/data"],
         "/sys/data.*(permission|cannot be written).*paths.data=",
@@ -168,17 +218,35 @@ MISTAKES = {
 @pytest.mark.parametrize(("words", "message"), MISTAKES.values(), ids=MISTAKES)
 def test_a_mistake_gets_one_message_and_exit_code_two(words, message, run, folder):
     before = set(folder.iterdir())
-    small = [] if words[0] == "evaluate.py" else SMALL  # a mistake that is not noticed shall not take long
+    small = (
+        [] if words[0] == "evaluate.py" else SMALL
+    )  # a mistake that is not noticed shall not take long
     assert_told(run(words[0], *small, *words[1:]), message)
     assert {path.name for path in set(folder.iterdir()) - before} <= {"data", "outputs"}
 
 
 INPUT_TOKEN = {"heads": "specdecpp"}
 SETTINGS = {
-    "unknown kind of head": (HeadTraining, {"heads": "all"}, "heads=all must be one of 'both', 'lookahead' or"),
-    "one input in place of a list": (HeadTraining, {"head": {"inputs": "hidden"}}, "head.inputs=hidden must be a list"),
-    "mixing that leaves nothing": (HeadTraining, INPUT_TOKEN | {"mixing": {"response_share": 1}}, "response_share=1"),
-    "unknown argument of the trainer": (HeadTraining, {"trainer": {"epochs": 2}}, "trainer.epochs=2 is not known.*max_epochs"),
+    "unknown kind of head": (
+        HeadTraining,
+        {"heads": "all"},
+        "heads=all must be one of 'both', 'lookahead' or",
+    ),
+    "one input in place of a list": (
+        HeadTraining,
+        {"head": {"inputs": "hidden"}},
+        "head.inputs=hidden must be a list",
+    ),
+    "mixing that leaves nothing": (
+        HeadTraining,
+        INPUT_TOKEN | {"mixing": {"response_share": 1}},
+        "response_share=1",
+    ),
+    "unknown argument of the trainer": (
+        HeadTraining,
+        {"trainer": {"epochs": 2}},
+        "trainer.epochs=2 is not known.*max_epochs",
+    ),
     "validation across epochs": (
         HeadTraining,
         {"trainer": {"check_val_every_n_epoch": None}},
@@ -189,7 +257,11 @@ SETTINGS = {
         {"trainer": {"reload_dataloaders_every_n_epochs": 1}},
         "reload_dataloaders_every_n_epochs=1",
     ),
-    "calibration by a word": (HeadTraining, {"calibration": "some"}, "calibration=some must be a positive integer.*null: they"),
+    "calibration by a word": (
+        HeadTraining,
+        {"calibration": "some"},
+        "calibration=some must be a positive integer.*null: they",
+    ),
     "batch that no memory holds": (
         DataGeneration,
         {"batch_size": 10**12},
@@ -197,20 +269,55 @@ SETTINGS = {
     ),
     "temperature below zero": (DataGeneration, {"warp": {"temperature": -1}}, "temperature=-1"),
     "top-p above one": (DataGeneration, {"warp": {"top_p": 1.5}}, "top_p=1.5"),
-    "threshold above one": (Evaluation, {"thresholds": [1.2]}, "thresholds=1.2 must be a number from 0 to 1, or auto"),
-    "length that is a fraction": (Evaluation, {"fixed_lengths": [1.5, 2]}, "fixed_lengths=1.5 must be a positive integer"),
-    "samples that are a word": (Evaluation, {"record": {"num_samples": "x"}}, "record.num_samples=x must be a positive integer"),
-    "amount that is unknown": (Evaluation, {"record": {"foo": 1}}, "record.foo=1 is not known; expected one of num_samples"),
-    "head that is a number": (Evaluation, {"head": 5}, "head=5 must be text; it is a folder of a head"),
+    "threshold above one": (
+        Evaluation,
+        {"thresholds": [1.2]},
+        "thresholds=1.2 must be a number from 0 to 1, or auto",
+    ),
+    "length that is a fraction": (
+        Evaluation,
+        {"fixed_lengths": [1.5, 2]},
+        "fixed_lengths=1.5 must be a positive integer",
+    ),
+    "samples that are a word": (
+        Evaluation,
+        {"record": {"num_samples": "x"}},
+        "record.num_samples=x must be a positive integer",
+    ),
+    "amount that is unknown": (
+        Evaluation,
+        {"record": {"foo": 1}},
+        "record.foo=1 is not known; expected one of num_samples",
+    ),
+    "head that is a number": (
+        Evaluation,
+        {"head": 5},
+        "head=5 must be text; it is a folder of a head",
+    ),
     "ratio of one": (Evaluation, {"ratios": [1]}, "ratios=1 must be a finite number above 1"),
-    "live that is unknown": (Evaluation, {"live": "some"}, "live=some must be one of 'winners' or 'none'"),
-    "nothing to predict speeds with": (Evaluation, {"live": "none", "ratios": []}, "ratios=.*leaves no costs to predict speeds"),
+    "live that is unknown": (
+        Evaluation,
+        {"live": "some"},
+        "live=some must be one of 'winners' or 'none'",
+    ),
+    "nothing to predict speeds with": (
+        Evaluation,
+        {"live": "none", "ratios": []},
+        "ratios=.*leaves no costs to predict speeds",
+    ),
     "unknown engine": (Evaluation, {"engine": "warp"}, "engine=warp must be one of auto, eager"),
-    "unknown samples": (Distillation, {"samples": "own"}, "samples=own must be one of 'text' or 'target'"),
+    "unknown samples": (
+        Distillation,
+        {"samples": "own"},
+        "samples=own must be one of 'text' or 'target'",
+    ),
     "half-precision weights": (
         Distillation,
         {"trainer": {"precision": "bf16-true"}},
-        "trainer.precision=bf16-true must be one of '32-true'.*half-precision weights lose small steps",
+        (
+            "trainer.precision=bf16-true must be one of '32-true'.*half-precision weights lose"
+            " small steps"
+        ),
     ),
     "mixing left out": (HeadTraining, {"mixing": None}, "mixing=null must be a set of keys"),
 }
@@ -238,7 +345,8 @@ def test_a_new_draft_that_cannot_be_made_is_refused(layers, message, nano):
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES])
 def test_a_disk_failure_is_named_and_finished_shards_stay(number, run, folder, monkeypatch):
-    write, calls = ShardStore.write, []
+    write = ShardStore.write
+    calls = []
 
     def refuse_the_second(self, name, rows):
         calls.append(name)
@@ -249,7 +357,8 @@ def test_a_disk_failure_is_named_and_finished_shards_stay(number, run, folder, m
     with monkeypatch.context() as patch:
         patch.setattr(ShardStore, "write", refuse_the_second)
         assert_told(
-            run("data_gen", *SMALL), rf"{calls[1] if len(calls) > 1 else 'dev-00000.parquet'}.*{os.strerror(number)}.*paths.data="
+            run("data_gen", *SMALL),
+            rf"{calls[1] if len(calls) > 1 else 'dev-00000.parquet'}.*{os.strerror(number)}.*paths.data=",
         )
     (first,) = folder.glob("data/*/*.parquet")
     written = first.stat().st_mtime_ns
@@ -275,7 +384,10 @@ def test_a_file_size_limit_is_reported_and_no_half_written_shard_is_left(run, fo
     [
         torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB"),
         MemoryError(),
-        RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes"),
+        RuntimeError(
+            "[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to allocate 9"
+            " bytes"
+        ),
     ],
 )
 def test_running_out_of_memory_says_what_to_make_smaller(error, run, monkeypatch):
@@ -283,7 +395,9 @@ def test_running_out_of_memory_says_what_to_make_smaller(error, run, monkeypatch
         raise error
 
     monkeypatch.setattr(generate.RowsDecoder, "row", fail)
-    assert_told(run("data_gen", *SMALL), r"out of memory.*generation\.batch_size=.*data\.max_new_tokens=")
+    assert_told(
+        run("data_gen", *SMALL), r"out of memory.*generation\.batch_size=.*data\.max_new_tokens="
+    )
 
 
 def test_an_error_of_our_own_keeps_its_traceback(run, monkeypatch):
@@ -298,7 +412,11 @@ def test_an_error_of_our_own_keeps_its_traceback(run, monkeypatch):
 @pytest.mark.parametrize("damage", ["cut off", "foreign"])
 def test_a_shard_that_is_damaged_is_named_and_made_again(damage, run, folder):
     assert run("data_gen", *SMALL)[0] == 0
-    (labels,) = (path.parent for path in folder.glob("data/*/manifest.json") if "every draft" not in path.read_text())
+    (labels,) = (
+        path.parent
+        for path in folder.glob("data/*/manifest.json")
+        if "every draft" not in path.read_text()
+    )
     shards = sorted(labels.glob("*.parquet"))
     content = {path: path.read_bytes() for path in shards}
     shards[1].write_bytes(content[shards[0]] if damage == "foreign" else content[shards[1]][:100])
@@ -312,23 +430,42 @@ def test_a_shard_that_is_damaged_is_named_and_made_again(damage, run, folder):
 def head(nano, folder):
     """A head for nano that was never trained, but is none that says the same of every token."""
     models = {
-        role: {"id": getattr(nano, f"{role}_id"), "revision": getattr(nano, f"{role}_revision")} for role in ("draft", "target")
+        role: {"id": getattr(nano, f"{role}_id"), "revision": getattr(nano, f"{role}_revision")}
+        for role in ("draft", "target")
     }
-    head = AcceptanceHead(HeadConfig(hidden_size=nano.draft_lm.hidden_size, predicts="input_token", depth=0, **models))
+    head = AcceptanceHead(
+        HeadConfig(hidden_size=nano.draft_lm.hidden_size, predicts="input_token", depth=0, **models)
+    )
     return save_head(
-        head, folder / "head", torch.randn(32, nano.draft_lm.hidden_size, generator=torch.Generator().manual_seed(0))
+        head,
+        folder / "head",
+        torch.randn(32, nano.draft_lm.hidden_size, generator=torch.Generator().manual_seed(0)),
     )
 
 
 HEAD_MISTAKES = {
     "weights that were cut off": (
-        lambda folder: (folder / "model.safetensors").write_bytes((folder / "model.safetensors").read_bytes()[:60]),
+        lambda folder: (folder / "model.safetensors").write_bytes(
+            (folder / "model.safetensors").read_bytes()[:60]
+        ),
         "model.safetensors cannot be read",
     ),
-    "weights that are missing": (lambda folder: (folder / "model.safetensors").unlink(), "head has no model.safetensors"),
-    "config that is no JSON": (lambda folder: (folder / "config.json").write_text("{"), "config.json is not valid JSON"),
-    "config that is missing": (lambda folder: (folder / "config.json").unlink(), "has no config.json, so it is no head folder"),
-    "another draft's": (lambda folder: edit(folder, "draft"), "the head was trained for draft .* at revision another"),
+    "weights that are missing": (
+        lambda folder: (folder / "model.safetensors").unlink(),
+        "head has no model.safetensors",
+    ),
+    "config that is no JSON": (
+        lambda folder: (folder / "config.json").write_text("{"),
+        "config.json is not valid JSON",
+    ),
+    "config that is missing": (
+        lambda folder: (folder / "config.json").unlink(),
+        "has no config.json, so it is no head folder",
+    ),
+    "another draft's": (
+        lambda folder: edit(folder, "draft"),
+        "the head was trained for draft .* at revision another",
+    ),
     "no folder": (shutil.rmtree, "no local folder, no head of that name|no head folder"),
 }
 
@@ -351,42 +488,85 @@ def test_a_test_set_of_nothing_but_train_prompts_is_refused(head, run, folder):
     texts = ["a", "b\nInput: c", "d"]  # of good.jsonl
     TrainPrompts.of(texts).write(head)
     message = (
-        r"alpaca cannot be reported on: all 3 of its prompts .*head=head.*give other prompts by test_sets=\{alpaca: <file>\}"
+        r"alpaca cannot be reported on: all 3 of its prompts .*head=head.*give other prompts by"
+        r" test_sets=\{alpaca: <file>\}"
     )
-    assert_told(run("evaluate.py", "head=head", *SMALL, "live=none", "test_sets={alpaca: good.jsonl}"), message)
+    assert_told(
+        run("evaluate.py", "head=head", *SMALL, "live=none", "test_sets={alpaca: good.jsonl}"),
+        message,
+    )
 
 
 def test_a_file_of_train_prompts_that_holds_something_else_is_named(head, run):
     save_file({"train": torch.zeros(2)}, head / "train_prompts.safetensors")
-    assert_told(run("evaluate.py", "head=head"), "train_prompts.safetensors holds train float32 .*export the head again")
+    assert_told(
+        run("evaluate.py", "head=head"),
+        "train_prompts.safetensors holds train float32 .*export the head again",
+    )
 
 
-def test_a_draft_whose_training_does_not_fit_the_gpu_is_refused_before_anything_is_loaded(run, monkeypatch):
+def test_a_draft_whose_training_does_not_fit_the_gpu_is_refused_before_anything_is_loaded(
+    run, monkeypatch
+):
     """The shape of Llama 2 7B on a stand-in for a GPU of 80 GB."""
     monkeypatch.setattr(memory_plan, "checked_device", lambda device: "cuda")
     monkeypatch.setattr("torch.cuda.mem_get_info", lambda device: (79 * 2**30, 0))
-    monkeypatch.setattr("specheads.pair.pair.load_model", lambda *args, **keys: pytest.fail("a model was loaded"))
+    monkeypatch.setattr(
+        "specheads.pair.pair.load_model", lambda *args, **keys: pytest.fail("a model was loaded")
+    )
     message = (
-        r"training the draft does not fit the GPU: at least 1\d\d\.\d GiB, of which \d+\.\d for its weights with gradients and "
+        r"training the draft does not fit the GPU: at least 1\d\d\.\d GiB, of which \d+\.\d for its"
+        r" weights with gradients and "
         r"the optimizer's state .* but 79\.0 GiB are free"
     )
-    assert_told(run(*DISTILL, "model=synthetic-llama2", "data.max_prompt_tokens=1024", "data.max_new_tokens=512"), message)
+    assert_told(
+        run(
+            *DISTILL,
+            "model=synthetic-llama2",
+            "data.max_prompt_tokens=1024",
+            "data.max_new_tokens=512",
+        ),
+        message,
+    )
 
 
 @pytest.mark.parametrize(
     ("launcher", "environment"),
     [
-        ("torchrun", {"TORCHELASTIC_RUN_ID": "a", "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "4", "RANK": "0"}),
-        ("srun", {"SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "4", "SLURM_NTASKS_PER_NODE": "4", "SLURM_PROCID": "0"}),
+        (
+            "torchrun",
+            {"TORCHELASTIC_RUN_ID": "a", "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "4", "RANK": "0"},
+        ),
+        (
+            "srun",
+            {
+                "SLURM_STEP_ID": "0",
+                "SLURM_STEP_NUM_TASKS": "4",
+                "SLURM_NTASKS_PER_NODE": "4",
+                "SLURM_PROCID": "0",
+            },
+        ),
     ],
 )
-def test_a_launcher_of_several_processes_is_refused_where_one_does_the_work(launcher, environment, run, monkeypatch):
+def test_a_launcher_of_several_processes_is_refused_where_one_does_the_work(
+    launcher, environment, run, monkeypatch
+):
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
-    assert_told(run("evaluate.py"), f"{launcher} has started 4 processes of this command, which is one process; start it once")
+    assert_told(
+        run("evaluate.py"),
+        f"{launcher} has started 4 processes of this command, which is one process; start it once",
+    )
 
 
 def test_processes_that_are_not_spread_evenly_are_refused(run, monkeypatch):
-    for name, value in {"TORCHELASTIC_RUN_ID": "a", "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "3"}.items():
+    for name, value in {
+        "TORCHELASTIC_RUN_ID": "a",
+        "WORLD_SIZE": "4",
+        "LOCAL_WORLD_SIZE": "3",
+    }.items():
         monkeypatch.setenv(name, value)
-    assert_told(run("train.py"), "torchrun has started 4 processes, of which 3 on this machine; .* --nproc-per-node")
+    assert_told(
+        run("train.py"),
+        "torchrun has started 4 processes, of which 3 on this machine; .* --nproc-per-node",
+    )

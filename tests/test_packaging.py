@@ -1,4 +1,6 @@
-"""An installed wheel holds what a source tree does: pyproject.toml lists every package and every file that is no Python."""
+"""An installed wheel holds what a source tree does: pyproject.toml lists every package and every
+file that is no Python.
+"""
 
 import subprocess
 import sys
@@ -14,14 +16,23 @@ SETTINGS = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setupto
 def test_every_package_is_listed():
     packages = {
         ".".join(path.parent.relative_to(ROOT).parts)
-        for path in [*(ROOT / "specheads").rglob("__init__.py"), ROOT / "specheads" / "data_gen" / "__init__.py"]
+        for path in [
+            *(ROOT / "specheads").rglob("__init__.py"),
+            ROOT / "specheads" / "data_gen" / "__init__.py",
+        ]
     }
-    assert set(SETTINGS["packages"]) - {"specheads.conf"} == packages  # in a source tree the configs are no package
-    assert (ROOT / "specheads" / "data_gen").samefile(ROOT / SETTINGS["package-dir"]["specheads.data_gen"])
+    assert (
+        set(SETTINGS["packages"]) - {"specheads.conf"} == packages
+    )  # in a source tree the configs are no package
+    assert (ROOT / "specheads" / "data_gen").samefile(
+        ROOT / SETTINGS["package-dir"]["specheads.data_gen"]
+    )
 
 
 def test_the_notice_names_every_text_of_a_licence():
-    named = {line for line in (ROOT / "NOTICE").read_text().splitlines() if line.startswith("licenses/")}
+    named = {
+        line for line in (ROOT / "NOTICE").read_text().splitlines() if line.startswith("licenses/")
+    }
     assert named == {str(path.relative_to(ROOT)) for path in (ROOT / "licenses").iterdir()}
 
 
@@ -30,9 +41,15 @@ def test_every_other_file_is_listed():
         path
         for package, patterns in SETTINGS["package-data"].items()
         for pattern in patterns
-        for path in (ROOT / SETTINGS["package-dir"].get(package, package.replace(".", "/"))).glob(pattern)
+        for path in (ROOT / SETTINGS["package-dir"].get(package, package.replace(".", "/"))).glob(
+            pattern
+        )
     }
-    others = {path for path in (ROOT / "specheads").rglob("*.*") if path.is_file() and path.suffix not in (".py", ".pyc")}
+    others = {
+        path
+        for path in (ROOT / "specheads").rglob("*.*")
+        if path.is_file() and path.suffix not in (".py", ".pyc")
+    }
     others |= set((ROOT / "conf").rglob("*.yaml"))
     assert ROOT / "specheads" / "py.typed" in listed
     assert others <= listed

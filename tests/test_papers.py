@@ -20,11 +20,25 @@ EACH = pytest.mark.parametrize("item", ITEMS, ids=[item["id"] for item in ITEMS]
 PAPER_FIELDS = {"key", "title", "authors", "arxiv", "venue", "seen", "items"}
 ITEM_FIELDS = {"id", "place", "says", "published", "how"}
 # What each way of checking asks for, and what it may have besides.
-ASKED = {"theory": {"computes"}, "experiment": {"needs"}, "large": {"cost"}, "text": set(), "unavailable": set()}
+ASKED = {
+    "theory": {"computes"},
+    "experiment": {"needs"},
+    "large": {"cost"},
+    "text": set(),
+    "unavailable": set(),
+}
 ALLOWED = {"seen_in", "unverified", "note"}
 NEEDS = {"drafting", "stopping", "verification", "warp", "settings", "metrics", "compares"}
 METRICS = {
-    *("tokens_per_second", "speed_up", "seconds", "block_efficiency", "discard_rate", "verification_rate", "acceptance_rate"),
+    *(
+        "tokens_per_second",
+        "speed_up",
+        "seconds",
+        "block_efficiency",
+        "discard_rate",
+        "verification_rate",
+        "acceptance_rate",
+    ),
     *("graph_success", *MEASURED),
 }
 COST = {"draft_parameters", "target_parameters", "prompts", "tokens_per_prompt", "passes"}
@@ -50,8 +64,16 @@ def as_list(value):
     return value if isinstance(value, list) else [value]
 
 
-CONFIG_KEYS = {key for path in config_folder().rglob("*.yaml") for key in keys_of(yaml.safe_load(path.read_text("utf-8")))}
-CONFIG_KEYS |= {key for name in ("train", "distill", "evaluate") for key in keys_of(OmegaConf.to_container(command_config(name)))}
+CONFIG_KEYS = {
+    key
+    for path in config_folder().rglob("*.yaml")
+    for key in keys_of(yaml.safe_load(path.read_text("utf-8")))
+}
+CONFIG_KEYS |= {
+    key
+    for name in ("train", "distill", "evaluate")
+    for key in keys_of(OmegaConf.to_container(command_config(name)))
+}
 CONFIG_KEYS |= set(Method.model_fields)
 
 
@@ -59,7 +81,9 @@ def test_the_five_papers_are_there_with_all_fields():
     assert [paper["key"] for paper in PAPERS] == ["specdecpp", "block", "mjsd", "gsd", "theory"]
     for paper in PAPERS:
         assert set(paper) == PAPER_FIELDS
-        assert all(isinstance(paper[name], str) and paper[name] for name in PAPER_FIELDS - {"items"})
+        assert all(
+            isinstance(paper[name], str) and paper[name] for name in PAPER_FIELDS - {"items"}
+        )
         assert all(item["id"].startswith(f"{paper['key']}_") for item in paper["items"])
 
 
@@ -104,12 +128,20 @@ def test_an_experiment_names_choices_and_settings_of_specheads(item):
         assert needs[group] and set(needs[group]) <= choices(group)
     assert set(needs.get("training", [])) <= choices("experiment")
     assert set(needs["metrics"]) <= METRICS and needs["metrics"]
-    assert "temperature" in needs["warp"] and set(needs["warp"]) <= {"temperature", "top_k", "top_p"}
-    assert all(isinstance(value, Real) for setting in needs["warp"].values() for value in as_list(setting))
+    assert "temperature" in needs["warp"] and set(needs["warp"]) <= {
+        "temperature",
+        "top_k",
+        "top_p",
+    }
+    assert all(
+        isinstance(value, Real) for setting in needs["warp"].values() for value in as_list(setting)
+    )
     assert {key.rsplit(".", 1)[-1] for key in needs["settings"]} <= CONFIG_KEYS
 
 
-@pytest.mark.parametrize("item", [pytest.param(item, id=item["id"]) for item in ITEMS if "cost" in item])
+@pytest.mark.parametrize(
+    "item", [pytest.param(item, id=item["id"]) for item in ITEMS if "cost" in item]
+)
 def test_the_cost_of_a_published_pair_can_be_computed(item):
     cost = item["cost"]
     numbers = {name: value for name, value in cost.items() if name != "assumed"}

@@ -1,4 +1,7 @@
-"""The home folder is named by ~; `integrations/test_wheel.py` looks for it in all that commands write and print."""
+"""The home folder is named by ~.
+
+`integrations/test_wheel.py` looks for it in all that commands write and print.
+"""
 
 import os
 
@@ -17,7 +20,10 @@ from specheads.storage.files import without_home
     [
         ("/home/ada", "~"),
         ("into /home/ada/runs, head=/home/ada", "into ~/runs, head=~"),
-        ("/home/adam/runs /mnt/home/ada/runs /home/ada-2", "/home/adam/runs /mnt/home/ada/runs /home/ada-2"),
+        (
+            "/home/adam/runs /mnt/home/ada/runs /home/ada-2",
+            "/home/adam/runs /mnt/home/ada/runs /home/ada-2",
+        ),
         ("file:///home/ada/x", "file://~/x"),
     ],
 )
@@ -38,9 +44,17 @@ def test_a_link_to_the_home_folder_is_left_out_too(monkeypatch, tmp_path):
 def test_models_and_heads_are_found_below_the_home_folder(monkeypatch, tmp_path, nano):
     monkeypatch.setenv("HOME", str(tmp_path))
     (tmp_path / "nano").symlink_to(ROOT / "specheads" / "nano")
-    pair = load_pair(draft="~/nano/draft", target=tmp_path / "nano" / "target", tokenizer="~/nano", dtype="float32")
+    pair = load_pair(
+        draft="~/nano/draft",
+        target=tmp_path / "nano" / "target",
+        tokenizer="~/nano",
+        dtype="float32",
+    )
     assert (pair.draft_id, pair.target_id) == ("~/nano/draft", "~/nano/target")
-    assert (pair.draft_revision, pair.target_revision) == (nano.draft_revision, nano.target_revision)
+    assert (pair.draft_revision, pair.target_revision) == (
+        nano.draft_revision,
+        nano.target_revision,
+    )
     head = AcceptanceHead(HeadConfig(pair.draft_lm.hidden_size, depth=0))
     save_head(head, tmp_path / "head", torch.randn(4, head.config.input_size))
     assert list(find_heads("~/head", pair, tmp_path, Warp())) == ["head"]

@@ -1,4 +1,6 @@
-"""The notebook for a real pair: every step runs, small and on nano, and the notebook has the script's cells."""
+"""The notebook for a real pair: every step runs, small and on nano, and the notebook has the
+script's cells.
+"""
 
 import json
 import os
@@ -16,7 +18,9 @@ SCRIPT = ROOT / "examples" / "real_pair.py"
 
 def test_the_notebook_is_the_script():
     made = notebook(SCRIPT.read_text())
-    assert json.loads(SCRIPT.with_suffix(".ipynb").read_text()) == made, "run python examples/make_notebook.py"
+    assert json.loads(SCRIPT.with_suffix(".ipynb").read_text()) == made, (
+        "run python examples/make_notebook.py"
+    )
     assert {cell["cell_type"] for cell in made["cells"]} == {"markdown", "code"}
     for cell in made["cells"]:
         if cell["cell_type"] == "code":

@@ -1,4 +1,6 @@
-"""What SECURITY.md promises: files of others run no code, code with models needs consent, exports name exact versions."""
+"""What SECURITY.md promises: files of others run no code, code with models needs consent, exports
+name exact versions.
+"""
 
 import ast
 import json
@@ -52,7 +54,11 @@ def trace(tmp_path):
 
 
 def sources():
-    paths = [path for place in CODE for path in ([ROOT / place] if place.endswith(".py") else (ROOT / place).rglob("*.py"))]
+    paths = [
+        path
+        for place in CODE
+        for path in ([ROOT / place] if place.endswith(".py") else (ROOT / place).rglob("*.py"))
+    ]
     assert len(paths) > 190
     return paths
 
@@ -73,9 +79,15 @@ def test_no_source_runs_what_a_file_or_a_model_says():
         ("import subprocess\nsubprocess.run('ls', shell=True)", ["subprocess.run(shell)"]),
         ("import subprocess\nsubprocess.run(['ls'], shell=False)", []),
         ("import yaml\nyaml.load(f, Loader=L)\nyaml.safe_load(f)", ["yaml.load"]),
-        ("import torch\ntorch.load(f)\ntorch.load(f, weights_only=flag)", ["torch.load(weights_only)"] * 2),
+        (
+            "import torch\ntorch.load(f)\ntorch.load(f, weights_only=flag)",
+            ["torch.load(weights_only)"] * 2,
+        ),
         ("import torch\ntorch.load(f, weights_only=True)", []),
-        ("import numpy as np\nnp.load(f)\nnp.load(f, allow_pickle=True)", ["numpy.load(allow_pickle)"]),
+        (
+            "import numpy as np\nnp.load(f)\nnp.load(f, allow_pickle=True)",
+            ["numpy.load(allow_pickle)"],
+        ),
         ("M.from_pretrained(x, trust_remote_code=True)", ["from_pretrained(trust_remote_code)"]),
         ("M.from_pretrained(x, trust_remote_code=asked)", []),
     ],
@@ -96,7 +108,9 @@ def test_a_checkpoint_that_holds_code_is_refused_and_does_not_run_it(tmp_path, t
     torch.save({"provenance": {"seed": 1}, "state_dict": Trap(trace)}, path)
     assert checkpoint_to_resume(checkpoints) is None and "training starts again" in caplog.text
     assert not trace.exists()
-    with pytest.raises(TypeError):  # the trap is one: an ordinary unpickler springs it, and then fails to find a dictionary
+    with pytest.raises(
+        TypeError
+    ):  # the trap is one: an ordinary unpickler springs it, and then fails to find a dictionary
         dict(pickle.loads(pickle.dumps(Trap(trace))))
     assert trace.exists()
 
@@ -116,7 +130,9 @@ def test_weights_that_hold_code_are_refused_and_do_not_run_it(tmp_path, trace):
 
 @pytest.fixture
 def with_code(tmp_path, trace):
-    """A function that writes nano's model of a role with code of its own, and returns its folder."""
+    """A function that writes nano's model of a role with code of its own, and returns its
+    folder.
+    """
 
     def write(role):
         folder = shutil.copytree(ROOT / "specheads" / "nano" / role, tmp_path / role)
@@ -138,7 +154,12 @@ def with_code(tmp_path, trace):
 @pytest.mark.parametrize("role", ["draft", "target"])
 def test_code_with_a_model_runs_only_where_that_model_is_trusted(with_code, trace, role):
     other = "target" if role == "draft" else "draft"
-    keys = {role: with_code(role), other: f"embedded:nano/{other}", "tokenizer": "embedded:nano", "dtype": "float32"}
+    keys = {
+        role: with_code(role),
+        other: f"embedded:nano/{other}",
+        "tokenizer": "embedded:nano",
+        "dtype": "float32",
+    }
     for trusted in ({}, {"trust_remote_code": False}, {"trust_remote_code": other}):
         with pytest.raises(UserError, match="trust_remote_code"):
             load_pair(**keys, **trusted)
@@ -172,22 +193,35 @@ def from_hub(tmp_path, monkeypatch):
         for name in ("main", "v1"):
             (repository / "refs" / name).write_text(commit)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
-    return load_pair(draft="somebody/draft", target="somebody/target", target_revision="v1", dtype="float32")
+    return load_pair(
+        draft="somebody/draft", target="somebody/target", target_revision="v1", dtype="float32"
+    )
 
 
 def test_exports_name_the_commits_of_both_models(from_hub, tmp_path):
     revisions = {role: content_of(f"embedded:nano/{role}") for role in COMMITS}
-    assert (from_hub.draft_revision, from_hub.target_revision) == (revisions["draft"], revisions["target"])
-    assert revision_of(from_hub.draft.config, "somebody/draft") == revision_at("somebody/draft") == revisions["draft"]
+    assert (from_hub.draft_revision, from_hub.target_revision) == (
+        revisions["draft"],
+        revisions["target"],
+    )
+    assert (
+        revision_of(from_hub.draft.config, "somebody/draft")
+        == revision_at("somebody/draft")
+        == revisions["draft"]
+    )
     expected = {
-        role: {"id": f"somebody/{role}", "revision": revisions[role], "commit": commit} for role, commit in COMMITS.items()
+        role: {"id": f"somebody/{role}", "revision": revisions[role], "commit": commit}
+        for role, commit in COMMITS.items()
     }
     (spec,) = HeadTraining(heads="lookahead", warp=Warp()).specs(from_hub)
     head = AcceptanceHead(spec.config)
     folder = save_head(head, tmp_path / "head", torch.randn(4, head.config.input_size))
     written = json.loads((folder / "config.json").read_text())
     assert {role: written[role] for role in COMMITS} == expected
-    assert all(f"somebody/{role} (commit {commit})" in (folder / "README.md").read_text() for role, commit in COMMITS.items())
+    assert all(
+        f"somebody/{role} (commit {commit})" in (folder / "README.md").read_text()
+        for role, commit in COMMITS.items()
+    )
     provenance = draft_provenance(from_hub, Distillation(), tmp_path, 1)
     assert {role: provenance[role] for role in COMMITS} == expected
 
@@ -208,7 +242,8 @@ class Tags(HTMLParser):
 
     def __init__(self, html):
         super().__init__()
-        self.tags, self.text = [], []
+        self.tags = []
+        self.text = []
         self.feed(html)
         self.close()
 
@@ -224,15 +259,22 @@ def test_responses_and_prompts_are_text_on_the_page_whatever_they_hold():
 
     def page_with(texts):
         pieces = [[("accepted", text), ("rejected", text), ("target", text)] for text in texts]
-        samples = [TextSample("fixed_length(num_tokens=5)", text, each) for text, each in zip(texts, pieces, strict=True)]
+        samples = [
+            TextSample("fixed_length(num_tokens=5)", text, each)
+            for text, each in zip(texts, pieces, strict=True)
+        ]
         return Tags(html_of(replace(report, texts=samples)))
 
     harmless = [f"harmless {number}" for number in range(len(TEXTS))]
-    plain, page = page_with(harmless), page_with(TEXTS)
+    plain = page_with(harmless)
+    page = page_with(TEXTS)
     assert page.tags == plain.tags
     for text, other in zip(TEXTS, harmless, strict=True):
         assert "".join(page.text).count(text) == "".join(plain.text).count(other) > 0
-    assert any(tag == "meta" and "default-src 'none'" in (dict(attrs).get("content") or "") for tag, attrs in page.tags)
+    assert any(
+        tag == "meta" and "default-src 'none'" in (dict(attrs).get("content") or "")
+        for tag, attrs in page.tags
+    )
 
 
 # --- what is promised
@@ -244,7 +286,11 @@ def test_every_promise_names_tests_that_exist():
     named = re.findall(r"`(tests/[\w/]+\.py)::(test_\w+)`", text)
     assert promises and len(named) >= len(promises)
     for path, name in named:
-        functions = [node.name for node in ast.walk(ast.parse((ROOT / path).read_text())) if isinstance(node, ast.FunctionDef)]
+        functions = [
+            node.name
+            for node in ast.walk(ast.parse((ROOT / path).read_text()))
+            if isinstance(node, ast.FunctionDef)
+        ]
         assert name in functions, f"{path} has no {name}"
     blocks = re.split(r"\n- ", text)[1:]
     assert all(re.search(r"`tests/[\w/]+\.py::test_\w+`", block) for block in blocks)

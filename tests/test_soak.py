@@ -7,11 +7,24 @@ import pytest
 
 from tests import soak
 
-SMALL = ["--size", "1", "--engine", "eager", "--minutes", "0", "--generations", "4", "--checked", "2"]
+SMALL = [
+    "--size",
+    "1",
+    "--engine",
+    "eager",
+    "--minutes",
+    "0",
+    "--generations",
+    "4",
+    "--checked",
+    "2",
+]
 
 
 def test_growth_is_that_from_the_second_quarter_to_the_last():
-    samples = [{"memory": 5.0 if number < 2 else 100.0 + number, "files": 6.0} for number in range(8)]
+    samples = [
+        {"memory": 5.0 if number < 2 else 100.0 + number, "files": 6.0} for number in range(8)
+    ]
     assert soak.gains(samples) == {"memory": pytest.approx(106.5 / 102.5 - 1), "files": 0}
 
 
@@ -19,7 +32,8 @@ def test_what_a_process_holds_is_counted():
     before = soak.usage()
     kept = mmap.mmap(-1, 2**26)  # from the system: an array may get what was freed before
     kept.write(bytes(2**26))
-    descriptors, objects = [os.open(os.devnull, os.O_RDONLY) for _ in range(3)], [object() for _ in range(1000)]
+    descriptors = [os.open(os.devnull, os.O_RDONLY) for _ in range(3)]
+    objects = [object() for _ in range(1000)]
     gained = {name: value - before[name] for name, value in soak.usage().items()}
     for descriptor in descriptors:
         os.close(descriptor)

@@ -1,4 +1,6 @@
-"""The order of the rooms: imports go down only, in no circles, and below the door nothing knows Hydra."""
+"""The order of the rooms: imports go down only, in no circles, and below the door nothing knows
+Hydra.
+"""
 
 import ast
 from collections.abc import Iterator
@@ -8,7 +10,8 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 CODE = ("specheads", "data_gen", "train.py", "evaluate.py")
-# Low to high: a module may import from its own layer and from those below. A name stands for the modules in it, too.
+# Low to high: a module may import from its own layer and from those below. A name stands for the
+# modules in it, too.
 LAYERS = (
     (
         "specheads.errors",
@@ -29,7 +32,13 @@ LAYERS = (
     ("specheads.training",),
     ("specheads.papers",),
     ("specheads",),  # the public names; a new module below it must be given a layer
-    ("train", "evaluate", "specheads.data_gen.__main__", "specheads.__main__", "specheads.commands"),
+    (
+        "train",
+        "evaluate",
+        "specheads.data_gen.__main__",
+        "specheads.__main__",
+        "specheads.commands",
+    ),
 )
 DOOR = len(LAYERS) - 1
 
@@ -39,17 +48,28 @@ def layer_of(module: str) -> int | None:
     layers = {name: number for number, names in enumerate(LAYERS) for name in names}
     parts = module.split(".")
     names = (".".join(parts[:end]) for end in range(len(parts), 0, -1))
-    return next((layers[name] for name in names if name in layers and (name != "specheads" or name == module)), None)
+    return next(
+        (
+            layers[name]
+            for name in names
+            if name in layers and (name != "specheads" or name == module)
+        ),
+        None,
+    )
 
 
 def imports(name: str, is_package: bool, tree: ast.Module) -> Iterator[str]:
-    """Yield the full names that a module imports, also inside functions: of `from a import b` that is a.b."""
+    """Yield the full names that a module imports, also inside functions: of `from a import b` that
+    is a.b.
+    """
     package = name if is_package else name.rpartition(".")[0]
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
-            above = package.split(".")[: len(package.split(".")) - node.level + 1] if node.level else []
+            above = (
+                package.split(".")[: len(package.split(".")) - node.level + 1] if node.level else []
+            )
             source = ".".join([*above, *([node.module] if node.module else [])])
             yield from (f"{source}.{alias.name}" for alias in node.names)
 
@@ -62,11 +82,20 @@ class Tree:
         self.imported: dict[str, set[str]] = {}
         for top in (root / place for place in CODE):
             for path in [top] if top.is_file() else sorted(top.rglob("*.py")):
-                name = ".".join(path.relative_to(root).with_suffix("").parts).removesuffix(".__init__")
-                name = f"specheads.{name}" if name.startswith("data_gen") else name  # where its package has a link to it
+                name = ".".join(path.relative_to(root).with_suffix("").parts).removesuffix(
+                    ".__init__"
+                )
+                name = (
+                    f"specheads.{name}" if name.startswith("data_gen") else name
+                )  # where its package has a link to it
                 self.modules[name] = ast.parse(path.read_text())
-                self.imported[name] = set(imports(name, path.name == "__init__.py", self.modules[name]))
-        self.edges = {name: {self._within(one) for one in found} - {"", name} for name, found in self.imported.items()}
+                self.imported[name] = set(
+                    imports(name, path.name == "__init__.py", self.modules[name])
+                )
+        self.edges = {
+            name: {self._within(one) for one in found} - {"", name}
+            for name, found in self.imported.items()
+        }
 
     def _within(self, name: str) -> str:
         """Return the module that an imported name is or lies in, empty for another package."""
@@ -79,18 +108,25 @@ class Tree:
         return [name for name in self.modules if layer_of(name) != DOOR]
 
     def upward(self) -> list[str]:
-        """Return `importing -> imported` for imports from a higher layer, and modules that have no layer."""
+        """Return `importing -> imported` for imports from a higher layer, and modules that have no
+        layer.
+        """
         found = [f"{module} has no layer" for module in self.edges if layer_of(module) is None]
         for module, names in self.edges.items():
             layer = layer_of(module)
-            found += [f"{module} -> {name}" for name in sorted(names) if layer is not None and (layer_of(name) or 0) > layer]
+            found += [
+                f"{module} -> {name}"
+                for name in sorted(names)
+                if layer is not None and (layer_of(name) or 0) > layer
+            ]
         return found
 
     def circles(self) -> set[str]:
         """Return the modules that import themselves through others."""
         reach: dict[str, set[str]] = {}
         for start in self.edges:
-            todo, reach[start] = [start], set()
+            todo = [start]
+            reach[start] = set()
             while todo:
                 new = self.edges[todo.pop()] - reach[start]
                 reach[start] |= new
@@ -100,18 +136,35 @@ class Tree:
     def importers(self, package: str) -> list[str]:
         """Return the modules outside a package that import something of it."""
         start = f"{package}."
-        outside = {module: names for module, names in self.edges.items() if not f"{module}.".startswith(start)}
-        return sorted(module for module, names in outside.items() if any(f"{name}.".startswith(start) for name in names))
+        outside = {
+            module: names
+            for module, names in self.edges.items()
+            if not f"{module}.".startswith(start)
+        }
+        return sorted(
+            module
+            for module, names in outside.items()
+            if any(f"{name}.".startswith(start) for name in names)
+        )
 
     def know_hydra(self) -> list[str]:
-        """Return the modules below the door that import hydra or omegaconf, or have a function that takes a config."""
+        """Return the modules below the door that import hydra or omegaconf, or have a function that
+        takes a config.
+        """
         found = [
-            name for name in self.below_door() if {one.split(".")[0] for one in self.imported[name]} & {"hydra", "omegaconf"}
+            name
+            for name in self.below_door()
+            if {one.split(".")[0] for one in self.imported[name]} & {"hydra", "omegaconf"}
         ]
         for name in self.below_door():
             arguments = [node for node in ast.walk(self.modules[name]) if isinstance(node, ast.arg)]
-            texts = [f"{node.arg} {ast.unparse(node.annotation) if node.annotation else ''}" for node in arguments]
-            found += [name] if any({"cfg", "DictConfig"} & set(text.split()) for text in texts) else []
+            texts = [
+                f"{node.arg} {ast.unparse(node.annotation) if node.annotation else ''}"
+                for node in arguments
+            ]
+            found += (
+                [name] if any({"cfg", "DictConfig"} & set(text.split()) for text in texts) else []
+            )
         return found
 
 
@@ -157,7 +210,10 @@ def test_mistakes_of_structure_are_found(tmp_path):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)
     small = Tree(tmp_path)
-    assert small.upward() == ["specheads.unheard_of has no layer", "specheads.errors -> specheads.heads.head"]
+    assert small.upward() == [
+        "specheads.unheard_of has no layer",
+        "specheads.errors -> specheads.heads.head",
+    ]
     assert small.circles() == {"specheads.errors", "specheads.heads.head"}
     assert small.edges["specheads.data_gen.run"] == {"specheads.data_gen.label"}
     assert small.know_hydra() == ["specheads.unheard_of", "specheads.heads.head"]

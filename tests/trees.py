@@ -1,4 +1,6 @@
-"""Drafted trees on tiny vocabularies, and the exact distribution of what decoding emits with them."""
+"""Drafted trees on tiny vocabularies, and the exact distribution of what decoding emits with
+them.
+"""
 
 import itertools
 from dataclasses import replace
@@ -25,9 +27,12 @@ def distributions_after(model, nodes):
 
 def of_chains(chains, merge=True):
     """Return the tree of chains that were drawn level by level."""
-    nodes, ends = Draft(), [-1] * len(chains)
+    nodes = Draft()
+    ends = [-1] * len(chains)
     for depth in range(len(chains[0])):
-        ends = [nodes.add(end, chain[depth], merge) for chain, end in zip(chains, ends, strict=True)]
+        ends = [
+            nodes.add(end, chain[depth], merge) for chain, end in zip(chains, ends, strict=True)
+        ]
     return nodes
 
 
@@ -43,8 +48,8 @@ def trees_of(draft, count, length, merge=True):
 
 
 def emitted(rule, target, draft, trees, num_tokens):
-    """Return the exact distribution of the first `num_tokens` tokens (V, ..., V) where a round drafts one of `trees` and the
-    target goes on alone.
+    """Return the exact distribution of the first `num_tokens` tokens (V, ..., V) where a round
+    drafts one of `trees` and the target goes on alone.
     """
 
     @cache
@@ -53,7 +58,9 @@ def emitted(rule, target, draft, trees, num_tokens):
         if not count:
             return torch.ones((), dtype=torch.float64)
         following = [joint_after((*begun, token), count - 1) for token in range(target.vocab_size)]
-        return torch.stack([prob * rest for prob, rest in zip(target(begun), following, strict=True)])
+        return torch.stack(
+            [prob * rest for prob, rest in zip(target(begun), following, strict=True)]
+        )
 
     total = torch.zeros((target.vocab_size,) * num_tokens, dtype=torch.float64)
     for nodes, tree_prob in trees:
@@ -70,5 +77,7 @@ def emitted(rule, target, draft, trees, num_tokens):
             following = distribution.next_probs(torch.tensor([row]))[0]
             for token, prob in enumerate((following / following.sum()).tolist()):
                 begun = (*path, token)
-                total[begun[:num_tokens]] += stay * prob * joint_after(begun, max(0, num_tokens - len(begun)))
+                total[begun[:num_tokens]] += (
+                    stay * prob * joint_after(begun, max(0, num_tokens - len(begun)))
+                )
     return total

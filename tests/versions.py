@@ -1,10 +1,12 @@
-"""Which versions this project runs with: a part of the tests in environments with the oldest and the newest packages.
+"""Which versions this project runs with: a part of the tests in environments with the oldest and
+the newest packages.
 
     python tests/versions.py oldest=python3.11 pinned=python3.11 newest=python3.11 newest=python3.12 newest=python3.13
 
-Every environment is made from nothing in a folder of its own, which is removed. `oldest` has the lower bounds of pyproject.toml
-and the newest of what has none, `pinned` constraints.txt, `newest` whatever pip chooses without them.
-Rows of other environments stay in the result as long as the code is the same.
+Every environment is made from nothing in a folder of its own, which is removed. `oldest` has the
+lower bounds of pyproject.toml and the newest of what has none, `pinned` constraints.txt, `newest`
+whatever pip chooses without them. Rows of other environments stay in the result as long as the code
+is the same.
 """
 
 import argparse
@@ -26,7 +28,8 @@ from benchmarks.results import COMMIT, Column, Table, add_keep_option, text_of, 
 
 SHOWN = ("torch", "transformers", "lightning", "hydra-core", "pydantic")
 PARTS = (
-    "tests/integrations/test_wheel.py",  # the verbs, and every way to decode with a head, from an installed wheel
+    # The verbs, and every way to decode with a head, from an installed wheel
+    "tests/integrations/test_wheel.py",
     "tests/integrations/test_transformers.py",
     "tests/decoding/test_families.py",
     "tests/decoding/test_greedy_nano.py",
@@ -37,7 +40,12 @@ PARTS = (
     "tests/training/distill/test_distillation.py",
     "tests/commands/test_help.py",
 )
-COLUMNS = [Column("packages"), Column("Python"), *(Column(name) for name in SHOWN), Column("passed", "fixed:0")]
+COLUMNS = [
+    Column("packages"),
+    Column("Python"),
+    *(Column(name) for name in SHOWN),
+    Column("passed", "fixed:0"),
+]
 COLUMNS += [Column("failed", "fixed:0")]
 TESTS_RAN = (0, 1)  # exit codes of pytest: all passed, some failed
 
@@ -61,32 +69,66 @@ def constraints(kind: str, folder: Path) -> list[str]:
 
 
 def measured(kind: str, python: str) -> list[Any]:
-    """Make an environment, run the tests in it, and return a row. Raises RuntimeError if the tests do not run."""
+    """Make an environment, run the tests in it, and return a row.
+
+    Raises RuntimeError if the tests do not run.
+    """
     with tempfile.TemporaryDirectory(prefix="specheads-versions-") as name:
         folder = Path(name)
         subprocess.run([python, "-m", "venv", folder / "env"], check=True)
         inside = str(folder / "env" / "bin" / "python")
         variables = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
         variables["OMP_NUM_THREADS"] = "1"
-        install = [inside, "-m", "pip", "install", "-q", "-e", f"{ROOT}[test]", *constraints(kind, folder)]
+        install = [
+            inside,
+            "-m",
+            "pip",
+            "install",
+            "-q",
+            "-e",
+            f"{ROOT}[test]",
+            *constraints(kind, folder),
+        ]
         subprocess.run(install, check=True, env=variables)
-        listed = json.loads(subprocess.check_output([inside, "-m", "pip", "list", "--format", "json"], env=variables))
+        listed = json.loads(
+            subprocess.check_output(
+                [inside, "-m", "pip", "list", "--format", "json"], env=variables
+            )
+        )
         versions = {each["name"].lower(): each["version"] for each in listed}
         command = [inside, "-m", "pytest", "-q", "-n", "2", "-p", "no:cacheprovider", *PARTS]
-        done = subprocess.run(command, cwd=ROOT, env=variables, capture_output=True, text=True, check=False)
-        number = subprocess.check_output([inside, "-c", "import platform; print(platform.python_version())"], text=True).strip()
+        done = subprocess.run(
+            command, cwd=ROOT, env=variables, capture_output=True, text=True, check=False
+        )
+        number = subprocess.check_output(
+            [inside, "-c", "import platform; print(platform.python_version())"], text=True
+        ).strip()
     print(done.stdout[-6000:], file=sys.stderr)
     if done.returncode not in TESTS_RAN:
-        raise RuntimeError(f"{kind} on Python {number}: pytest ended with {done.returncode}\n{done.stdout}\n{done.stderr}")
-    counts = {word: int(count) for count, word in re.findall(r"(\d+) (passed|failed|error)", done.stdout.splitlines()[-1])}
-    return [kind, number, *(versions[name] for name in SHOWN), counts["passed"], counts.get("failed", 0) + counts.get("error", 0)]
+        raise RuntimeError(
+            f"{kind} on Python {number}: pytest ended with"
+            f" {done.returncode}\n{done.stdout}\n{done.stderr}"
+        )
+    counts = {
+        word: int(count)
+        for count, word in re.findall(r"(\d+) (passed|failed|error)", done.stdout.splitlines()[-1])
+    }
+    return [
+        kind,
+        number,
+        *(versions[name] for name in SHOWN),
+        counts["passed"],
+        counts.get("failed", 0) + counts.get("error", 0),
+    ]
 
 
 def environment(word: str) -> tuple[str, str]:
     """Return the kind of packages and the interpreter that a word of the command line names."""
     kind, _, python = word.partition("=")
     if kind not in ("oldest", "pinned", "newest"):
-        raise argparse.ArgumentTypeError(f"{word!r} must be oldest, pinned or newest, then = and an interpreter")
+        raise argparse.ArgumentTypeError(
+            f"{word!r} must be oldest, pinned or newest, then = and an interpreter"
+        )
     return kind, python or sys.executable
 
 
@@ -99,9 +141,14 @@ def kept(keep: str | None) -> list[list[Any]]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(
-        description="Run a part of the tests in environments with the oldest, the pinned and the newest packages."
+        description=(
+            "Run a part of the tests in environments with the oldest, the pinned and the newest"
+            " packages."
+        )
     )
-    parser.add_argument("environments", nargs="+", type=environment, metavar="{oldest,pinned,newest}=INTERPRETER")
+    parser.add_argument(
+        "environments", nargs="+", type=environment, metavar="{oldest,pinned,newest}=INTERPRETER"
+    )
     add_keep_option(parser, "versions")
     given = parser.parse_args()
     rows = kept(given.keep)
@@ -111,7 +158,11 @@ def main() -> None:
         table = Table("environments", "Parts of the tests, by environment", COLUMNS, rows)
         words = [f"{kind}=python{number.rpartition('.')[0]}" for kind, number, *_ in rows]
         write_result(
-            "versions", [table], command=shlex.join(["python", "tests/versions.py", *words]), split=None, keep=given.keep
+            "versions",
+            [table],
+            command=shlex.join(["python", "tests/versions.py", *words]),
+            split=None,
+            keep=given.keep,
         )
     print(text_of(table))
 

@@ -1,7 +1,8 @@
-"""Command lines in processes that have imported everything before they start: forks of a process that waits for them.
+"""Command lines in processes that have imported everything before they start: forks of a process
+that waits for them.
 
-Each has a folder, variables and output of its own. Imports take longer than the small sizes of a test; that a script imports
-what it needs is for processes of their own (`commands.run`).
+Each has a folder, variables and output of its own. Imports take longer than the small sizes of a
+test; that a script imports what it needs is for processes of their own (`commands.run`).
 """
 
 import json
@@ -20,14 +21,17 @@ FORKING = Path(__file__).with_name("forking.py")
 
 
 class Server:
-    """The process that is forked: of an interpreter, with the variables that are read while it imports.
+    """The process that is forked: of an interpreter, with the variables that are read while it
+    imports.
 
     `package` is the file of the package that it has imported.
     """
 
     def __init__(self, python=sys.executable, **variables):
         self._variables = variables
-        self._process = Popen([python, "-P", FORKING], env=shell(**variables), stdin=PIPE, stdout=PIPE, text=True)
+        self._process = Popen(
+            [python, "-P", FORKING], env=shell(**variables), stdin=PIPE, stdout=PIPE, text=True
+        )
         self.package = Path(self._process.stdout.readline().strip())
 
     def run(self, folder, *words, **variables):
@@ -39,7 +43,14 @@ class Server:
         kept = Path(tempfile.mkdtemp())
         outputs = [kept / name for name in ("stdout", "stderr")]
         variables = shell(**self._variables, **variables)
-        process = self.ask({"words": [str(word) for word in words], "folder": folder, "outputs": outputs, "variables": variables})
+        process = self.ask(
+            {
+                "words": [str(word) for word in words],
+                "folder": folder,
+                "outputs": outputs,
+                "variables": variables,
+            }
+        )
         return Started(self, words, process, outputs)
 
     def ask(self, question):
@@ -54,7 +65,9 @@ class Started:
 
     def __init__(self, server, words, pid, outputs):
         self.pid = pid
-        self._server, self._words, self._outputs = server, words, outputs
+        self._server = server
+        self._words = words
+        self._outputs = outputs
 
     @property
     def stdout(self):

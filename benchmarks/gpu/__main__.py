@@ -2,13 +2,14 @@
 
     python -m benchmarks.gpu [round data] [--device cuda] [--model NAME] [--context 256] [--tiny] [--keep]
 
-What does a step of the target read per second, what do a verification and a draft step cost, and what of a round is neither?
-How many tokens per second do the target's responses and their labels take? By default the pair has the shapes of Llama 3.1 8B and
-Llama 3.2 1B, and random weights; the head is untrained, and prompts are random tokens. Rounds accept drafted tokens at a given
-rate, whatever the models say, and no response ends early.
+What does a step of the target read per second, what do a verification and a draft step cost, and
+what of a round is neither? How many tokens per second do the target's responses and their labels
+take? By default the pair has the shapes of Llama 3.1 8B and Llama 3.2 1B, and random weights; the
+head is untrained, and prompts are random tokens. Rounds accept drafted tokens at a given rate,
+whatever the models say, and no response ends early.
 
-Tables are written as soon as they are measured, so that a script which fails or is killed loses none of them. With `--tiny`
-models take seconds, only to see that the scripts work.
+Tables are written as soon as they are measured, so that a script which fails or is killed loses
+none of them. With `--tiny` models take seconds, only to see that the scripts work.
 """
 
 import argparse
@@ -35,18 +36,33 @@ from specheads.pair.config import checked_device
 from specheads.pair.pair import Pair
 from specheads.prompts.prompt import ResponseLimits
 
-ALONE, DRAFT, DRAFT_WITH_HEAD = "target alone", "draft step", "draft step with head"
+ALONE = "target alone"
+DRAFT = "draft step"
+DRAFT_WITH_HEAD = "draft step with head"
 WARPS = {"greedy": Warp(temperature=0.0), "sampled": Warp(top_k=50)}
 ROWS = (1, 16, 64)  # responses that are written together
-NEW_TOKENS, SAMPLES = 128, 2  # tokens of prompts and of responses; drafted tokens that are labelled at each position
+NEW_TOKENS, SAMPLES = (
+    128,
+    2,
+)  # tokens of prompts and of responses; drafted tokens that are labelled at each position
 VERIFIED = (2, 3, 4, 5, 6, 8, 9, 12, 16, 20)  # tokens that a verification reads
 SPARE = 768  # positions of memory after the context
 ACCEPTANCE = 0.8  # the rate of synthetic verification
 LENGTHS = (4, 8)  # lengths of the drafts of timed rounds
-VERIFICATION = "verification of 8"  # the goal speaks of it, and its time stands for that of every round
+VERIFICATION = (  # the goal speaks of it, and its time stands for that of every round
+    "verification of 8"
+)
 GOALS = {  # by name what it says, whether the limit is the least or the most, and the limit
-    "target_alone": ("the target alone, of the memory's bandwidth (8B, bfloat16)", "at least", 0.70),
-    "verification_of_8": ("a verification of 8 tokens, in steps of the target alone", "at most", 1.05),
+    "target_alone": (
+        "the target alone, of the memory's bandwidth (8B, bfloat16)",
+        "at least",
+        0.70,
+    ),
+    "verification_of_8": (
+        "a verification of 8 tokens, in steps of the target alone",
+        "at most",
+        1.05,
+    ),
     "round": ("a round, in its steps alone", "at most", 1.15),
 }
 # Bytes per second of memory, from the makers' data sheets; the first name that fits.
@@ -65,7 +81,9 @@ DATA_SHEETS = {
 
 @dataclass(frozen=True)
 class Machine:
-    """Where a script measures, and whether with models so small that it only shows that the script works."""
+    """Where a script measures, and whether with models so small that it only shows that the script
+    works.
+    """
 
     device: torch.device
     tiny: bool
@@ -87,64 +105,125 @@ class Machine:
         """Bytes per second: of the data sheet, or of a large copy."""
         name = torch.cuda.get_device_name(self.device) if self.device.type == "cuda" else ""
         # By whole words: a GH200 is no H200.
-        sheet = next((speed for known, speed in DATA_SHEETS.items() if re.search(rf"\b{known}\b", name)), None)
+        sheet = next(
+            (speed for known, speed in DATA_SHEETS.items() if re.search(rf"\b{known}\b", name)),
+            None,
+        )
         return sheet or bandwidth(self.device)
 
     def pair(self) -> Pair:
         """Return the pair; synthetic ones have random weights, which are made on the device."""
         dtype = "float32" if self.device.type == "cpu" else "bfloat16"
-        return load_pair("synthetic-tiny" if self.tiny else self.model, device=str(self.device), dtype=dtype)
+        return load_pair(
+            "synthetic-tiny" if self.tiny else self.model, device=str(self.device), dtype=dtype
+        )
 
 
 @torch.no_grad()
 def round_tables(setup: Machine, goals: dict[str, float]) -> Iterator[Table]:
     """Yield the tables of steps and rounds; put what was reached into `goals`."""
     pair = setup.pair()
-    head = AcceptanceHead(HeadConfig(pair.draft_lm.hidden_size)).to(setup.device).requires_grad_(False)
+    head = (
+        AcceptanceHead(HeadConfig(pair.draft_lm.hidden_size)).to(setup.device).requires_grad_(False)
+    )
     context = 32 if setup.tiny else setup.context
     (prompt,) = _texts(pair, 1, context)
-    rows, by_mode = list[list[Value]](), dict[str, dict[str, float]]()
+    rows = list[list[Value]]()
+    by_mode = dict[str, dict[str, float]]()
     for mode in WARPS:
         decoder = _decoder(setup, pair, HeadThreshold(head), mode)
-        seconds = by_mode[mode] = seconds_of(decoder, context, setup.repeats, (8, 9) if setup.tiny else VERIFIED)
-        read = {name: bytes_of_step(pair.draft_lm if name.startswith(DRAFT) else pair.target_lm)[0] for name in seconds}
+        seconds = by_mode[mode] = seconds_of(
+            decoder, context, setup.repeats, (8, 9) if setup.tiny else VERIFIED
+        )
+        read = {
+            name: bytes_of_step(pair.draft_lm if name.startswith(DRAFT) else pair.target_lm)[0]
+            for name in seconds
+        }
         shares = {name: read[name] / taken / setup.bandwidth for name, taken in seconds.items()}
-        rows += [[mode, name, taken, shares[name], taken / seconds[ALONE]] for name, taken in seconds.items()]
-        goals["target_alone"], goals["verification_of_8"] = shares[ALONE], seconds[VERIFICATION] / seconds[ALONE]
-    columns = [Column("decoding"), Column("step"), Column("time", "ms:3"), Column("weights read at, of the bandwidth", "percent")]
+        rows += [
+            [mode, name, taken, shares[name], taken / seconds[ALONE]]
+            for name, taken in seconds.items()
+        ]
+        goals["target_alone"] = shares[ALONE]
+        goals["verification_of_8"] = seconds[VERIFICATION] / seconds[ALONE]
+    columns = [
+        Column("decoding"),
+        Column("step"),
+        Column("time", "ms:3"),
+        Column("weights read at, of the bandwidth", "percent"),
+    ]
     columns.append(Column("over the target alone", "ratio"))
-    yield Table("steps", f"Steps of {pair.name} at {context} positions of context, medians of {setup.repeats}", columns, rows)
+    yield Table(
+        "steps",
+        f"Steps of {pair.name} at {context} positions of context, medians of {setup.repeats}",
+        columns,
+        rows,
+    )
     rounds = [*_rounds(setup, pair, head, prompt, by_mode["sampled"])]
     goals["round"] = rounds[0][-1]
-    columns = [Column("rule"), Column("a round", "ms:3"), Column("tokens per round", "fixed"), Column("over its steps", "ratio")]
-    yield Table("rounds", f"Rounds whose drafts are accepted at a rate of {ACCEPTANCE}", columns, rounds)
+    columns = [
+        Column("rule"),
+        Column("a round", "ms:3"),
+        Column("tokens per round", "fixed"),
+        Column("over its steps", "ratio"),
+    ]
+    yield Table(
+        "rounds", f"Rounds whose drafts are accepted at a rate of {ACCEPTANCE}", columns, rounds
+    )
 
 
-def _decoder(setup: Machine, pair: Pair, rule: StoppingRule, mode: str, **choices: Any) -> SpeculativeDecoder:
+def _decoder(
+    setup: Machine, pair: Pair, rule: StoppingRule, mode: str, **choices: Any
+) -> SpeculativeDecoder:
     window = 128 if setup.tiny else setup.context + SPARE
-    return SpeculativeDecoder(pair, stopping=rule, warp=WARPS[mode], engine=setup.engine, window=window, **choices)
+    return SpeculativeDecoder(
+        pair, stopping=rule, warp=WARPS[mode], engine=setup.engine, window=window, **choices
+    )
 
 
-def _rounds(setup: Machine, pair: Pair, head: AcceptanceHead, prompt: list[int], steps: dict[str, float]) -> Iterator[list[Any]]:
-    """Yield the seconds of each rule's rounds, and those over the steps that they consist of, timed alone."""
-    decoder = _decoder(setup, pair, FixedLength(max(LENGTHS)), "sampled", verification=SyntheticVerification(ACCEPTANCE))
-    rules: dict[str, StoppingRule] = {f"fixed K={length}": FixedLength(length) for length in LENGTHS}
+def _rounds(
+    setup: Machine, pair: Pair, head: AcceptanceHead, prompt: list[int], steps: dict[str, float]
+) -> Iterator[list[Any]]:
+    """Yield the seconds of each rule's rounds, and those over the steps that they consist of, timed
+    alone.
+    """
+    decoder = _decoder(
+        setup,
+        pair,
+        FixedLength(max(LENGTHS)),
+        "sampled",
+        verification=SyntheticVerification(ACCEPTANCE),
+    )
+    rules: dict[str, StoppingRule] = {
+        f"fixed K={length}": FixedLength(length) for length in LENGTHS
+    }
     rules["head"] = HeadThreshold(head, 1.0, 1, LENGTHS[0])
     for name, rule in rules.items():
         each = decoder.with_stopping(rule)
         each.warm_up()
         for seed in (0, 1):  # the first is not timed
-            stats = DecodeStats.of(each.generate(prompt, 16 if setup.tiny else 256, seed=seed).rounds)
+            stats = DecodeStats.of(
+                each.generate(prompt, 16 if setup.tiny else 256, seed=seed).rounds
+            )
         alone = stats.num_draft_calls * steps[DRAFT_WITH_HEAD if name == "head" else DRAFT]
         alone += stats.num_target_calls * steps[VERIFICATION]
-        yield [name, stats.decode_seconds / stats.num_target_calls, stats.block_efficiency, stats.decode_seconds / alone]
+        yield [
+            name,
+            stats.decode_seconds / stats.num_target_calls,
+            stats.block_efficiency,
+            stats.decode_seconds / alone,
+        ]
 
 
 @torch.no_grad()
 def data_tables(setup: Machine, goals: dict[str, float]) -> Iterator[Table]:
     """Yield the table of the speeds at which data are made."""
-    pair, count, length = setup.pair(), 2 if setup.tiny else max(ROWS), 8 if setup.tiny else NEW_TOKENS
-    texts, warp, rows = _texts(pair, count, length), WARPS["sampled"], list[list[Value]]()
+    pair = setup.pair()
+    count = 2 if setup.tiny else max(ROWS)
+    length = 8 if setup.tiny else NEW_TOKENS
+    texts = _texts(pair, count, length)
+    warp = WARPS["sampled"]
+    rows = list[list[Value]]()
     uniform = np.random.default_rng(0).random((count, SAMPLES, length))
     for size in ROWS[:1] if setup.tiny else ROWS:
         limits = ResponseLimits(length, batch_size=size)
@@ -153,14 +232,23 @@ def data_tables(setup: Machine, goals: dict[str, float]) -> Iterator[Table]:
         written = sum(len(response.ids) for response in respond())
         rows.append([f"responses, {size} at once", written / timed(respond, setup.device, 1)])
     label = partial(label_responses, pair, texts, texts, uniform, warp)
-    rows.append([f"labels of {SAMPLES} drafted tokens at each position", count * length / timed(label, setup.device, 1)])
+    rows.append(
+        [
+            f"labels of {SAMPLES} drafted tokens at each position",
+            count * length / timed(label, setup.device, 1),
+        ]
+    )
     columns = [Column("what"), Column("tokens/s", "fixed:0")]
-    yield Table("data", f"Making data with {pair.name}, responses of {length} tokens", columns, rows)
+    yield Table(
+        "data", f"Making data with {pair.name}, responses of {length} tokens", columns, rows
+    )
 
 
 def _texts(pair: Pair, count: int, length: int) -> list[list[int]]:
     """Return texts of random tokens, (count, length) ids, the same ones each time."""
-    return torch.randint(pair.vocab_size, (count, length), generator=torch.Generator().manual_seed(0)).tolist()
+    return torch.randint(
+        pair.vocab_size, (count, length), generator=torch.Generator().manual_seed(0)
+    ).tolist()
 
 
 def bandwidth(device: torch.device) -> float:
@@ -180,13 +268,18 @@ def timed(run: Callable[[], object], device: torch.device, repeats: int) -> floa
     return statistics.median(taken[2:])
 
 
-def seconds_of(decoder: SpeculativeDecoder, context: int, repeats: int, verified: Sequence[int]) -> dict[str, float]:
+def seconds_of(
+    decoder: SpeculativeDecoder, context: int, repeats: int, verified: Sequence[int]
+) -> dict[str, float]:
     """Return the median seconds of the steps of a decoder that stops by a head, by name."""
     drafted = [count - 1 for count in verified if count > 1]
     times = step_times(decoder, {"head": decoder.stopping}, context, repeats, drafted)
     costs = times.costs
     verifications = {f"verification of {count + 1}": costs.verification[count] for count in drafted}
-    drafts = {DRAFT: costs.draft_seconds, DRAFT_WITH_HEAD: costs.draft_seconds + times.rules["head"].step_seconds}
+    drafts = {
+        DRAFT: costs.draft_seconds,
+        DRAFT_WITH_HEAD: costs.draft_seconds + times.rules["head"].step_seconds,
+    }
     return {ALONE: costs.target_seconds} | verifications | drafts
 
 
@@ -194,17 +287,35 @@ SCRIPTS = {"round": round_tables, "data": data_tables}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the scripts and print their tables with the goals; return 1 where a script did not end, else 0."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu", description=__doc__.splitlines()[0])
-    parser.add_argument("scripts", nargs="*", metavar="SCRIPT", help=f"default: {' '.join(SCRIPTS)}")
+    """Run the scripts and print their tables with the goals.
+
+    Return 1 where a script did not end, else 0.
+    """
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.gpu", description=__doc__.splitlines()[0]
+    )
+    parser.add_argument(
+        "scripts", nargs="*", metavar="SCRIPT", help=f"default: {' '.join(SCRIPTS)}"
+    )
     parser.add_argument("--device", help="default: cuda if there is one")
-    parser.add_argument("--model", default=Machine.model, help="a file of conf/model (default: %(default)s)")
-    parser.add_argument("--context", type=int, default=Machine.context, help="positions in memory (default: %(default)s)")
+    parser.add_argument(
+        "--model", default=Machine.model, help="a file of conf/model (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--context",
+        type=int,
+        default=Machine.context,
+        help="positions in memory (default: %(default)s)",
+    )
     parser.add_argument("--tiny", action="store_true", help="use models that take seconds")
     add_keep_option(parser, "gpu")
     given = parser.parse_args(argv)
-    setup = Machine(torch.device(checked_device(given.device)), given.tiny, given.model, given.context)
-    tables, reached, failed = list[Table](), dict[str, float](), False
+    setup = Machine(
+        torch.device(checked_device(given.device)), given.tiny, given.model, given.context
+    )
+    tables = list[Table]()
+    reached = dict[str, float]()
+    failed = False
     for name in given.scripts or SCRIPTS:
         torch.manual_seed(0)
         try:
@@ -212,7 +323,13 @@ def main(argv: Sequence[str] | None = None) -> int:
                 print(f"\n{table.title}\n\n{text_of(table)}", flush=True)
                 tables.append(table)
                 written = [_goals(reached), *tables]
-                write_result("gpu", written, seeds=[0], notes=f"{given.model}, with an untrained head.", keep=given.keep)
+                write_result(
+                    "gpu",
+                    written,
+                    seeds=[0],
+                    notes=f"{given.model}, with an untrained head.",
+                    keep=given.keep,
+                )
         except Exception:  # noqa: BLE001 - whatever one script raises, the others run
             failed = True
             print(f"\nFAILED: {name}\n{traceback.format_exc()}", flush=True)
@@ -222,8 +339,18 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _goals(reached: Mapping[str, float]) -> Table:
     """Return the goals with what was reached of them."""
-    columns = [Column("goal"), Column("limit is"), Column("limit", "fixed:2"), Column("measured", "fixed:2")]
-    return Table("goals", "The goals, as ratios", columns, [[*goal, reached.get(name)] for name, goal in GOALS.items()])
+    columns = [
+        Column("goal"),
+        Column("limit is"),
+        Column("limit", "fixed:2"),
+        Column("measured", "fixed:2"),
+    ]
+    return Table(
+        "goals",
+        "The goals, as ratios",
+        columns,
+        [[*goal, reached.get(name)] for name, goal in GOALS.items()],
+    )
 
 
 if __name__ == "__main__":

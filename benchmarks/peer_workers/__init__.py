@@ -1,1 +1,3 @@
-"""The processes of `benchmarks/decoding.py`: each holds one peer and answers requests on its standard input."""
+"""The processes of `benchmarks/decoding.py`: each holds one peer and answers requests on its
+standard input.
+"""

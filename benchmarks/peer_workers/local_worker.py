@@ -1,4 +1,7 @@
-"""This project's decoders, or transformers' generation, for `benchmarks/decoding.py`; `peer` says which."""
+"""This project's decoders, or transformers' generation, for `benchmarks/decoding.py`.
+
+`peer` says which.
+"""
 
 import copy
 import sys
@@ -20,19 +23,30 @@ from specheads import SpeculativeDecoder, Warp, load_head, load_pair
 from specheads.decoding.decoder import Baseline
 from specheads.decoding.records import DecodeStats
 from specheads.decoding.stopping import FixedLength, HeadThreshold
-from specheads.decoding.verification import BlockVerification, SyntheticVerification, TokenVerification, VerificationRule
+from specheads.decoding.verification import (
+    BlockVerification,
+    SyntheticVerification,
+    TokenVerification,
+    VerificationRule,
+)
 from specheads.integrations.transformers import assist
 from specheads.pair.pair import Pair
 
 
 def _specheads(setup: Mapping[str, Any], pair: Pair) -> Generate:
-    """Return what decodes by this project; decoders are made when first asked for, and share their memory."""
-    warp, rate = Warp(**setup["warp"]), setup["rate"]
+    """Return what decodes by this project.
+
+    Decoders are made when first asked for, and share their memory.
+    """
+    warp = Warp(**setup["warp"])
+    rate = setup["rate"]
     head = load_head(setup["head"]).requires_grad_(False) if setup["head"] else None
     basis = SpeculativeDecoder(pair, warp=warp, engine=setup["engine"])
 
     @cache
-    def decoder_of(rule: str, value: float | None = None, block: bool = False) -> SpeculativeDecoder | Baseline:
+    def decoder_of(
+        rule: str, value: float | None = None, block: bool = False
+    ) -> SpeculativeDecoder | Baseline:
         verification: VerificationRule = BlockVerification() if block else TokenVerification()
         verification = verification if rate is None else SyntheticVerification(rate)
         match rule:
@@ -48,17 +62,24 @@ def _specheads(setup: Mapping[str, Any], pair: Pair) -> Generate:
         return decoder
 
     def generate(
-        options: Mapping[str, Any], prompts: list[list[int]], length: int, seeds: Sequence[int], at_once: int = 1
+        options: Mapping[str, Any],
+        prompts: list[list[int]],
+        length: int,
+        seeds: Sequence[int],
+        at_once: int = 1,
     ) -> Answer:
         decoder = decoder_of(**options)
         start = time.perf_counter()
         if at_once > 1:
-            made = decoder.generate_batch(prompts, max_batch=at_once, max_new_tokens=length, seeds=seeds, stop_tokens=())
+            made = decoder.generate_batch(
+                prompts, max_batch=at_once, max_new_tokens=length, seeds=seeds, stop_tokens=()
+            )
             seconds = time.perf_counter() - start
             return {"responses": [each.tokens.tolist() for each in made], "seconds": seconds}
         out = decoder.generate(prompts[0], length, seed=seeds[0], stop_tokens=())
         answer = {"responses": [out.tokens.tolist()], "seconds": time.perf_counter() - start}
-        stats, stages = DecodeStats.of(out.rounds), ("draft_seconds", "verify_seconds", "commit_seconds")
+        stats = DecodeStats.of(out.rounds)
+        stages = ("draft_seconds", "verify_seconds", "commit_seconds")
         totals = [sum(getattr(each, stage) for each in out.rounds) for stage in stages]
         return answer | {"totals": [stats.num_target_calls, stats.num_tokens, *totals]}
 
@@ -66,7 +87,9 @@ def _specheads(setup: Mapping[str, Any], pair: Pair) -> Generate:
 
 
 def _transformers(setup: Mapping[str, Any], pair: Pair) -> Generate:
-    """Return what decodes by transformers: the target alone, by prompt lookup, or assisted by the draft and maybe a head."""
+    """Return what decodes by transformers: the target alone, by prompt lookup, or assisted by the
+    draft and maybe a head.
+    """
     head = load_head(setup["head"]) if setup["head"] else None
     complete_output(pair.draft)
     for model in (pair.target, pair.draft):
@@ -74,14 +97,22 @@ def _transformers(setup: Mapping[str, Any], pair: Pair) -> Generate:
 
     @cache
     def assistant(options: frozenset[tuple[str, Any]]) -> Any:
-        """Return the draft's settings, one object for all calls: the heuristic continues from its last length."""
+        """Return the draft's settings, one object for all calls: the heuristic continues from its
+        last length.
+        """
         config = copy.deepcopy(pair.draft.generation_config)
         for name, value in options:
             setattr(config, name, value)
         return config
 
-    def generate(options: Mapping[str, Any], prompts: list[list[int]], length: int, seeds: Sequence[int]) -> Answer:
-        chosen: dict[str, Any] = {"max_new_tokens": length, "pad_token_id": 0, "do_sample": setup["warp"]["temperature"] > 0}
+    def generate(
+        options: Mapping[str, Any], prompts: list[list[int]], length: int, seeds: Sequence[int]
+    ) -> Answer:
+        chosen: dict[str, Any] = {
+            "max_new_tokens": length,
+            "pad_token_id": 0,
+            "do_sample": setup["warp"]["temperature"] > 0,
+        }
         if chosen["do_sample"]:
             chosen |= {**setup["warp"], "repetition_penalty": 1.0}
         settings = dict(options)
@@ -93,10 +124,17 @@ def _transformers(setup: Mapping[str, Any], pair: Pair) -> Generate:
             chosen["assistant_model"] = pair.draft
         ids = torch.tensor(prompts, device=pair.target_lm.device)
         torch.manual_seed(seeds[0])
-        with nullcontext() if threshold is None else assist(pair.target, pair.draft, head, threshold, any_draft=True):
+        with (
+            nullcontext()
+            if threshold is None
+            else assist(pair.target, pair.draft, head, threshold, any_draft=True)
+        ):
             start = time.perf_counter()
             out = pair.target.generate(ids, attention_mask=torch.ones_like(ids), **chosen)
-            return {"seconds": time.perf_counter() - start, "responses": out[:, ids.shape[1] :].tolist()}
+            return {
+                "seconds": time.perf_counter() - start,
+                "responses": out[:, ids.shape[1] :].tolist(),
+            }
 
     return generate
 

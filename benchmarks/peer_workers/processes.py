@@ -1,7 +1,10 @@
-"""The peers' processes, and both ends of what they and the script that asks them say. Needs the standard library alone.
+"""The peers' processes, and both ends of what they and the script that asks them say.
 
-Each line is a JSON object. A worker prints `{"ready": {package: version}}` and then answers requests for one prompt, or for
-several with `at_once`, the number of them that are under way together:
+Needs the standard library alone.
+
+Each line is a JSON object. A worker prints `{"ready": {package: version}}` and then answers
+requests for one prompt, or for several with `at_once`, the number of them that are under way
+together:
 
     {"options": {...}, "prompts": [[1, 2]], "length": 8, "seeds": [0]} -> {"responses": [[3, 4]], "seconds": 0.1}
 """
@@ -37,7 +40,10 @@ class PeerCommand:
 
 
 class Workers:
-    """The workers of some commands, each started when it is first asked; all others stand still meanwhile."""
+    """The workers of some commands, each started when it is first asked.
+
+    All others stand still meanwhile.
+    """
 
     def __init__(self, commands: Mapping[str, PeerCommand]) -> None:
         self.commands = commands
@@ -61,13 +67,20 @@ class Workers:
 
 
 class _PeerProcess:
-    """A running worker. It is stopped (SIGSTOP) whenever it is not asked, so that no waiting thread of its costs time."""
+    """A running worker.
+
+    It is stopped (SIGSTOP) whenever it is not asked, so that no waiting thread of its costs time.
+    """
 
     def __init__(self, command: PeerCommand) -> None:
         self.command = command
         self._log = tempfile.TemporaryFile("w+")  # noqa: SIM115 - as long as this object
         self._process = subprocess.Popen(
-            [command.python, str(Path(__file__).with_name(command.file)), json.dumps(command.setup)],
+            [
+                command.python,
+                str(Path(__file__).with_name(command.file)),
+                json.dumps(command.setup),
+            ],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._log,
@@ -83,7 +96,10 @@ class _PeerProcess:
         return self._answer()
 
     def close(self) -> list[str]:
-        """End the process and those that it started; return what it said about models that could not be compiled."""
+        """End the process and those that it started.
+
+        Return what it said about models that could not be compiled.
+        """
         for sent in (signal.SIGCONT, signal.SIGTERM):
             self._signal(sent)
         with suppress(subprocess.TimeoutExpired):
@@ -98,12 +114,18 @@ class _PeerProcess:
         if not line:
             self._process.wait()  # until all of its messages are in the log
             self._log.seek(0)
-        answer = json.loads(line) if line else {"error": "the process ended\n" + self._log.read()[-3000:]}
+        answer = (
+            json.loads(line)
+            if line
+            else {"error": "the process ended\n" + self._log.read()[-3000:]}
+        )
         if "error" in answer:
             raise PeerError(f"{self.command.file} failed: {answer['error']}")
         self._signal(signal.SIGSTOP)
         with suppress(ChildProcessError):
-            os.waitpid(self._process.pid, os.WUNTRACED)  # until it stands still: a signal takes effect only later
+            os.waitpid(
+                self._process.pid, os.WUNTRACED
+            )  # until it stands still: a signal takes effect only later
         return answer
 
     def _signal(self, number: signal.Signals) -> None:
@@ -114,15 +136,23 @@ class _PeerProcess:
 def can_import(python: str, package: str) -> bool:
     """Return whether an interpreter has a package that can be imported."""
     try:
-        return subprocess.run([python, "-c", f"import {package}"], check=False, capture_output=True).returncode == 0
+        return (
+            subprocess.run(
+                [python, "-c", f"import {package}"], check=False, capture_output=True
+            ).returncode
+            == 0
+        )
     except OSError:
         return False
 
 
 def serve(make: Callable[[Mapping[str, Any]], tuple[Mapping[str, str], Generate]]) -> None:
-    """Be a worker: answer requests until standard input ends; what libraries print goes to standard error.
+    """Be a worker: answer requests until standard input ends.
 
-    `make` gets the setup of the command, and returns the versions of the packages that do the work and what answers requests.
+    What libraries print goes to standard error.
+
+    `make` gets the setup of the command, and returns the versions of the packages that do the work
+    and what answers requests.
     """
     with os.fdopen(os.dup(1), "w") as channel:
         os.dup2(2, 1)

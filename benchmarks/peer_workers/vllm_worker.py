@@ -1,6 +1,7 @@
 """vLLM on a CPU, for `benchmarks/decoding.py`. Runs where vLLM is installed.
 
-It decodes alone, with n-grams, its draft model, or a head on that; the number of drafted tokens is fixed when it starts.
+It decodes alone, with n-grams, its draft model, or a head on that; the number of drafted tokens is
+fixed when it starts.
 """
 
 import os
@@ -32,8 +33,16 @@ def _make(setup: Mapping[str, Any]) -> tuple[Mapping[str, str], Generate]:
     import vllm
 
     torch.set_num_threads(setup["threads"])
-    options: dict[str, Any] = {"model": setup["folder"], "dtype": setup["dtype"], "max_model_len": setup["window"]}
-    options |= {"enforce_eager": setup["eager"], "enable_prefix_caching": False, "disable_log_stats": True}
+    options: dict[str, Any] = {
+        "model": setup["folder"],
+        "dtype": setup["dtype"],
+        "max_model_len": setup["window"],
+    }
+    options |= {
+        "enforce_eager": setup["eager"],
+        "enable_prefix_caching": False,
+        "disable_log_stats": True,
+    }
     # No more KV memory than the requests take, as there are many of these processes.
     options |= {"max_num_seqs": setup["requests"], "block_size": BLOCK}
     options["num_gpu_blocks_override"] = setup["requests"] * (setup["window"] // BLOCK + 1)
@@ -41,7 +50,11 @@ def _make(setup: Mapping[str, Any]) -> tuple[Mapping[str, str], Generate]:
         from specheads.integrations.vllm import register
 
         register()
-        given = {"head": setup["head"], "threshold": setup["threshold"], "any_draft": True}  # the pair's draft, written anew
+        given = {
+            "head": setup["head"],
+            "threshold": setup["threshold"],
+            "any_draft": True,
+        }  # the pair's draft, written anew
         options |= {"additional_config": {"specheads": given}, "async_scheduling": False}
     if setup["drafted"]:
         drafting = {"method": "draft_model", "model": setup["draft_folder"]}
@@ -51,41 +64,61 @@ def _make(setup: Mapping[str, Any]) -> tuple[Mapping[str, str], Generate]:
     model = vllm.LLM(**options)
     repair_sampling()
 
-    engine, names = model.llm_engine, count()
+    engine = model.llm_engine
+    names = count()
 
-    def generate(options: object, prompts: Sequence[list[int]], length: int, seeds: Sequence[int], at_once: int = 1) -> Answer:
+    def generate(
+        options: object,
+        prompts: Sequence[list[int]],
+        length: int,
+        seeds: Sequence[int],
+        at_once: int = 1,
+    ) -> Answer:
         sampling = {"max_tokens": length, "ignore_eos": True, "detokenize": False, **setup["warp"]}
-        waiting, under_way, responses = iter(zip(prompts, seeds, strict=True)), dict[str, int](), [[]] * len(prompts)
-        start, number = time.perf_counter(), 0
+        waiting = iter(zip(prompts, seeds, strict=True))
+        under_way = dict[str, int]()
+        responses = [[]] * len(prompts)
+        start = time.perf_counter()
+        number = 0
         while number < len(prompts) or under_way:
             for prompt, seed in islice(waiting, at_once - len(under_way)):
                 name = str(next(names))
-                engine.add_request(name, {"prompt_token_ids": prompt}, vllm.SamplingParams(seed=seed, **sampling))
-                under_way[name], number = number, number + 1
+                engine.add_request(
+                    name, {"prompt_token_ids": prompt}, vllm.SamplingParams(seed=seed, **sampling)
+                )
+                under_way[name] = number
+                number = number + 1
             for output in engine.step():
                 if output.finished:
-                    responses[under_way.pop(output.request_id.split("-")[0])] = list(output.outputs[0].token_ids)
+                    responses[under_way.pop(output.request_id.split("-")[0])] = list(
+                        output.outputs[0].token_ids
+                    )
         return {"seconds": time.perf_counter() - start, "responses": responses}
 
     return {"vllm": vllm.__version__}, generate
 
 
 def repair_sampling() -> None:
-    """Replace two functions of vLLM 0.32, without which it cannot sample with a draft model on a CPU.
+    """Replace two functions of vLLM 0.32, without which it cannot sample with a draft model on a
+    CPU.
 
-    The one that spreads a request's temperature and top-k over its drafted tokens writes into a copy, so both are undefined;
-    top-k itself fails in a round without a drafted token.
+    The one that spreads a request's temperature and top-k over its drafted tokens writes into a
+    copy, so both are undefined; top-k itself fails in a round without a drafted token.
     """
     from vllm.v1.sample import rejection_sampler
     from vllm.v1.sample.ops import topk_topp_sampler
 
-    def spread(values: Any, ends: Any, num_tokens: int, replace_from: int = 0, replace_to: int = 0) -> Any:
+    def spread(
+        values: Any, ends: Any, num_tokens: int, replace_from: int = 0, replace_to: int = 0
+    ) -> Any:
         counts = ends.diff(prepend=ends.new_zeros(1)).long()
         return values.masked_fill(values == replace_from, replace_to).repeat_interleave(counts)
 
     top_k = topk_topp_sampler.apply_top_k_only
     rejection_sampler.expand_batch_to_tokens = spread
-    topk_topp_sampler.apply_top_k_only = lambda logits, k: top_k(logits, k) if len(logits) else logits
+    topk_topp_sampler.apply_top_k_only = lambda logits, k: (
+        top_k(logits, k) if len(logits) else logits
+    )
 
 
 if __name__ == "__main__":

@@ -1,6 +1,8 @@
-"""The arguments of the library from a composed config: typed settings, the source of prompts, the pair, loggers.
+"""The arguments of the library from a composed config: typed settings, the source of prompts, the
+pair, loggers.
 
-It imports neither torch nor transformers, which take seconds: `--help` and mistakes in a command line are answered without them.
+It imports neither torch nor transformers, which take seconds: `--help` and mistakes in a command
+line are answered without them.
 """
 
 import contextlib
@@ -26,7 +28,17 @@ from specheads.errors import UserError
 from specheads.processes import is_first_process
 from specheads.prompts.data_set_source import DatasetSource
 from specheads.prompts.sources import PromptSource, prompt_source
-from specheads.settings import Flag, Settings, Text, config_folder, config_of, fields_of, key_of, setting, shown
+from specheads.settings import (
+    Flag,
+    Settings,
+    Text,
+    config_folder,
+    config_of,
+    fields_of,
+    key_of,
+    setting,
+    shown,
+)
 from specheads.storage.files import cache_folder, read_json, write_json
 
 if TYPE_CHECKING:
@@ -56,30 +68,48 @@ class RunSettings(Settings):
     """Where a command writes, and whether it resumes a run."""
 
     command: Text = setting("", "the name of the folder of runs in paths.outputs")
-    resume: Flag = setting(True, "true: resume the newest run of the same command if it is unfinished; false: start again")
+    resume: Flag = setting(
+        True,
+        "true: resume the newest run of the same command if it is unfinished; false: start again",
+    )
     paths: _Paths = setting(_Paths(), "the folders of a command")
 
 
 def command_config(name: str, words: Sequence[str] = (), with_hydra: bool = False) -> DictConfig:
-    """Return the config conf/<name>.yaml of a command with the words of a command line. Raises Hydra's errors."""
+    """Return the config conf/<name>.yaml of a command with the words of a command line.
+
+    Raises Hydra's errors.
+    """
     register(name)
     with initialize_config_dir(str(config_folder().resolve()), version_base="1.3"):
         return hydra.compose(name, list(words), return_hydra_config=with_hydra)
 
 
 class Keys(NamedTuple):
-    """The keys of a command: their defaults, nested as in its config, and their sentences of help."""
+    """The keys of a command: their defaults, nested as in its config, and their sentences of
+    help.
+    """
 
     defaults: dict[str, Any]
     sentences: dict[str, str]
 
 
 def keys_of(name: str) -> Keys:
-    """Return the keys of conf/<name>.yaml, as noted in the cache folder until the source changes: their classes import torch."""
+    """Return the keys of conf/<name>.yaml, as noted in the cache folder until the source changes:
+    their classes import torch.
+    """
     root = Path(__file__).parents[1]
-    sources = [path for room in (root, root.parent / "data_gen") for path in sorted(room.rglob("*.py"))]
-    state = hashlib.sha256(repr([(str(path), path.stat().st_mtime_ns) for path in sources]).encode()).hexdigest()
-    note = cache_folder() / "keys" / f"{name}-{hashlib.sha256(str(root).encode()).hexdigest()[:8]}.json"
+    sources = [
+        path for room in (root, root.parent / "data_gen") for path in sorted(room.rglob("*.py"))
+    ]
+    state = hashlib.sha256(
+        repr([(str(path), path.stat().st_mtime_ns) for path in sources]).encode()
+    ).hexdigest()
+    note = (
+        cache_folder()
+        / "keys"
+        / f"{name}-{hashlib.sha256(str(root).encode()).hexdigest()[:8]}.json"
+    )
     with contextlib.suppress(OSError, ValueError, TypeError, LookupError):
         content = read_json(note)
         if content["state"] == state:
@@ -89,25 +119,34 @@ def keys_of(name: str) -> Keys:
     command = verb_of(name).load()
     classes: list[type[Settings]] = [RunSettings, *command.classes]
     pair = config_of(PairConfig) | {"draft": "???", "target": "???"}
-    defaults = OmegaConf.merge({"model": pair}, *map(config_of, classes), {"command": command.folder})
+    defaults = OmegaConf.merge(
+        {"model": pair}, *map(config_of, classes), {"command": command.folder}
+    )
     sentences = fields_of(PairConfig, "model")
     for cls in classes:
         sentences |= {key: text for key, text in fields_of(cls).items() if text}
     keys = Keys(cast(dict[str, Any], OmegaConf.to_container(defaults)), sentences)
-    with contextlib.suppress(OSError):  # a folder that cannot be written: the next command imports the classes again
+    with contextlib.suppress(
+        OSError
+    ):  # a folder that cannot be written: the next command imports the classes again
         note.parent.mkdir(parents=True, exist_ok=True)
         write_json(note, {"state": state, "keys": keys}, str(os.getpid()))
     return keys
 
 
 def register(name: str) -> None:
-    """Make the defaults of conf/<name>.yaml, and of the data sets that files of conf/data name, known to Hydra."""
+    """Make the defaults of conf/<name>.yaml, and of the data sets that files of conf/data name,
+    known to Hydra.
+    """
     defaults = OmegaConf.create(keys_of(name).defaults)
     for key in _FREE_KEYS:
         if (node := OmegaConf.select(defaults, key)) is not None:
             OmegaConf.set_struct(node, False)
     ConfigStore.instance().store(f"{name}_settings", defaults)
-    data_set = {each.name: "???" if each.default is MISSING else each.default for each in fields(DatasetSource)}
+    data_set = {
+        each.name: "???" if each.default is MISSING else each.default
+        for each in fields(DatasetSource)
+    }
     ConfigStore.instance().store("data_set", data_set, group="data")
 
 
@@ -121,34 +160,53 @@ def names_of(group: str) -> list[str]:
     return sorted(path.stem for path in (config_folder() / group).glob("*.yaml"))
 
 
-def keys_of_choice(where: str, group: str, name: object, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the keys of conf/<group>/<name>.yaml with `given` in place of its own; unknown: a UserError about `where`."""
+def keys_of_choice(
+    where: str, group: str, name: object, given: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return the keys of conf/<group>/<name>.yaml with `given` in place of its own.
+
+    Unknown: a UserError about `where`.
+    """
     names = [each for each in names_of(group) if each != "all"]
     if name not in names:
-        raise UserError(f"{where} names {name!r}, which is not in conf/{group}; use one of {', '.join(names)}.")
+        raise UserError(
+            f"{where} names {name!r}, which is not in conf/{group}; use one of {', '.join(names)}."
+        )
     content = yaml.safe_load((config_folder() / group / f"{name}.yaml").read_text("utf-8"))
     content.pop("defaults", None)
     if unknown := [key for key in given if key not in content]:
         known = ", ".join(key for key in content if key != "_target_") or "none"
-        raise UserError(f"{where}: {unknown[0]}={shown(given[unknown[0]])} is not known; the keys of {name} are {known}.")
+        raise UserError(
+            f"{where}: {unknown[0]}={shown(given[unknown[0]])} is not known; the keys of {name} are"
+            f" {known}."
+        )
     return content | dict(given)
 
 
 def settings_of(cls: type[S], cfg: DictConfig, **objects: Any) -> S:
-    """Return settings with the keys that a composed config has, and `objects` as they are. Raises UserError for a wrong value."""
+    """Return settings with the keys that a composed config has, and `objects` as they are.
+
+    Raises UserError for a wrong value.
+    """
     values = dict(objects)
     for name, field in cls.model_fields.items():
         if name not in objects:
-            value = OmegaConf.select(cfg, key_of(name, field), default=_MISSING, throw_on_missing=True)
+            value = OmegaConf.select(
+                cfg, key_of(name, field), default=_MISSING, throw_on_missing=True
+            )
             values |= {} if value is _MISSING else {name: plain(value)}
     return cls(**values)
 
 
 def check_keys(cfg: DictConfig, classes: Sequence[type[Settings]]) -> None:
-    """Raise UserError for a key of a composed config that is in none of the classes of settings of its command."""
+    """Raise UserError for a key of a composed config that is in none of the classes of settings of
+    its command.
+    """
     settings_of(RunSettings, cfg)  # it refuses unknown folders
     all_classes: list[type[Settings]] = [RunSettings, *classes]
-    groups = {"": {"model", "data", "logger"}}  # the keys of each group; these three are not the fields of one class
+    groups = {
+        "": {"model", "data", "logger"}
+    }  # the keys of each group; these three are not the fields of one class
     for cls in all_classes:
         for name, field in cls.model_fields.items():
             group, _, last = (key := key_of(name, field)).rpartition(".")
@@ -157,21 +215,34 @@ def check_keys(cfg: DictConfig, classes: Sequence[type[Settings]]) -> None:
     for group in sorted(groups.keys() - {"data"}):  # its keys depend on the source of prompts
         node = OmegaConf.select(cfg, group, default={}) if group else cfg
         if not isinstance(node, Mapping | DictConfig):
-            raise UserError(f"{group}={shown(plain(node))} must be a set of keys; leave it out for the usual ones.")
+            raise UserError(
+                f"{group}={shown(plain(node))} must be a set of keys; leave it out for the usual"
+                " ones."
+            )
         if unknown := [str(name) for name in node if name not in groups[group]]:
             key = f"{group}.{unknown[0]}" if group else unknown[0]
             value = shown(plain(node[unknown[0]]))
-            raise UserError(f"{key}={value} is not known; expected one of {', '.join(sorted(groups[group]))}.")
+            raise UserError(
+                f"{key}={value} is not known; expected one of {', '.join(sorted(groups[group]))}."
+            )
 
 
 def source_of(cfg: DictConfig) -> PromptSource:
-    """Return the source of prompts of a composed config; raises UserError for mistakes that show before data is read."""
+    """Return the source of prompts of a composed config.
+
+    Raises UserError for mistakes that show before data is read.
+    """
     if not isinstance(cfg.data, DictConfig):
-        raise UserError(f"data={shown(plain(cfg.data))} must be a set of keys; choose a prompt set of conf/data.")
+        raise UserError(
+            f"data={shown(plain(cfg.data))} must be a set of keys; choose a prompt set of"
+            " conf/data."
+        )
     return prompt_source(plain(cfg.data))
 
 
-def load_configured_pair(cfg: DictConfig, only_draft: bool = False, new_draft: "TargetLayers | None" = None) -> "Pair":
+def load_configured_pair(
+    cfg: DictConfig, only_draft: bool = False, new_draft: "TargetLayers | None" = None
+) -> "Pair":
     """Return the pair of `cfg.model`, as `load_pair` does, after logging what it is and needs."""
     from specheads.pair.needs import pair_needs
     from specheads.pair.pair import load_pair
@@ -188,21 +259,32 @@ def model_config(cfg: DictConfig) -> "PairConfig":
     """Return the description of a composed config's pair. Raises UserError for an unknown key."""
     from specheads.pair.config import pair_config
 
-    return pair_config(**{"name": None} | _model_keys(cfg))  # a config of the user need not name its pair
+    return pair_config(
+        **{"name": None} | _model_keys(cfg)
+    )  # a config of the user need not name its pair
 
 
 def _model_keys(cfg: DictConfig) -> dict[str, Any]:
-    return cast(dict[str, Any], OmegaConf.to_container(cfg.model, resolve=True, throw_on_missing=True))
+    return cast(
+        dict[str, Any], OmegaConf.to_container(cfg.model, resolve=True, throw_on_missing=True)
+    )
 
 
 def plain(value: Any) -> Any:
-    """Return a value of a config as ordinary Python, with interpolations resolved and nested `_target_`s instantiated."""
-    return instantiate(value, _convert_="all") if isinstance(value, DictConfig | ListConfig) else value
+    """Return a value of a config as ordinary Python, with interpolations resolved and nested
+    `_target_`s instantiated.
+    """
+    return (
+        instantiate(value, _convert_="all") if isinstance(value, DictConfig | ListConfig) else value
+    )
 
 
 @contextlib.contextmanager
 def open_loggers(cfg: DictConfig, run: Path) -> Iterator[list["Logger"]]:
-    """Yield the loggers of `cfg.logger` for the run in a folder; end the W&B run, so that this process may begin another."""
+    """Yield the loggers of `cfg.logger` for the run in a folder.
+
+    End the W&B run, so that this process may begin another.
+    """
     try:
         yield [_new_logger(logger, run) for logger in (cfg.get("logger") or {}).values()]
     finally:
@@ -211,21 +293,30 @@ def open_loggers(cfg: DictConfig, run: Path) -> Iterator[list["Logger"]]:
 
 
 def _new_logger(cfg: DictConfig, run: Path) -> "Logger":
-    """Return a logger; a W&B run without an id gets the id of its folder, so that an interrupted run is resumed."""
-    if cfg._target_.endswith("TensorBoardLogger") and not (find_spec("tensorboard") or find_spec("tensorboardX")):
-        raise UserError("logger=tensorboard needs its package: pip install tensorboard; or use logger=csv.")
+    """Return a logger.
+
+    A W&B run without an id gets the id of its folder, so that an interrupted run is resumed.
+    """
+    if cfg._target_.endswith("TensorBoardLogger") and not (
+        find_spec("tensorboard") or find_spec("tensorboardX")
+    ):
+        raise UserError(
+            "logger=tensorboard needs its package: pip install tensorboard; or use logger=csv."
+        )
     if not cfg._target_.endswith("WandbLogger"):
         return instantiate(cfg)
     import wandb  # slow to import, and often not used
 
-    name = f"{run.parent.name}-{run.name}" if run.name.isdigit() else run.name  # a job of a sweep has a number
+    name = (
+        f"{run.parent.name}-{run.name}" if run.name.isdigit() else run.name
+    )  # a job of a sweep has a number
     number = hashlib.sha256(str(run.resolve()).encode()).hexdigest()[:6]
     logger = instantiate(cfg, id=cfg.get("id") or f"{name}-{number}")
     try:
         _ = logger.experiment  # starts the run now, before an hour of generating data
     except wandb.errors.Error as error:
         raise UserError(
-            f"logger.wandb.offline={str(cfg.get('offline')).lower()}: {error} Log in with `wandb login`, or keep the logs on "
-            "this machine with logger.wandb.offline=true."
+            f"logger.wandb.offline={str(cfg.get('offline')).lower()}: {error} Log in with `wandb"
+            " login`, or keep the logs on this machine with logger.wandb.offline=true."
         ) from error
     return logger

@@ -9,7 +9,13 @@ from omegaconf import DictConfig, OmegaConf
 from specheads.commands.command import command, next_command
 from specheads.commands.compose import load_configured_pair, model_config, settings_of, source_of
 from specheads.data_gen.ray_runner import on_workers
-from specheads.data_gen.run import Stage, generate_data, next_stage, tell_cut_thoughts, write_own_prompts
+from specheads.data_gen.run import (
+    Stage,
+    generate_data,
+    next_stage,
+    tell_cut_thoughts,
+    write_own_prompts,
+)
 from specheads.data_gen.settings import DataGeneration, OwnPrompts
 from specheads.errors import UserError
 from specheads.pair.language_model import load_tokenizer
@@ -19,22 +25,39 @@ from specheads.prompts.prompt import SPLITS, GeneratedData, Prompt, unique
 
 
 def data_cache(
-    cfg: DictConfig, pair: Pair, splits: Collection[str] = SPLITS, prompts: Sequence[Prompt] | None = None, labelled: bool = True
+    cfg: DictConfig,
+    pair: Pair,
+    splits: Collection[str] = SPLITS,
+    prompts: Sequence[Prompt] | None = None,
+    labelled: bool = True,
 ) -> GeneratedData:
-    """Return the data set of a composed config; the first process of a launcher makes missing shards (see generate_data)."""
-    settings, root = settings_of(DataGeneration, cfg), Path(cfg.paths.data)
+    """Return the data set of a composed config.
+
+    The first process of a launcher makes missing shards (see generate_data).
+    """
+    settings = settings_of(DataGeneration, cfg)
+    root = Path(cfg.paths.data)
     prompts = unique(source_of(cfg).load(pair.chats)) if prompts is None else prompts
 
     def make() -> str:
-        if settings.runner == "ray" and isinstance(next_stage(pair, prompts, settings, root, splits, labelled), Stage):
+        if settings.runner == "ray" and isinstance(
+            next_stage(pair, prompts, settings, root, splits, labelled), Stage
+        ):
             _on_workers(cfg, settings, splits, labelled)
         return str(generate_data(pair, prompts, settings, root, splits, labelled))
 
     return GeneratedData(Path(from_first(make)), prompts, settings.limits)
 
 
-def _on_workers(cfg: DictConfig, settings: DataGeneration, splits: Collection[str] = SPLITS, labelled: bool = True) -> str:
-    """Return the folder of a data set that the workers of a Ray cluster make, the responses first."""
+def _on_workers(
+    cfg: DictConfig,
+    settings: DataGeneration,
+    splits: Collection[str] = SPLITS,
+    labelled: bool = True,
+) -> str:
+    """Return the folder of a data set that the workers of a Ray cluster make, the responses
+    first.
+    """
     config = cast(dict[str, Any], OmegaConf.to_container(cfg, resolve=True))
     config["paths"]["data"] = str(Path(cfg.paths.data).absolute())
     common = {"config": config, "splits": list(splits)}
@@ -44,7 +67,8 @@ def _on_workers(cfg: DictConfig, settings: DataGeneration, splits: Collection[st
 
 def _open_stage(argument: dict[str, Any]) -> Path | Stage:
     """Return the stage of an argument of `on_workers`, or its folder if it is done."""
-    cfg, labelled = OmegaConf.create(argument["config"]), argument["labelled"]
+    cfg = OmegaConf.create(argument["config"])
+    labelled = argument["labelled"]
     settings = settings_of(DataGeneration, cfg)
     pair = load_configured_pair(cfg, only_draft=settings.by_vllm and not labelled)
     prompts = unique(source_of(cfg).load(pair.chats))
@@ -52,12 +76,14 @@ def _open_stage(argument: dict[str, Any]) -> Path | Stage:
 
 
 def check_data(cfg: DictConfig) -> None:
-    """Raise UserError for mistakes in the settings of prompts and generation that show before models are loaded."""
+    """Raise UserError for mistakes in the settings of prompts and generation that show before
+    models are loaded.
+    """
     settings = settings_of(DataGeneration, cfg)
     if settings.by_vllm and (name := model_config(cfg).quantization):
         raise UserError(
-            f"model.quantization={name} is of this process, and vLLM reads the target by itself; leave it out, or use "
-            "runner=local."
+            f"model.quantization={name} is of this process, and vLLM reads the target by itself;"
+            " leave it out, or use runner=local."
         )
     source_of(cfg)
 
@@ -65,7 +91,9 @@ def check_data(cfg: DictConfig) -> None:
 @command("data_gen", DataGeneration, OwnPrompts)
 def main(cfg: DictConfig) -> None:
     """Generate the data, or prompts for it, and print where it is."""
-    wish, settings, root = settings_of(OwnPrompts, cfg), settings_of(DataGeneration, cfg), Path(cfg.paths.data)
+    wish = settings_of(OwnPrompts, cfg)
+    settings = settings_of(DataGeneration, cfg)
+    root = Path(cfg.paths.data)
     if wish.number:
         file = write_own_prompts(load_configured_pair(cfg), wish, settings, root)
         print(f"prompts: {file}\nnext: {next_command('data', 'data=alpaca', f'data.path={file}')}")
@@ -75,10 +103,17 @@ def main(cfg: DictConfig) -> None:
         folder: Path | str = _on_workers(cfg, settings)
         config = model_config(cfg)
         location = config.tokenizer or config.target
-        revision, trusted = (None if config.tokenizer else config.target_revision), config.trust_remote_code in (True, "target")
+        revision = None if config.tokenizer else config.target_revision
+        trusted = config.trust_remote_code in (True, "target")
         tell_cut_thoughts(load_tokenizer(location, revision, trusted), Path(folder))
     else:
         if settings.by_vllm:  # its responses first, without another target in memory
-            generate_data(load_configured_pair(cfg, only_draft=True), source_of(cfg), settings, root, labelled=False)
+            generate_data(
+                load_configured_pair(cfg, only_draft=True),
+                source_of(cfg),
+                settings,
+                root,
+                labelled=False,
+            )
         folder = generate_data(load_configured_pair(cfg), source_of(cfg), settings, root)
     print(f"data: {folder}\nnext: {next_command('train')}")

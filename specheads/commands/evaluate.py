@@ -1,4 +1,7 @@
-"""`specheads evaluate` records once, replays every rule, decodes the best, reports; `specheads probe` says what to expect."""
+"""`specheads evaluate` records once, replays every rule, decodes the best, reports.
+
+`specheads probe` says what to expect.
+"""
 
 import logging
 import sys
@@ -12,7 +15,13 @@ from hydra.utils import get_class, instantiate
 from omegaconf import DictConfig, ListConfig, OmegaConf
 
 from specheads.commands.command import command, next_command
-from specheads.commands.compose import keys_of_choice, load_configured_pair, open_loggers, settings_of, source_of
+from specheads.commands.compose import (
+    keys_of_choice,
+    load_configured_pair,
+    open_loggers,
+    settings_of,
+    source_of,
+)
 from specheads.data_gen.settings import DataGeneration
 from specheads.data_gen.vllm_runner import model_of
 from specheads.errors import UserError
@@ -42,20 +51,33 @@ logger = logging.getLogger(__name__)
 def main(cfg: DictConfig) -> Report:
     """Evaluate a composed config; print, write and return the report."""
     # Mistakes and failed logins are reported before the models are loaded, which may take minutes.
-    settings, data = evaluation_settings(cfg), prompt_data(cfg)
+    settings = evaluation_settings(cfg)
+    data = prompt_data(cfg)
     data.check(settings.split)
-    data_folder, run = Path(cfg.paths.data), Path(cfg.paths.run)
+    data_folder = Path(cfg.paths.data)
+    run = Path(cfg.paths.run)
     with open_loggers(cfg, run) as loggers:
         pair = load_configured_pair(cfg)
         settings, drafting_pair = settings.for_pair(pair), settings.drafting.pair(pair)
-        located = partial(find_heads, settings.head, drafting_pair, Path(cfg.paths.outputs), settings.warp, settings.any_draft)
+        located = partial(
+            find_heads,
+            settings.head,
+            drafting_pair,
+            Path(cfg.paths.outputs),
+            settings.warp,
+            settings.any_draft,
+        )
         heads = located()
         logger.info("heads: %s", ", ".join(head.where for head in heads.values()) or "none")
         if settings.calibrate:
-            _calibrate_again([head.where for head in heads.values()], drafting_pair, settings, data, data_folder)
+            _calibrate_again(
+                [head.where for head in heads.values()], drafting_pair, settings, data, data_folder
+            )
             heads = located()
         command = without_home(next_command("evaluate"))
-        report = evaluate(pair, heads, settings, data, (data_folder, run), _config_text(cfg), command)
+        report = evaluate(
+            pair, heads, settings, data, (data_folder, run), _config_text(cfg), command
+        )
         print_report(report, verbose=settings.verbose)
         page, numbers = write_report(report, run)
         print(f"numbers: {numbers}\nreport: {page}\nnext: open {page} in a browser")
@@ -67,30 +89,55 @@ def main(cfg: DictConfig) -> Report:
 def _calibrate_again(
     heads: Sequence[str], pair: Pair, settings: Evaluation, data: PromptData, data_folder: Path
 ) -> dict[str, Calibrated]:
-    """Fit the calibration of heads in local folders to dev prompts that are new to them; print and return their errors."""
+    """Fit the calibration of heads in local folders to dev prompts that are new to them.
+
+    Print and return their errors.
+    """
     folders = [Path(where) for where in heads]
     if not folders:
-        raise UserError("calibrate=true needs a head, but head=null; name one, or leave out calibrate=true.")
+        raise UserError(
+            "calibrate=true needs a head, but head=null; name one, or leave out calibrate=true."
+        )
     if elsewhere := [folder for folder in folders if not folder.is_dir()]:
         raise UserError(
-            f"head={elsewhere[0]} is on the hub, and a calibration is written into a local folder; download it first."
+            f"head={elsewhere[0]} is on the hub, and a calibration is written into a local folder;"
+            " download it first."
         )
     limits = replace(data.limits, max_new_tokens=settings.max_new_tokens)
     amounts = RecordSettings(settings.record.num_samples)
     recorder = Recorder(pair, settings.warp, limits, amounts, settings.seed, data_folder)
-    found, _ = calibrate(settings.num_dev_prompts, recorder, unique(data.source.load(pair.chats)), folders)
+    found, _ = calibrate(
+        settings.num_dev_prompts, recorder, unique(data.source.load(pair.chats)), folders
+    )
     for folder, (name, each) in zip(folders, found.items(), strict=True):
-        now, what = ("before", "with its calibration") if "before" in each.ece else ("raw", "uncalibrated")
-        errors = [f"{each.ece[key]:.1%} and {each.log_loss[key]:.4f} nats" for key in (now, "cross_fitted")]
-        print(f"{name}: calibration error and log loss {errors[0]} {what}, {errors[1]} by {each.best} from other prompts")
-        print(f"{folder} {'calibrated' if each.used else 'left as it is: nothing is clearly better on these prompts'}")
+        now, what = (
+            ("before", "with its calibration") if "before" in each.ece else ("raw", "uncalibrated")
+        )
+        errors = [
+            f"{each.ece[key]:.1%} and {each.log_loss[key]:.4f} nats"
+            for key in (now, "cross_fitted")
+        ]
+        print(
+            f"{name}: calibration error and log loss {errors[0]} {what}, {errors[1]} by {each.best}"
+            " from other prompts"
+        )
+        print(
+            f"{folder}"
+            f" {'calibrated' if each.used else 'left as it is: nothing is clearly better on these prompts'}"
+        )
     return found
 
 
 def evaluation_settings(cfg: DictConfig) -> Evaluation:
-    """Return the settings of `specheads evaluate`. Raises UserError for a value that does not fit, or an unknown name."""
+    """Return the settings of `specheads evaluate`.
+
+    Raises UserError for a value that does not fit, or an unknown name.
+    """
     if not isinstance(cfg.live_rules, list | ListConfig):
-        raise UserError(f"live_rules={cfg.live_rules} must be a list; write for example 'live_rules=[{cfg.live_rules}]'.")
+        raise UserError(
+            f"live_rules={cfg.live_rules} must be a list; write for example"
+            f" 'live_rules=[{cfg.live_rules}]'."
+        )
     for name in cfg.live_rules:
         keys_of_choice("live_rules", "stopping", name, {})
     settings = settings_of(
@@ -106,8 +153,15 @@ def evaluation_settings(cfg: DictConfig) -> Evaluation:
 
 def rule_choices(stopping: DictConfig | Mapping[str, Mapping[str, Any]]) -> dict[str, RuleChoice]:
     """Return the classes of stopping rules with their arguments, by name."""
-    values = OmegaConf.to_container(stopping, resolve=True) if isinstance(stopping, DictConfig) else stopping
-    return {name: rule_choice(rule) for name, rule in cast(Mapping[str, Mapping[str, Any]], values).items()}
+    values = (
+        OmegaConf.to_container(stopping, resolve=True)
+        if isinstance(stopping, DictConfig)
+        else stopping
+    )
+    return {
+        name: rule_choice(rule)
+        for name, rule in cast(Mapping[str, Mapping[str, Any]], values).items()
+    }
 
 
 def rule_choice(rule: Mapping[str, Any]) -> RuleChoice:
@@ -117,26 +171,43 @@ def rule_choice(rule: Mapping[str, Any]) -> RuleChoice:
 
 
 def named_test_sets(named: Any, num_prompts: int) -> dict[str, TestSet] | None:
-    """Return the sources of more test prompts from {name of conf/data: file}; without a file, that data set's test prompts."""
+    """Return the sources of more test prompts from {name of conf/data: file}.
+
+    Without a file, that data set's test prompts.
+    """
     if named is None:
         return None
     if not isinstance(named, Mapping | DictConfig):
         raise UserError(
-            f"test_sets={named} must be names with files; write for example 'test_sets={{humaneval: humaneval.jsonl}}'."
+            f"test_sets={named} must be names with files; write for example 'test_sets={{humaneval:"
+            " humaneval.jsonl}'."
         )
     sets = {}
     for name, path in named.items():
         source = prompt_source(keys_of_choice("test_sets", "data", name, {}))
         if path is not None and not isinstance(source, DatasetSource):
-            raise UserError(f"test_sets={{{name}: {path}}}: {name} reads no file; leave it out: test_sets={{{name}: null}}.")
-        sets[name] = TestSet(source) if path is None else file_source(cast(DatasetSource, source), path, num_prompts)
+            raise UserError(
+                f"test_sets={{{name}: {path}}}: {name} reads no file; leave it out:"
+                f" test_sets={{{name}: null}}."
+            )
+        sets[name] = (
+            TestSet(source)
+            if path is None
+            else file_source(cast(DatasetSource, source), path, num_prompts)
+        )
     return sets
 
 
 def prompt_data(cfg: DictConfig) -> PromptData:
-    """Return the prompts that a config describes; raises UserError for mistakes that show before data is read."""
-    source, path = source_of(cfg), cfg.data.get("path")
-    return PromptData(source, settings_of(DataGeneration, cfg).limits, Path(str(path)).stem if path else None)
+    """Return the prompts that a config describes.
+
+    Raises UserError for mistakes that show before data is read.
+    """
+    source = source_of(cfg)
+    path = cfg.data.get("path")
+    return PromptData(
+        source, settings_of(DataGeneration, cfg).limits, Path(str(path)).stem if path else None
+    )
 
 
 def _config_text(cfg: DictConfig) -> str:
@@ -146,17 +217,27 @@ def _config_text(cfg: DictConfig) -> str:
 
 @command("probe", DataGeneration, Probe)
 def probe_pair(cfg: DictConfig) -> Probed:
-    """Probe the pair of a composed config; print and write what was found, and return it. Raises UserError as `probe`."""
-    settings, data = settings_of(Probe, cfg), _probed_prompts(cfg)
+    """Probe the pair of a composed config; print and write what was found, and return it.
+
+    Raises UserError as `probe`.
+    """
+    settings = settings_of(Probe, cfg)
+    data = _probed_prompts(cfg)
     pair = load_configured_pair(cfg)
-    prompts = [] if cfg.prompts is None else [f"data.path={cfg.prompts}"]  # what comes next is for the same prompts
+    prompts = (
+        [] if cfg.prompts is None else [f"data.path={cfg.prompts}"]
+    )  # what comes next is for the same prompts
 
     def following(verb: str, *words: str) -> str:
         return without_home(next_command(verb, *prompts, *words))  # the report has it, too
 
     generation = settings_of(DataGeneration, cfg)
-    server = Server(generation.vllm_python or sys.executable, partial(model_of, settings=generation))
-    probed = probe(pair, settings, data, server, Path(cfg.paths.data), following, {"config": _config_text(cfg)})
+    server = Server(
+        generation.vllm_python or sys.executable, partial(model_of, settings=generation)
+    )
+    probed = probe(
+        pair, settings, data, server, Path(cfg.paths.data), following, {"config": _config_text(cfg)}
+    )
     page, numbers = write_probe(probed, Path(cfg.paths.run))
     print_probe(probed)
     print(f"numbers: {numbers}\nreport: {page}\nnext: {probed.answer.command}")
@@ -164,14 +245,16 @@ def probe_pair(cfg: DictConfig) -> Probed:
 
 
 def _probed_prompts(cfg: DictConfig) -> PromptData:
-    """Return the prompts of a config: those of `prompts=`, a file in the format of the chosen data set, or those of that set."""
+    """Return the prompts of a config: those of `prompts=`, a file in the format of the chosen data
+    set, or those of that set.
+    """
     data = prompt_data(cfg)
     if cfg.prompts is None:
         return data
     if not isinstance(data.source, DatasetSource):
         raise UserError(
-            f"prompts={cfg.prompts}: the chosen data set reads no file; add data=alpaca, whose templates fit files with the "
-            "field instruction (for other fields: data.template=)."
+            f"prompts={cfg.prompts}: the chosen data set reads no file; add data=alpaca, whose"
+            " templates fit files with the field instruction (for other fields: data.template=)."
         )
     test_set = file_source(data.source, str(cfg.prompts), cfg.num_prompts)
     return PromptData(test_set.source, data.limits, Path(str(cfg.prompts)).stem)

@@ -1,4 +1,6 @@
-"""`specheads export`: check and describe a head, write it in the format of another decoder, or print an engine's settings."""
+"""`specheads export`: check and describe a head, write it in the format of another decoder, or
+print an engine's settings.
+"""
 
 import json
 import sys
@@ -20,12 +22,24 @@ from specheads.storage.files import without_home
 class Export(Settings):
     """What is checked, and what is written."""
 
-    head: Text | None = setting(None, "a folder that specheads train exported, or a hub id", min_length=1)
-    format: Literal["standalone", "onnx", "vllm", "tensorrt-llm", "llama.cpp", "sglang"] | None = setting(
-        None, "what to write into the head's folder, or to print of a report; without it, the head is checked and described"
+    head: Text | None = setting(
+        None, "a folder that specheads train exported, or a hub id", min_length=1
     )
-    report: Text | None = setting(None, "a folder of specheads evaluate, whose best lengths of drafts an engine's settings get")
-    ratio: Text = setting(MEASURED, "the ratio of costs for which they are: measured on this machine, or one of the report's")
+    format: Literal["standalone", "onnx", "vllm", "tensorrt-llm", "llama.cpp", "sglang"] | None = (
+        setting(
+            None,
+            "what to write into the head's folder, or to print of a report; without it, the head is"
+            " checked and described",
+        )
+    )
+    report: Text | None = setting(
+        None,
+        "a folder of specheads evaluate, whose best lengths of drafts an engine's settings get",
+    )
+    ratio: Text = setting(
+        MEASURED,
+        "the ratio of costs for which they are: measured on this machine, or one of the report's",
+    )
 
 
 def main() -> None:
@@ -34,41 +48,64 @@ def main() -> None:
 
 
 def run(words: Sequence[str]) -> str:
-    """Run the command line `words`; return the text to print. Raises UserError for a mistake, or a head that is not intact."""
+    """Run the command line `words`; return the text to print.
+
+    Raises UserError for a mistake, or a head that is not intact.
+    """
     if {"-h", "--help"} & set(words):
         return help_text()
     settings = Export(**arguments("export", words, list(Export.model_fields)))
     if settings.report is not None or settings.format in ENGINES:
         return _engine_settings(settings)
     if settings.head is None:
-        raise UserError("specheads export: head=<folder> is missing, or report=<folder> of an evaluation.")
+        raise UserError(
+            "specheads export: head=<folder> is missing, or report=<folder> of an evaluation."
+        )
     head = load_head(settings.head)
     if settings.format is None:
         return _description(head)
     if not Path(settings.head).is_dir():
-        raise UserError(f"head={settings.head} is on the hub, and files are written into a local folder; give one.")
+        raise UserError(
+            f"head={settings.head} is on the hub, and files are written into a local folder; give"
+            " one."
+        )
     if head.golden_inputs is None:
         raise UserError(
-            f"head={settings.head} is a checkpoint of the SpecDec++ authors; convert it to a head of this project first: "
-            f"python -c \"import specheads; specheads.load_head('{settings.head}').save_pretrained('my-head')\""
+            f"head={settings.head} is a checkpoint of the SpecDec++ authors; convert it to a head"
+            ' of this project first: python -c "import specheads;'
+            f" specheads.load_head('{settings.head}').save_pretrained('my-head')\""
         )
     _, write = FORMATS[settings.format]
     return f"{without_home(str(write(head, Path(settings.head))))} written"
 
 
 def _engine_settings(settings: Export) -> str:
-    """Return the settings of an engine; raises UserError for a report that cannot be read, or that says not to draft."""
+    """Return the settings of an engine.
+
+    Raises UserError for a report that cannot be read, or that says not to draft.
+    """
     if settings.format not in ENGINES or settings.report is None:
-        wrong = f"format={settings.format}" if settings.report else f"format={settings.format} without report="
-        raise UserError(f"specheads export: {wrong}; expected report=<folder> of an evaluation and format={', '.join(ENGINES)}.")
-    path, (version, write) = Path(settings.report) / "report.json", ENGINES[settings.format]
+        wrong = (
+            f"format={settings.format}"
+            if settings.report
+            else f"format={settings.format} without report="
+        )
+        raise UserError(
+            f"specheads export: {wrong}; expected report=<folder> of an evaluation and"
+            f" format={', '.join(ENGINES)}."
+        )
+    path = Path(settings.report) / "report.json"
+    (version, write) = ENGINES[settings.format]
     try:
         report = json.loads(path.read_text())
-        given, doubts = drafting_of(report, settings.ratio), report["doubts"] if settings.ratio == MEASURED else ()
+        given = drafting_of(report, settings.ratio)
+        doubts = report["doubts"] if settings.ratio == MEASURED else ()
     except UserError:
         raise
     except (OSError, ValueError, LookupError, TypeError) as error:
-        raise UserError(f"{path} cannot be read ({error}); give the folder of a run of specheads evaluate.") from None
+        raise UserError(
+            f"{path} cannot be read ({error}); give the folder of a run of specheads evaluate."
+        ) from None
     remarks = [f"# for {version}, by {without_home(str(path))} at ratio {settings.ratio}"]
     remarks += [f"# its timing is doubtful: {doubt}" for doubt in doubts]
     return "\n".join([*remarks, write(given)])
@@ -78,28 +115,45 @@ def help_text() -> str:
     """Return the help text of the verb."""
     rows = [(f"  {key + '=':<10}", text) for key, text in fields_of(Export).items()]
     rows[2:2] = [(f"{'':<12}{name:<14}", about) for name, (about, _) in (FORMATS | ENGINES).items()]
-    lines = [fill(text, 80, initial_indent=first, subsequent_indent=" " * len(first)) for first, text in rows]
-    usage = ["usage: specheads export head=<folder> [format=...]", "       specheads export report=<folder> format=<engine>"]
+    lines = [
+        fill(text, 80, initial_indent=first, subsequent_indent=" " * len(first))
+        for first, text in rows
+    ]
+    usage = [
+        "usage: specheads export head=<folder> [format=...]",
+        "       specheads export report=<folder> format=<engine>",
+    ]
     return "\n".join([*usage, "", f"  {VERBS['export'].about}", "", *lines])
 
 
 def _description(head: AcceptanceHead) -> str:
-    config, learned = head.config, head.train_prompts
+    config = head.config
+    learned = head.train_prompts
     rows = properties(config) | {
         "parameters": f"{sum(weight.numel() for weight in head.parameters()):,}",
         "prompts": "not known",
-        "recommended": _listed(config.recommended or {}) or "nothing yet; specheads evaluate chooses a threshold",
+        "recommended": (
+            _listed(config.recommended or {})
+            or "nothing yet; specheads evaluate chooses a threshold"
+        ),
         "held out": _listed(config.train.get("test") or {}) or "not known",
         "files": "unchanged since its export",
     }
     if learned is not None:
         rows["prompts"] = (
-            f"trained on {len(learned.train):,}, calibrated on {len(learned.dev):,}; evaluations do not report on them"
+            f"trained on {len(learned.train):,}, calibrated on {len(learned.dev):,}; evaluations do"
+            " not report on them"
         )
     if head.golden_inputs is None:
-        rows["files"] = "a complete checkpoint of the SpecDec++ authors; it names no draft and has no golden vectors to check"
+        rows["files"] = (
+            "a complete checkpoint of the SpecDec++ authors; it names no draft and has no golden"
+            " vectors to check"
+        )
     return "\n".join(f"{name:<15} {value}" for name, value in rows.items())
 
 
 def _listed(values: Mapping[str, Any]) -> str:
-    return ", ".join(f"{key} {value:.4g}" if isinstance(value, float) else f"{key} {value}" for key, value in values.items())
+    return ", ".join(
+        f"{key} {value:.4g}" if isinstance(value, float) else f"{key} {value}"
+        for key, value in values.items()
+    )

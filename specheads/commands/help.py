@@ -1,4 +1,6 @@
-"""The text of `--help`: every key of a command, its value, and its sentence from the classes of settings or choices' files."""
+"""The text of `--help`: every key of a command, its value, and its sentence from the classes of
+settings or choices' files.
+"""
 
 import re
 import shlex
@@ -10,7 +12,12 @@ from typing import Any, NamedTuple, cast
 import yaml
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.errors import ConfigCompositionException, HydraException, MissingConfigException, OverrideParseException
+from hydra.errors import (
+    ConfigCompositionException,
+    HydraException,
+    MissingConfigException,
+    OverrideParseException,
+)
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 from rich.console import Console
@@ -23,9 +30,15 @@ from specheads.errors import UserError
 from specheads.prompts.sources import DatasetSource, NanoSource, source_class
 from specheads.settings import config_folder, fields_of, shown
 
-GROUP, REPRODUCE = "experiment", "reproduce"
-_REPRODUCES = re.compile(rf"^command: {REPRODUCE}/", re.MULTILINE)  # parsing the files would take longer than all else here
-_MORE = [("--help=all", "explains every key in full"), ("--help=<key>", "explains the keys of a group")]
+GROUP = "experiment"
+REPRODUCE = "reproduce"
+_REPRODUCES = re.compile(
+    rf"^command: {REPRODUCE}/", re.MULTILINE
+)  # parsing the files would take longer than all else here
+_MORE = [
+    ("--help=all", "explains every key in full"),
+    ("--help=<key>", "explains the keys of a group"),
+]
 _HYDRA = [
     ("+key=value", "adds a key that is not listed; '~key' takes one away"),
     ("-m key=a,b", "runs every combination of the values, one after another"),
@@ -34,11 +47,38 @@ _HYDRA = [
 ]
 _ALL = "all"  # every key
 _MOST_EXAMPLES = 4  # command lines in the help that fits a screen
-# The help that fits a screen explains those of these keys that a command has, and only names the others.
+# The help that fits a screen explains those of these keys that a command has, and only names the
+# others.
 _FIRST = (
-    *("head", "heads", "head.depth", "samples", "prompts", "num_prompts", "num_dev_prompts", "data.num_train"),
-    *("trainer.max_epochs", "optimizer.lr", "loader.batch_size", "warp.temperature", "data.max_new_tokens", "split", "ratios"),
-    *("num_live_prompts", "concurrency", "repeats", "serving", "runner", "generation.batch_size", "paths.outputs", "resume"),
+    *(
+        "head",
+        "heads",
+        "head.depth",
+        "samples",
+        "prompts",
+        "num_prompts",
+        "num_dev_prompts",
+        "data.num_train",
+    ),
+    *(
+        "trainer.max_epochs",
+        "optimizer.lr",
+        "loader.batch_size",
+        "warp.temperature",
+        "data.max_new_tokens",
+        "split",
+        "ratios",
+    ),
+    *(
+        "num_live_prompts",
+        "concurrency",
+        "repeats",
+        "serving",
+        "runner",
+        "generation.batch_size",
+        "paths.outputs",
+        "resume",
+    ),
 )
 _MOST_KEYS = 10
 
@@ -51,26 +91,37 @@ class Section(NamedTuple):
     rows: list[tuple[str, str]]
 
 
-def help_text(command: str, overrides: Sequence[str] = (), width: int | None = None, of: str = _ALL) -> str:
-    """Return the help of conf/<command>.yaml with the values that `overrides` lead to, for a terminal `width` columns wide.
+def help_text(
+    command: str, overrides: Sequence[str] = (), width: int | None = None, of: str = _ALL
+) -> str:
+    """Return the help of conf/<command>.yaml with the values that `overrides` lead to, for a
+    terminal `width` columns wide.
 
-    `of` is a key, with those in its group, or "all"; an empty text is for a screen with the keys that matter first. Raises
-    UserError for an unknown key, and Hydra's errors for `overrides` that do not compose.
+    `of` is a key, with those in its group, or "all"; an empty text is for a screen with the keys
+    that matter first. Raises UserError for an unknown key, and Hydra's errors for `overrides` that
+    do not compose.
     """
     cfg, chosen = composed(command, overrides)
-    console = Console(file=(output := StringIO()), width=width, markup=False, emoji=False, highlight=False)
-    listed, is_short = sections(cfg, chosen, command), not of
+    console = Console(
+        file=(output := StringIO()), width=width, markup=False, emoji=False, highlight=False
+    )
+    listed = sections(cfg, chosen, command)
+    is_short = not of
     if is_short or of == _ALL:
         about = "\n".join(line for line in _head_of(command) if not line.startswith(" "))
         console.print(f"usage: {PROGRAMS[command]} [key=value ...]\n\n{about}")
         for line in usage_head(command)[: _MOST_EXAMPLES if is_short else None]:
             console.print(f"  {line}", soft_wrap=True)  # a command line stays whole for copying
         console.print()
-        used, groups = _most_used(listed) if is_short else [], _choice_sections(command, chosen)
+        used = _most_used(listed) if is_short else []
+        groups = _choice_sections(command, chosen)
         more = Section("more", "", _MORE + _HYDRA) if is_short else Section("Hydra", "", _HYDRA)
         listed = [*used[:1], *groups, *(used[1:] if is_short else listed), more]
     else:
-        kept = [(title, [row for row in rows if row[0].startswith((f"{of}.", f"{of}="))]) for title, _, rows in listed]
+        kept = [
+            (title, [row for row in rows if row[0].startswith((f"{of}.", f"{of}="))])
+            for title, _, rows in listed
+        ]
         listed = [Section(title, "", rows) for title, rows in kept if rows]
         if not listed:
             raise UserError(f"--help={of}: there is no such key; --help=all lists every key.")
@@ -86,19 +137,28 @@ def help_text(command: str, overrides: Sequence[str] = (), width: int | None = N
 
 
 def _choice_sections(command: str, chosen: Mapping[str, str | None]) -> list[Section]:
-    """Return the config groups with what may be chosen in each, and for `reproduce` what its experiments are."""
+    """Return the config groups with what may be chosen in each, and for `reproduce` what its
+    experiments are.
+    """
     groups = []
     for group, choice in chosen.items():
         marked = _names_in(choice)
         names = dict.fromkeys([*marked, *_choices_of(command, group)])
-        groups.append((f"{group}=", " | ".join(f"[{name}]" if name in marked else name for name in names)))
+        groups.append(
+            (f"{group}=", " | ".join(f"[{name}]" if name in marked else name for name in names))
+        )
     about = experiments(command) if command == REPRODUCE else {}
     repeated = [(name, text.partition("\n")[0]) for name, text in about.items()]
-    return [Section("config groups, [what is chosen here]", "", groups), Section("experiments", "", repeated)]
+    return [
+        Section("config groups, [what is chosen here]", "", groups),
+        Section("experiments", "", repeated),
+    ]
 
 
 def _most_used(listed: Sequence[Section]) -> list[Section]:
-    """Return the first ten keys of `_FIRST` that a command has, and the names of its other keys, and groups of keys."""
+    """Return the first ten keys of `_FIRST` that a command has, and the names of its other keys,
+    and groups of keys.
+    """
     rows = {row[0].partition("=")[0]: row for section in listed for row in section.rows}
     shown_keys = [key for key in _FIRST if key in rows][:_MOST_KEYS]
     others = [key for key in rows if "." not in key and key not in shown_keys]
@@ -110,10 +170,17 @@ def _most_used(listed: Sequence[Section]) -> list[Section]:
 
 
 def _table(rows: list[tuple[str, str]], width: int, is_short: bool) -> Table:
-    """Return rows in two columns; with `is_short` each is cut to a line. A value may be cut, but not a key."""
+    """Return rows in two columns; with `is_short` each is cut to a line.
+
+    A value may be cut, but not a key.
+    """
     limit = max(width // (3 if is_short else 2), *(text.find("=") + 4 for text, _ in rows))
-    first = Column(no_wrap=True, overflow="ellipsis", width=min(limit, max(len(text) + 2 for text, _ in rows)))
-    table = Table.grid(first, Column(no_wrap=is_short, overflow="ellipsis", ratio=1), padding=(0, 2), expand=True)
+    first = Column(
+        no_wrap=True, overflow="ellipsis", width=min(limit, max(len(text) + 2 for text, _ in rows))
+    )
+    table = Table.grid(
+        first, Column(no_wrap=is_short, overflow="ellipsis", ratio=1), padding=(0, 2), expand=True
+    )
     for text, explanation in rows:
         table.add_row(f"  {text}", explanation)
     return table
@@ -128,12 +195,19 @@ def _head_of(command: str) -> list[str]:
     return read_head((config_folder() / f"{command}.yaml").read_text("utf-8")).splitlines()
 
 
-def composed(command: str, overrides: Sequence[str] = ()) -> tuple[DictConfig, dict[str, str | None]]:
-    """Return a command's config without Hydra's node, and the choice of each group; a swept key (`a=0,1`) keeps its default."""
+def composed(
+    command: str, overrides: Sequence[str] = ()
+) -> tuple[DictConfig, dict[str, str | None]]:
+    """Return a command's config without Hydra's node, and the choice of each group.
+
+    A swept key (`a=0,1`) keeps its default.
+    """
     parsed = OverridesParser.create().parse_overrides(list(overrides))
     single = [str(override.input_line) for override in parsed if not override.is_sweep_override()]
     cfg = command_config(command, single, with_hydra=True)
-    choices: dict[str, str | None] = dict(reversed(cfg.hydra.runtime.choices.items()))  # Hydra has the last one first
+    choices: dict[str, str | None] = dict(
+        reversed(cfg.hydra.runtime.choices.items())
+    )  # Hydra has the last one first
     for override in parsed:  # Hydra does not report a choice that is a list
         if isinstance(names := override.value(), list) and names_of(override.key_or_group):
             choices[override.key_or_group] = shown(names)
@@ -141,21 +215,28 @@ def composed(command: str, overrides: Sequence[str] = ()) -> tuple[DictConfig, d
     del cfg.hydra
     cfg.paths.run = "${paths.outputs}/${command}/<date_time>"  # only a run knows the folder
     groups = [group for group in choices if group.isidentifier()]  # not hydra/launcher
-    return cfg, {group: choices[group] for group in sorted(groups, key=lambda group: group != "model")}
+    return cfg, {
+        group: choices[group] for group in sorted(groups, key=lambda group: group != "model")
+    }
 
 
 def sections(cfg: DictConfig, chosen: Mapping[str, str | None], command: str) -> list[Section]:
-    """Return every key of a composed config with its explanation: first those of no config group, then group by group."""
+    """Return every key of a composed config with its explanation: first those of no config group,
+    then group by group.
+    """
     explained: dict[str, str] = {}
     listed = {"": Section("general", "", [])}
     for group, choice in chosen.items():
-        files = {path.stem: path.read_text("utf-8") for path in (config_folder() / group).glob("*.yaml")}
+        files = {
+            path.stem: path.read_text("utf-8") for path in (config_folder() / group).glob("*.yaml")
+        }
         listed[group] = Section(f"{group}={choice}", read_head(files.get(str(choice), "")), [])
         for name in sorted(files, key=_names_in(choice).__contains__):
             explained |= _comments(files[name], group) if group != GROUP else {}
     explained |= _sentences(command, source_class(cfg.data))
     for key, value in _walk(cast(Mapping[str, Any], OmegaConf.to_container(cfg, resolve=True))):
-        rows, explanation = listed.get(key.partition(".")[0], listed[""]).rows, explained.get(key, "")
+        rows = listed.get(key.partition(".")[0], listed[""]).rows
+        explanation = explained.get(key, "")
         if not isinstance(value, Mapping) or not value:
             rows.append((f"{key}={shown(value)}".replace("\n", "\\n"), explanation))
         elif explanation:
@@ -165,29 +246,49 @@ def sections(cfg: DictConfig, chosen: Mapping[str, str | None], command: str) ->
 
 def _sentences(command: str, *sources: type) -> dict[str, str]:
     """Return the keys of a command and of sources of prompts, and their sentences of help."""
-    of_sources = {key: text for cls in sources for key, text in fields_of(cls, "data").items() if text}
+    of_sources = {
+        key: text for cls in sources for key, text in fields_of(cls, "data").items() if text
+    }
     return of_sources | keys_of(command).sentences
 
 
 def experiments(command: str) -> dict[str, str]:
-    """Return the files of conf/experiment that a command takes, by name, with the comment at the head of each."""
-    files = {path.stem: path.read_text("utf-8") for path in sorted((config_folder() / GROUP).glob("*.yaml"))}
-    fitting = {name: text for name, text in files.items() if bool(_REPRODUCES.search(text)) == (command == REPRODUCE)}
+    """Return the files of conf/experiment that a command takes, by name, with the comment at the
+    head of each.
+    """
+    files = {
+        path.stem: path.read_text("utf-8")
+        for path in sorted((config_folder() / GROUP).glob("*.yaml"))
+    }
+    fitting = {
+        name: text
+        for name, text in files.items()
+        if bool(_REPRODUCES.search(text)) == (command == REPRODUCE)
+    }
     return {name: read_head(text) for name, text in fitting.items()}
 
 
 def check_experiment(command: str, chosen: str | None) -> None:
-    """Raise UserError if an experiment is for other commands, or if the one that `reproduce` needs is missing."""
-    if (chosen in names_of(GROUP) or (chosen is None and command == REPRODUCE)) and chosen not in (names := experiments(command)):
+    """Raise UserError if an experiment is for other commands, or if the one that `reproduce` needs
+    is missing.
+    """
+    if (chosen in names_of(GROUP) or (chosen is None and command == REPRODUCE)) and chosen not in (
+        names := experiments(command)
+    ):
         raise UserError(
-            f"experiment={chosen or 'null'} is nothing that {PROGRAMS[command]} takes; use one of {', '.join(names)}."
+            f"experiment={chosen or 'null'} is nothing that {PROGRAMS[command]} takes; use one of"
+            f" {', '.join(names)}."
         )
 
 
 def read_head(text: str) -> str:
     """Return the comment at the head of a YAML file."""
     head = takewhile(lambda line: line.startswith("#"), text.splitlines())
-    return "\n".join(line.removeprefix("#").removeprefix(" ") for line in head if not line.startswith("# @package"))
+    return "\n".join(
+        line.removeprefix("#").removeprefix(" ")
+        for line in head
+        if not line.startswith("# @package")
+    )
 
 
 def _choices_of(command: str, group: str) -> list[str]:
@@ -196,9 +297,12 @@ def _choices_of(command: str, group: str) -> list[str]:
 
 
 def _comments(text: str, group: str) -> dict[str, str]:
-    """Return by key the comments of a choice's file: each follows its key, or goes on in lines of its own below."""
+    """Return by key the comments of a choice's file: each follows its key, or goes on in lines of
+    its own below.
+    """
     package = re.match(r"# @package (\S+)", text)
-    path, comments = [package[1] if package else group], {}
+    path = [package[1] if package else group]
+    comments = {}
     for line in text.splitlines():
         if match := re.match(r"( *)(\w+):[^#]*(?:# (.*))?$", line):
             path[1 + len(match[1]) // 2 :] = [match[2]]
@@ -214,7 +318,9 @@ def _names_in(choice: str | None) -> list[str]:
 
 
 def _walk(content: Mapping[str, Any], parent: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield (dotted key, value) of every node and leaf that is meant for users, nodes before their children."""
+    """Yield (dotted key, value) of every node and leaf that is meant for users, nodes before their
+    children.
+    """
     for name, value in content.items():
         if name != "_target_":
             yield f"{parent}{name}", value
@@ -222,43 +328,90 @@ def _walk(content: Mapping[str, Any], parent: str = "") -> Iterator[tuple[str, A
 
 
 def composition_error(error: Exception, command: str, words: Sequence[str]) -> UserError | None:
-    """Return the message for an error that the command line `words` of conf/<command>.yaml raised in Hydra, or None."""
+    """Return the message for an error that the command line `words` of conf/<command>.yaml raised
+    in Hydra, or None.
+    """
     ask = f"{PROGRAMS[command]} --help"
-    nulls = [name for word in words if word.endswith("=null") and (config_folder() / (name := word[:-5])).is_dir()]
+    nulls = [
+        name
+        for word in words
+        if word.endswith("=null") and (config_folder() / (name := word[:-5])).is_dir()
+    ]
     if nulls and "Config group override" in str(error):
-        return UserError(f"{nulls[0]}=null: a group of configs cannot be null; write '~{nulls[0]}' to leave it out.")
-    if isinstance(error, ConfigCompositionException) and str(error).startswith("Multiple values for "):
+        return UserError(
+            f"{nulls[0]}=null: a group of configs cannot be null; write '~{nulls[0]}' to leave it"
+            " out."
+        )
+    if isinstance(error, ConfigCompositionException) and str(error).startswith(
+        "Multiple values for "
+    ):
         key = str(error).split()[3].rstrip(".")
-        return UserError(f"+{key}=: a plus adds what is not listed, and {key} is listed; write {key}=<name> without it.")
-    where = "the folder of --config-dir" if any("config-dir" in word or "searchpath" in word for word in words) else "conf/"
-    if isinstance(error, yaml.YAMLError | UnicodeDecodeError) and not HydraConfig.initialized():  # a config has a mistake
-        return UserError(f"a file in {where} is not valid YAML in UTF-8: {' '.join(str(error).split())}.")
-    if isinstance(error, ValueError) and str(error).startswith("Invalid defaults list in "):  # Hydra's
-        return UserError(f"a file in {where} has a mistake: {error}; correct the list, or leave the key out.")
+        return UserError(
+            f"+{key}=: a plus adds what is not listed, and {key} is listed; write {key}=<name>"
+            " without it."
+        )
+    where = (
+        "the folder of --config-dir"
+        if any("config-dir" in word or "searchpath" in word for word in words)
+        else "conf/"
+    )
+    if (
+        isinstance(error, yaml.YAMLError | UnicodeDecodeError) and not HydraConfig.initialized()
+    ):  # a config has a mistake
+        return UserError(
+            f"a file in {where} is not valid YAML in UTF-8: {' '.join(str(error).split())}."
+        )
+    if isinstance(error, ValueError) and str(error).startswith(
+        "Invalid defaults list in "
+    ):  # Hydra's
+        return UserError(
+            f"a file in {where} has a mistake: {error}; correct the list, or leave the key out."
+        )
     if isinstance(error, MissingConfigException) and "/" in str(error.missing_cfg_file):
         group, _, name = str(error.missing_cfg_file).rpartition("/")
         known = _choices_of(command, group)
         return UserError(
-            f"{group}={name}: there is no such choice; {closest(name, known)}use one of {', '.join(known)}, or write "
-            f"<folder>/{group}/{name}.yaml and add --config-dir <folder>."
+            f"{group}={name}: there is no such choice; {closest(name, known)}use one of"
+            f" {', '.join(known)}, or write <folder>/{group}/{name}.yaml and add --config-dir"
+            " <folder>."
         )
     if isinstance(error, MissingMandatoryValue):
         key = str(error.full_key)
-        return UserError(f"{key} has no value, but the command needs one; write {key}=<value> ({ask}={key} says what it is).")
-    if isinstance(error, ConfigCompositionException) and isinstance(error.__cause__, OmegaConfBaseException):
+        return UserError(
+            f"{key} has no value, but the command needs one; write {key}=<value> ({ask}={key} says"
+            " what it is)."
+        )
+    if isinstance(error, ConfigCompositionException) and isinstance(
+        error.__cause__, OmegaConfBaseException
+    ):
         key = str(error.__cause__.full_key)
         word = next((word for word in words if re.match(rf"[+~]*{re.escape(key)}[.=]", word)), key)
-        close = closest(word.partition("=")[0], list(_sentences(command, DatasetSource, NanoSource)))
+        close = closest(
+            word.partition("=")[0], list(_sentences(command, DatasetSource, NanoSource))
+        )
         adds = f", and +{word} adds one" if key.startswith(("trainer", "logger")) else ""
         return UserError(f"{word}: there is no such key; {close}{ask}=all lists every key{adds}.")
     if isinstance(error, OverrideParseException):
         key, _, value = str(error.override).partition("=")
-        if key in words or key.startswith(("'", '"')) or value[:1] in ("[", "'", '"') or re.match(r"\{\w+:", value):
-            how = "write key=value, with each bracket and quote closed, and quotes of the shell around all of it"
+        if (
+            key in words
+            or key.startswith(("'", '"'))
+            or value[:1] in ("[", "'", '"')
+            or re.match(r"\{\w+:", value)
+        ):
+            how = (
+                "write key=value, with each bracket and quote closed, and quotes of the shell"
+                " around all of it"
+            )
         else:
             quoted = shlex.quote('{}="{}"'.format(key, value.replace('"', '\\"')))
-            how = f"a text with signs such as = and {{ needs quotes of its own within those of the shell: {quoted}"
-        return UserError(f"{error.override}: this cannot be read ({str(error).splitlines()[0]}); {how}")
+            how = (
+                "a text with signs such as = and { needs quotes of its own within those of the"
+                f" shell: {quoted}"
+            )
+        return UserError(
+            f"{error.override}: this cannot be read ({str(error).splitlines()[0]}); {how}"
+        )
     if not isinstance(error, HydraException | OmegaConfBaseException):
         return None
     reason = f"\n{error.__cause__}" if isinstance(error, HydraException) and error.__cause__ else ""
@@ -266,12 +419,18 @@ def composition_error(error: Exception, command: str, words: Sequence[str]) -> U
 
 
 def completions(line: str, word: str) -> list[str]:
-    """Return what the last word of a command line may become, each from where the shell's `word`, a part of it, begins."""
+    """Return what the last word of a command line may become, each from where the shell's `word`, a
+    part of it, begins.
+    """
     *before, last = line.split(" ")[1:]
     named = [name for name in VERBS if before[: len(name.split())] == name.split()]
     if not named:
         parts = [name.split() for name in VERBS]
-        known = [f"{each[len(before)]} " for each in parts if each[: len(before)] == before and len(each) > len(before)]
+        known = [
+            f"{each[len(before)]} "
+            for each in parts
+            if each[: len(before)] == before and len(each) > len(before)
+        ]
     elif (command := VERBS[named[0]].config) is None:
         known = []
     else:

@@ -1,4 +1,6 @@
-"""`specheads runs`: the runs in a folder of outputs, with what each was asked for and its key figures."""
+"""`specheads runs`: the runs in a folder of outputs, with what each was asked for and its key
+figures.
+"""
 
 import contextlib
 import sys
@@ -21,17 +23,27 @@ _METRICS = {"kl": "KL", "auroc": "AUROC"}  # of a head, on held-out prompts
 
 
 def main() -> None:
-    """List the runs in the folder that this process's command line names. Raises UserError for one without runs."""
+    """List the runs in the folder that this process's command line names.
+
+    Raises UserError for one without runs.
+    """
     value = arguments("runs", sys.argv[1:], ["outputs"]).get("outputs", "outputs")
-    found = sorted(Path(value).glob(f"*/*/{STATE}"), key=lambda path: (path.parts[-3], path.parts[-2]))
+    found = sorted(
+        Path(value).glob(f"*/*/{STATE}"), key=lambda path: (path.parts[-3], path.parts[-2])
+    )
     if not found:
-        raise UserError(f"outputs={value} has no runs; give the folder that paths.outputs= named (by default outputs).")
+        raise UserError(
+            f"outputs={value} has no runs; give the folder that paths.outputs= named (by default"
+            " outputs)."
+        )
     print_runs([job for path in found for job in jobs_of(path.parent) or [path.parent]])
 
 
 def jobs_of(folder: Path) -> list[Path]:
     """Return the folders of the jobs of a multirun, in their order; none for another run."""
-    return sorted((path.parent for path in folder.glob(f"[0-9]*/{STATE}")), key=lambda path: int(path.name))
+    return sorted(
+        (path.parent for path in folder.glob(f"[0-9]*/{STATE}")), key=lambda path: int(path.name)
+    )
 
 
 def print_runs(folders: Sequence[Path]) -> None:
@@ -42,7 +54,10 @@ def print_runs(folders: Sequence[Path]) -> None:
     for folder in folders:
         state = "" if read_state(folder).get("finished") else "unfinished"
         what = " ".join(word for word in asked[folder] if word not in common)
-        rows += [[str(folder / name), text or state, what] for name, text in list(_figures(folder)) or [("", "")]]
+        rows += [
+            [str(folder / name), text or state, what]
+            for name, text in list(_figures(folder)) or [("", "")]
+        ]
     print_table(["run", "figures", "asked for"], rows, numbers=False)
 
 
@@ -54,17 +69,35 @@ def _overrides(folder: Path) -> list[str]:
 
 
 def _figures(folder: Path) -> Iterator[tuple[str, str]]:
-    """Yield the heads of a run, or what it recommends, with the key figures; nothing of damaged files."""
+    """Yield the heads of a run, or what it recommends, with the key figures.
+
+    Nothing of damaged files.
+    """
     for path in sorted(folder.glob("heads/*/config.json")):
         test = _read(path).get("train", {}).get("test") or {}
-        figures = ", ".join(f"{title} {test[key]:.3f}" for key, title in _METRICS.items() if key in test)
+        figures = ", ".join(
+            f"{title} {test[key]:.3f}" for key, title in _METRICS.items() if key in test
+        )
         yield f"heads/{path.parent.name}", figures
     if speeds := {
-        row["name"]: row["speedup"]["value"] for row in _read(folder / "report.json").get("live", []) if row["speedup"]
+        row["name"]: row["speedup"]["value"]
+        for row in _read(folder / "report.json").get("live", [])
+        if row["speedup"]
     }:
-        yield "", f"fastest: {(best := max(speeds, key=lambda name: speeds[name]))}, {speeds[best]:.2f} times the target alone"
+        yield (
+            "",
+            (
+                f"fastest: {(best := max(speeds, key=lambda name: speeds[name]))},"
+                f" {speeds[best]:.2f} times the target alone"
+            ),
+        )
     for path in folder.glob("*/distill.json"):
-        yield path.parent.name, ", ".join(f"{name} {value:.3f}" for name, value in _read(path)["test"]["after"].items())
+        yield (
+            path.parent.name,
+            ", ".join(
+                f"{name} {value:.3f}" for name, value in _read(path)["test"]["after"].items()
+            ),
+        )
 
 
 def _read(path: Path) -> dict[str, Any]:
@@ -73,9 +106,17 @@ def _read(path: Path) -> dict[str, Any]:
     return {}
 
 
-def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]], numbers: bool = True, **style: Any) -> None:
-    """Print a table; columns of numbers, after the first, are aligned to the right; `style` are arguments of rich's Table."""
-    others = [Column(name, justify="right" if numbers else "left", overflow="fold") for name in columns[1:]]
+def print_table(
+    columns: Sequence[str], rows: Sequence[Sequence[str]], numbers: bool = True, **style: Any
+) -> None:
+    """Print a table; columns of numbers, after the first, are aligned to the right.
+
+    `style` are arguments of rich's Table.
+    """
+    others = [
+        Column(name, justify="right" if numbers else "left", overflow="fold")
+        for name in columns[1:]
+    ]
     table = Table(Column(columns[0], overflow="fold"), *others, box=box.SIMPLE_HEAD, **style)
     for row in rows:
         table.add_row(*map(escape, row))

@@ -1,4 +1,7 @@
-"""`specheads train model=...` trains acceptance heads, `specheads distill` the draft itself; missing data is made first."""
+"""`specheads train model=...` trains acceptance heads, `specheads distill` the draft itself.
+
+Missing data is made first.
+"""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -9,7 +12,13 @@ from typing import TYPE_CHECKING, TypeVar
 from omegaconf import DictConfig
 
 from specheads.commands.command import command, next_command
-from specheads.commands.compose import load_configured_pair, model_config, open_loggers, settings_of, source_of
+from specheads.commands.compose import (
+    load_configured_pair,
+    model_config,
+    open_loggers,
+    settings_of,
+    source_of,
+)
 from specheads.commands.data import check_data, data_cache
 from specheads.commands.runs import print_table
 from specheads.data_gen.settings import DataGeneration
@@ -35,9 +44,15 @@ MOST_SHOWN = 20  # heads; a bank may have thousands
 
 @command("train", DataGeneration, HeadTraining, folder="head")
 def train_head(cfg: DictConfig, pair: Pair | None = None) -> "TrainedHeads":
-    """Train the heads of a config, for `pair` or its own; print how good they are. Raises UserError as `train_heads`."""
-    settings, run = _checked_settings(HeadTraining, cfg), Path(cfg.paths.run)
-    with open_loggers(cfg, run) as loggers:  # a failed login is reported before the models are loaded
+    """Train the heads of a config, for `pair` or its own; print how good they are.
+
+    Raises UserError as `train_heads`.
+    """
+    settings = _checked_settings(HeadTraining, cfg)
+    run = Path(cfg.paths.run)
+    with open_loggers(
+        cfg, run
+    ) as loggers:  # a failed login is reported before the models are loaded
         from specheads.training.heads.head_training import train_heads  # slow: imports lightning
 
         # Only the first process makes data and calibrates, and needs the target for it.
@@ -51,8 +66,12 @@ def train_head(cfg: DictConfig, pair: Pair | None = None) -> "TrainedHeads":
 
 @command("distill", DataGeneration, Distillation)
 def distill_draft(cfg: DictConfig, pair: Pair | None = None) -> "DistilledDraft":
-    """Distil the draft of a config's pair; print how good it is, and return it. Raises UserError as `distill`."""
-    settings, run = _checked_settings(Distillation, cfg), Path(cfg.paths.run)
+    """Distil the draft of a config's pair; print how good it is, and return it.
+
+    Raises UserError as `distill`.
+    """
+    settings = _checked_settings(Distillation, cfg)
+    run = Path(cfg.paths.run)
     with open_loggers(cfg, run) as loggers:
         from specheads.training.distill.distillation import distill
         from specheads.training.distill.memory import check_config
@@ -60,75 +79,128 @@ def distill_draft(cfg: DictConfig, pair: Pair | None = None) -> "DistilledDraft"
         if pair is None:
             check_config(model_config(cfg), settings)
             # A draft that lacks some of the target's tokens learns them.
-            pair = replace(load_configured_pair(cfg, new_draft=settings.initial_draft), known_to_draft=None)
-        distilled = distill(pair, partial(_responses_of, cfg, pair, settings), settings, run, loggers)
+            pair = replace(
+                load_configured_pair(cfg, new_draft=settings.initial_draft), known_to_draft=None
+            )
+        distilled = distill(
+            pair, partial(_responses_of, cfg, pair, settings), settings, run, loggers
+        )
     if is_first_process():
         rows = []
         for name, after in distilled.after.items():
             before = distilled.before[name]
-            rows.append([name, f"{before:.4f}", f"{after:.4f}", f"{after / before - 1:+.1%}" if before else "-"])
+            rows.append(
+                [
+                    name,
+                    f"{before:.4f}",
+                    f"{after:.4f}",
+                    f"{after / before - 1:+.1%}" if before else "-",
+                ]
+            )
         print_table(["on test prompts", "before", "after", "change"], rows)
-        print("\n".join(f"{name}: {meaning}" for name, meaning in MEANINGS.items()), f"draft: {distilled.folder}", sep="\n")
+        print(
+            "\n".join(f"{name}: {meaning}" for name, meaning in MEANINGS.items()),
+            f"draft: {distilled.folder}",
+            sep="\n",
+        )
         print(f"next: {next_command('train', f'model.draft={distilled.folder}')}")
     return distilled
 
 
 def _checked_settings(cls: type[T], cfg: DictConfig) -> T:
-    """Return the settings of a composed config. Raises UserError for a mistake in them, or in what is to be learned from."""
+    """Return the settings of a composed config.
+
+    Raises UserError for a mistake in them, or in what is to be learned from.
+    """
     check_data(cfg)
     settings = settings_of(cls, cfg)
     for key in ("num_train", "num_dev", "num_test"):
         if not cfg.data[key]:
             raise UserError(
-                f"data.{key}={shown(cfg.data[key])} must be a positive integer; training needs prompts of every split."
+                f"data.{key}={shown(cfg.data[key])} must be a positive integer; training needs"
+                " prompts of every split."
             )
     settings.check_processes()
     return settings
 
 
 def _responses_of(cfg: DictConfig, pair: Pair, settings: Distillation) -> GeneratedData:
-    """Return the data set of a distillation: the target's responses without labels, and the prompts, with responses to learn."""
+    """Return the data set of a distillation: the target's responses without labels, and the
+    prompts, with responses to learn.
+    """
     prompts = unique(source_of(cfg).load(pair.chats, responses=settings.samples == "text"))
-    splits = SPLITS if settings.samples == "target" else ("dev", "test")  # a draft is measured on the last two
+    splits = (
+        SPLITS if settings.samples == "target" else ("dev", "test")
+    )  # a draft is measured on the last two
     return data_cache(cfg, pair, splits=splits, prompts=prompts, labelled=False)
 
 
 def _print_heads(trained: "TrainedHeads") -> None:
-    """Print how heads compare with rules without one, and their calibration; of many those of the lowest KL, the lowest first."""
+    """Print how heads compare with rules without one, and their calibration.
+
+    Of many those of the lowest KL, the lowest first.
+    """
     names = list(trained.names)
     if len(names) > MOST_SHOWN:
         names = sorted(names, key=lambda name: trained.test[name]["kl"])[:MOST_SHOWN]
-    listed = {name: trained.test[name] for name in [*names, *(name for name in trained.test if name not in trained.names)]}
-    rows = [[name, *(f"{metrics[key]:.3f}" if key in metrics else "-" for key in _METRICS)] for name, metrics in listed.items()]
+    listed = {
+        name: trained.test[name]
+        for name in [*names, *(name for name in trained.test if name not in trained.names)]
+    }
+    rows = [
+        [name, *(f"{metrics[key]:.3f}" if key in metrics else "-" for key in _METRICS)]
+        for name, metrics in listed.items()
+    ]
     print_table(["on held-out prompts", *_METRICS.values()], rows)
     if left_out := len(trained.names) - len(names):
-        print(f"the {len(names)} heads of the lowest KL; {left_out:,} more are in {trained.folder.parent}/test.json")
+        print(
+            f"the {len(names)} heads of the lowest KL; {left_out:,} more are in"
+            f" {trained.folder.parent}/test.json"
+        )
     if trained.calibrated:
         rows = []
         for name in names:
             each = trained.calibrated[name]
-            values = [f"{errors[key]:.4f}" for errors in (each.ece, each.log_loss) for key in ("raw", "cross_fitted")]
+            values = [
+                f"{errors[key]:.4f}"
+                for errors in (each.ece, each.log_loss)
+                for key in ("raw", "cross_fitted")
+            ]
             rows.append([name, *values, each.best if each.used else "none"])
         print_table(["on dev prompts", "ECE", "after", "log loss", "after", "calibration"], rows)
-        print("after: calibrated on one half of the prompts, measured on the other; used where that is clearly better")
+        print(
+            "after: calibrated on one half of the prompts, measured on the other; used where that"
+            " is clearly better"
+        )
     if (known := trained.information) is not None:
         print("\n".join(_information(known)))
     print(f"\n{'head' if len(trained.names) == 1 else 'heads'}: {trained.folder}")
 
 
 def _information(known: "Information") -> Iterator[str]:
-    """Yield what could be known about acceptance on dev prompts, who knows how much, and whether a head is worth it."""
+    """Yield what could be known about acceptance on dev prompts, who knows how much, and whether a
+    head is worth it.
+    """
     yield (
-        f"\nacceptance of a drafted token: {known.entropy.value:.3f} nats of uncertainty, {known.noise.value:.3f} noise, "
-        f"{known.knowable.value:.3f} knowable"
+        f"\nacceptance of a drafted token: {known.entropy.value:.3f} nats of uncertainty,"
+        f" {known.noise.value:.3f} noise, {known.knowable.value:.3f} knowable"
     )
     ranked = sorted(known.explained.items(), key=lambda item: -item[1].value)
     for name, share in ranked[:MOST_SHOWN]:
         yield f"  {name} explains {share.value:.1%} [{share.low:.1%}, {share.high:.1%}] of that"
     if known.over_logistic:
         name, more = max(known.over_logistic.items(), key=lambda item: item[1].value)
-        how = "better" if more.low > 0 else "worse" if more.high < 0 else "neither clearly better nor worse"
+        how = (
+            "better"
+            if more.low > 0
+            else "worse"
+            if more.high < 0
+            else "neither clearly better nor worse"
+        )
         gain = f"{more.value:+.1%} [{more.low:+.1%}, {more.high:+.1%}] of that"
         yield f"{name}, the best head, is {how} than the free logistic: {gain}"
         if more.low <= 0:
-            yield "it needs more prompts (data.num_train=) or epochs (trainer.max_epochs=); head=null evaluates rules without one"
+            yield (
+                "it needs more prompts (data.num_train=) or epochs (trainer.max_epochs=); head=null"
+                " evaluates rules without one"
+            )

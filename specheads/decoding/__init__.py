@@ -1,1 +1,3 @@
-"""Speculative decoding: draft -> stop? -> verify -> commit, with one choice on each of three axes."""
+"""Speculative decoding: draft -> stop? -> verify -> commit, with one choice on each of three
+axes.
+"""

@@ -1,4 +1,6 @@
-"""Drafts that branch off from given texts: grown and read in batches on the KV memory of one forward pass over each text."""
+"""Drafts that branch off from given texts: grown and read in batches on the KV memory of one
+forward pass over each text.
+"""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -13,9 +15,13 @@ from specheads.pair.padding import SLICE_ELEMENTS, batches_of_tokens, right_padd
 from specheads.pair.pair import Pair
 from specheads.pair.sampling import Warp, check_finite
 
-GROWN_BYTES = 2**26  # of the draft's memory of branches that are drafted together, unless a caller asks for more
+GROWN_BYTES = (
+    2**26
+)  # of the draft's memory of branches that are drafted together, unless a caller asks for more
 MOST_NODES = 2048  # tokens of branches of one text that are in memory at once
-LOGITS_ELEMENTS = 4 * SLICE_ELEMENTS  # of all branches that are drafted together; a pass over more takes longer per branch only
+LOGITS_ELEMENTS = (
+    4 * SLICE_ELEMENTS
+)  # of all branches that are drafted together; a pass over more takes longer per branch only
 
 
 @dataclass(frozen=True)
@@ -44,7 +50,9 @@ Seen = Callable[[Tensor, int, Tensor, Tensor, Tensor], None]
 
 @dataclass(frozen=True)
 class ReadTexts:
-    """Texts that a model has read: its KV memory of them, and the states (T, N, H) after each of their tokens."""
+    """Texts that a model has read: its KV memory of them, and the states (T, N, H) after each of
+    their tokens.
+    """
 
     engine: EagerEngine | WholeTexts
     hidden: Tensor
@@ -69,11 +77,13 @@ class ReadTexts:
         seen: Seen = lambda rows, depth, logits, probs, tokens: None,
         advance: Callable[[float], object] = lambda share: None,
     ) -> Branches:
-        """Return branches that grow from their first tokens to their lengths, or to a token that ends a response.
+        """Return branches that grow from their first tokens to their lengths, or to a token that
+        ends a response.
 
-        Branches `begun` have their first tokens (B, 1); `uniform` (B, K) in [0, 1) samples the others. Those of similar size are
-        drafted together, in `num_positions` of memory. `seen` is called with rows (b,), their depth, logits and probabilities
-        (b, V) there and the sampled tokens (b,), `advance` with the share of the work that is done since the last call.
+        Branches `begun` have their first tokens (B, 1); `uniform` (B, K) in [0, 1) samples the
+        others. Those of similar size are drafted together, in `num_positions` of memory. `seen` is
+        called with rows (b,), their depth, logits and probabilities (b, V) there and the sampled
+        tokens (b,), `advance` with the share of the work that is done since the last call.
         """
         count, width = uniform.shape
         if not count:
@@ -86,10 +96,15 @@ class ReadTexts:
         bytes_per_position = self.engine.memory_bytes / self.hidden.shape[:2].numel()
         num_positions = max(num_positions, int(GROWN_BYTES / bytes_per_position))
         batches = batches_of_tokens((begun.prefix + width).tolist(), num_positions)
-        for rows in (part for batch in batches for part in torch.tensor(batch, device=tokens.device).split(most_rows)):
+        for rows in (
+            part
+            for batch in batches
+            for part in torch.tensor(batch, device=tokens.device).split(most_rows)
+        ):
             prefix = begun.prefix[rows]
             fork, mask = self.engine.fork(begun.text[rows], prefix, width)
-            share, steps = len(rows) / count, 0
+            share = len(rows) / count
+            steps = 0
             for depth in range(1, int(lengths[rows].max())):
                 ended = torch.isin(tokens[rows, depth - 1], stops)
                 lengths[rows] = torch.where(ended, lengths[rows].clamp_max(depth), lengths[rows])
@@ -97,7 +112,9 @@ class ReadTexts:
                     break
                 mask = torch.nn.functional.pad(mask, (0, 1), value=1)
                 positions = (prefix + depth - 1)[:, None]
-                logits = fork.forward(tokens[rows, depth - 1, None], positions=positions, attention_mask=mask).logits[:, -1]
+                logits = fork.forward(
+                    tokens[rows, depth - 1, None], positions=positions, attention_mask=mask
+                ).logits[:, -1]
                 probs = warp(logits)
                 check_finite(pair.draft_id, probs)
                 tokens[rows, depth] = warp.draw(probs, uniform[rows, depth])
@@ -110,7 +127,9 @@ class ReadTexts:
 
 
 class TextReader:
-    """Reads one text after another, and all tokens of drafts that branch off from it together, on one memory without copies."""
+    """Reads one text after another, and all tokens of drafts that branch off from it together, on
+    one memory without copies.
+    """
 
     def __init__(self, lm: LanguageModel) -> None:
         self._is_static = way_of(lm).obstacle is None
@@ -118,7 +137,9 @@ class TextReader:
         self._text: Sequence[int] = ()
         self._engine: EagerEngine | None = None
         self.hidden = torch.empty(0)  # (N, H), the states after each token of the text
-        self._written = torch.empty(3, 0, dtype=torch.long)  # of the branches' tokens in memory: branch, prefix and depth
+        self._written = torch.empty(
+            3, 0, dtype=torch.long
+        )  # of the branches' tokens in memory: branch, prefix and depth
 
     @torch.no_grad()
     def read(self, text: Sequence[int]) -> Tensor:
@@ -138,22 +159,30 @@ class TextReader:
 
     @torch.no_grad()
     def states(self, branches: Branches, row: Tensor, depth: Tensor) -> Tensor:
-        """Return the states (n, H) that the tokens at `depth` (n,) of the branches `row` (n,) are sampled from.
+        """Return the states (n, H) that the tokens at `depth` (n,) of the branches `row` (n,) are
+        sampled from.
 
-        The token before each of them is read by this call; those before that one must be among these, or of an earlier call.
+        The token before each of them is read by this call; those before that one must be among
+        these, or of an earlier call.
         """
         if not self._is_static:
             return self._whole_states(branches, row, depth)
         assert self._engine is not None  # a text was read
-        states, later = self.hidden[branches.prefix[row] - 1], depth > 0
-        row, depth = row[later], depth[later] - 1
+        states = self.hidden[branches.prefix[row] - 1]
+        later = depth > 0
+        row = row[later]
+        depth = depth[later] - 1
         if not len(row):
             return states
         length = len(self.hidden) + self._written.shape[1]
-        self._written = torch.cat([self._written, torch.stack([row, branches.prefix[row], depth])], dim=1)
+        self._written = torch.cat(
+            [self._written, torch.stack([row, branches.prefix[row], depth])], dim=1
+        )
         branch, prefix, place = self._written
         reading = branches_reading(self.lm, len(self.hidden), branch, prefix, place, len(row))
-        states[later] = self._engine.read_row(0, branches.tokens[row, depth][None], length, reading)[0].to(states)
+        states[later] = self._engine.read_row(
+            0, branches.tokens[row, depth][None], length, reading
+        )[0].to(states)
         return states
 
     def _whole_states(self, branches: Branches, row: Tensor, depth: Tensor) -> Tensor:
@@ -161,6 +190,8 @@ class TextReader:
         if not len(row):
             return self.hidden[:0]
         numbers, place = row.unique(return_inverse=True)
-        branch = zip(branches.prefix[numbers].tolist(), branches.tokens[numbers].tolist(), strict=True)
+        branch = zip(
+            branches.prefix[numbers].tolist(), branches.tokens[numbers].tolist(), strict=True
+        )
         texts = [[*self._text[:prefix], *tokens] for prefix, tokens in branch]
         return whole_states(self.lm, right_padded(texts))[place, branches.prefix[row] + depth - 1]

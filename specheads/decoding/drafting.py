@@ -12,7 +12,13 @@ from specheads.decoding.engine import Engine, ForwardOutput
 from specheads.decoding.records import CHAIN, short_repr
 from specheads.decoding.rounds import ChainRounds, Drafter, RoundParts
 from specheads.decoding.rows import Rounds, Row
-from specheads.decoding.step_inputs import DraftMemory, HostNumbers, RowsExample, RowsStep, with_rows
+from specheads.decoding.step_inputs import (
+    DraftMemory,
+    HostNumbers,
+    RowsExample,
+    RowsStep,
+    with_rows,
+)
 from specheads.decoding.stopping import StoppingRule
 from specheads.decoding.stopping.rule import unless
 from specheads.decoding.verification import TokenVerification, Verification
@@ -25,7 +31,10 @@ from specheads.settings import check_arguments
 
 
 class Drafting:
-    """`drafting=`: how tokens are proposed. A new method is a subclass that the `_target_` of a file in conf/drafting/ names."""
+    """`drafting=`: how tokens are proposed.
+
+    A new method is a subclass that the `_target_` of a file in conf/drafting/ names.
+    """
 
     reads_draft = True  # whether a draft model is run
     kind = CHAIN  # how tokens are chosen, which decides what may verify them
@@ -44,7 +53,9 @@ class Drafting:
         return pair
 
     def most_read(self, max_tokens: int) -> int:
-        """Return how many positions beyond the text the draft model may write, where paths have up to `max_tokens` tokens."""
+        """Return how many positions beyond the text the draft model may write, where paths have up
+        to `max_tokens` tokens.
+        """
         return 0
 
     def most_verified(self, max_tokens: int) -> int:
@@ -52,19 +63,29 @@ class Drafting:
         return 0
 
     def rounds(self, parts: RoundParts) -> Rounds:
-        """Return how rows draft and verify; raises UserError for a rule, or a number of rows, that this method cannot serve."""
+        """Return how rows draft and verify.
+
+        Raises UserError for a rule, or a number of rows, that this method cannot serve.
+        """
         raise NotImplementedError
 
 
-PENDING = (1, 2)  # committed tokens that a round's first step reads: two after a fully accepted draft
+PENDING = (
+    1,
+    2,
+)  # committed tokens that a round's first step reads: two after a fully accepted draft
 
 
 class Autoregressive(Drafting):
     """`drafting=autoregressive`: a chain, as long as the stopping rule lets it grow."""
 
     def rounds(self, parts: RoundParts) -> ChainRounds:
-        engine, step = parts.engines[1], ChainStep(parts.pair.draft_lm, parts.warp, parts.stopping, parts.memory)
-        return ChainRounds(parts, _SingleDrafter(engine, step) if engine.num_rows == 1 else _RowsDrafter(engine, step))
+        engine = parts.engines[1]
+        step = ChainStep(parts.pair.draft_lm, parts.warp, parts.stopping, parts.memory)
+        return ChainRounds(
+            parts,
+            _SingleDrafter(engine, step) if engine.num_rows == 1 else _RowsDrafter(engine, step),
+        )
 
 
 class ChainState(NamedTuple):
@@ -75,30 +96,49 @@ class ChainState(NamedTuple):
 
 
 class ChainStep:
-    """The epilogue of a draft forward pass: warp, sample, features, stopping rule. An engine may compile it."""
+    """The epilogue of a draft forward pass: warp, sample, features, stopping rule.
+
+    An engine may compile it.
+    """
 
     updates_last_input = True
 
-    def __init__(self, lm: LanguageModel, warp: Warp, rule: StoppingRule, memory: DraftMemory) -> None:
-        self.lm, self.warp, self.rule, self.memory = lm, warp, rule, memory
+    def __init__(
+        self, lm: LanguageModel, warp: Warp, rule: StoppingRule, memory: DraftMemory
+    ) -> None:
+        self.lm = lm
+        self.warp = warp
+        self.rule = rule
+        self.memory = memory
         self.compile_key = (ChainStep, warp, rule.compile_key, memory)
 
-    def __call__(self, output: ForwardOutput, index: Tensor, uniform: Tensor, ends: Tensor, state: ChainState) -> ChainState:
-        """Write the drafted token and its distribution into the memory, at `index` (1,); return the new state; see `draw`."""
-        token, probs, state = self.draw(output.logits[:, -1], output.hidden[:, -1], uniform, ends, state)
+    def __call__(
+        self, output: ForwardOutput, index: Tensor, uniform: Tensor, ends: Tensor, state: ChainState
+    ) -> ChainState:
+        """Write the drafted token and its distribution into the memory, at `index` (1,).
+
+        Return the new state; see `draw`.
+        """
+        token, probs, state = self.draw(
+            output.logits[:, -1], output.hidden[:, -1], uniform, ends, state
+        )
         self.memory.write(index, token, probs)
         return state
 
     def draw(
         self, logits: Tensor, hidden: Tensor, uniform: Tensor, ends: Tensor, state: ChainState
     ) -> tuple[Tensor, Tensor, ChainState]:
-        """Return the tokens (B,) drawn after `logits` (B, V), their distributions (B, V), and the new state.
+        """Return the tokens (B,) drawn after `logits` (B, V), their distributions (B, V), and the
+        new state.
 
-        The logits are of the states `hidden` (B, H), `uniform` (B,) in [0, 1) samples, and tokens of `ends` (V,) bool end drafts.
+        The logits are of the states `hidden` (B, H), `uniform` (B,) in [0, 1) samples, and tokens
+        of `ends` (V,) bool end drafts.
         """
         probs = self.warp(logits)
         token = self.warp.draw(probs, uniform)
-        features = drafting_features(self.rule.needs, logits, token, hidden, self.lm.embed, self.lm.kept_tokens)
+        features = drafting_features(
+            self.rule.needs, logits, token, hidden, self.lm.embed, self.lm.kept_tokens
+        )
         new, stop = self.rule.step(state.rule, features)
         kept = unless(state.stopped, state.rule, new)
         return token, probs, ChainState(state.stopped | stop | ends[token], kept)
@@ -114,15 +154,27 @@ class _RowsChainStep:
         self.compile_key = (_RowsChainStep, *step.compile_key)
 
     def __call__(
-        self, output: ForwardOutput, last: Tensor, rows: Tensor, index: Tensor, uniform: Tensor, ends: Tensor, state: ChainState
+        self,
+        output: ForwardOutput,
+        last: Tensor,
+        rows: Tensor,
+        index: Tensor,
+        uniform: Tensor,
+        ends: Tensor,
+        state: ChainState,
     ) -> tuple[Tensor, ChainState]:
-        """Return the drafted tokens and whether their drafts end with them, (n, 2) long, and the new state of all rows.
+        """Return the drafted tokens and whether their drafts end with them, (n, 2) long, and the
+        new state of all rows.
 
-        `last` (n,) says where in the forward pass each row's last token is, `index` (n,) which token of its draft it gets; `rows`
-        (n,) are those of the memory and of `state`. All are long; for the others see `ChainStep.draw`.
+        `last` (n,) says where in the forward pass each row's last token is, `index` (n,) which
+        token of its draft it gets; `rows` (n,) are those of the memory and of `state`. All are
+        long; for the others see `ChainStep.draw`.
         """
-        logits, hidden = output.logits[last, -1], output.hidden[last, -1]
-        token, probs, new = self.step.draw(logits, hidden, uniform, ends, tree_map(lambda part: part[rows], state))
+        logits = output.logits[last, -1]
+        hidden = output.hidden[last, -1]
+        token, probs, new = self.step.draw(
+            logits, hidden, uniform, ends, tree_map(lambda part: part[rows], state)
+        )
         self.step.memory.write(index, token, probs, rows)
         return torch.stack([token, new.stopped.long()], dim=1), with_rows(state, rows, new)
 
@@ -132,7 +184,8 @@ class _SingleDrafter(Drafter):
 
     def __init__(self, engine: Engine, step: ChainStep) -> None:
         super().__init__(engine, step.rule)
-        self._memory, self.step = step.memory, engine.compiled_step(step)
+        self._memory = step.memory
+        self.step = engine.compiled_step(step)
         self._pending = [HostNumbers((1, count), engine.lm.device) for count in PENDING]
         self._going = torch.tensor([False], device=engine.lm.device)
 
@@ -142,9 +195,13 @@ class _SingleDrafter(Drafter):
         self._engine.warm_up(self.step, PENDING, self._memory.indices[0], uniform, ends, state)
 
     def draft(self, rows: Sequence[Row], ends: Tensor) -> None:
-        row, memory = rows[0], self._memory
-        uniforms, most, count = row.draft_uniforms, min(self.rule.max_tokens, row.most_drafted), 0
-        tokens, state = self._unread(row), ChainState(self._going, self.state)
+        row = rows[0]
+        memory = self._memory
+        uniforms = row.draft_uniforms
+        most = min(self.rule.max_tokens, row.most_drafted)
+        count = 0
+        tokens = self._unread(row)
+        state = ChainState(self._going, self.state)
         while count < most:
             if tokens.shape[1] == 1 and self._engine.repeats(self.step):
                 memory.set_last(row.committed[-1])
@@ -153,7 +210,8 @@ class _SingleDrafter(Drafter):
                 run, state = self._engine.repeat(self.step, before, [places, numbers], ends, state)
                 uniforms.give_back(len(numbers) - run)
             else:
-                run, state = 1, self.step(tokens, memory.indices[count], uniforms.take(1), ends, state)
+                run = 1
+                state = self.step(tokens, memory.indices[count], uniforms.take(1), ends, state)
             count += run
             tokens = memory.drafted(count - 1)
             if state.stopped.item():
@@ -176,11 +234,14 @@ class _SingleDrafter(Drafter):
 
 
 class _RowsDrafter(Drafter):
-    """Drafts chains of an engine whose memory has several texts, each step one token in every row whose draft has not ended."""
+    """Drafts chains of an engine whose memory has several texts, each step one token in every row
+    whose draft has not ended.
+    """
 
     def __init__(self, engine: Engine, step: ChainStep) -> None:
         super().__init__(engine, step.rule)
-        self._memory, self._step = step.memory, RowsStep(engine, _RowsChainStep(step))
+        self._memory = step.memory
+        self._step = RowsStep(engine, _RowsChainStep(step))
         self._going = torch.zeros(engine.num_rows, dtype=torch.bool, device=engine.lm.device)
 
     def warm_up(self, ends: Tensor) -> None:
@@ -193,17 +254,25 @@ class _RowsDrafter(Drafter):
         self._step.warm_up(inputs, [ends, *tree_leaves(state), *self._memory.buffers()])
 
     def draft(self, rows: Sequence[Row], ends: Tensor) -> None:
-        state, going = ChainState(self._going, self.state), list(rows)
+        state = ChainState(self._going, self.state)
+        going = list(rows)
         for row in rows:
-            row.drafted, row.num_draft_calls = [], 0
-        while drafting := [row for row in going if len(row.drafted) < min(row.most_drafted, self.rule.max_tokens)]:
+            row.drafted = []
+            row.num_draft_calls = 0
+        while drafting := [
+            row for row in going if len(row.drafted) < min(row.most_drafted, self.rule.max_tokens)
+        ]:
             unread = [row.unread for row in drafting]
-            flat = self._step.flat([row.place for row in drafting], unread, [row.num_read for row in drafting])
+            flat = self._step.flat(
+                [row.place for row in drafting], unread, [row.num_read for row in drafting]
+            )
             index = np.array([len(row.drafted) for row in drafting])
             uniform = np.array([row.draft_uniforms.number() for row in drafting])
             drawn, state = self._step(flat, [flat.last, flat.rows, index, uniform], ends, state)
             going = []
-            for row, tokens, (token, stopped) in zip(drafting, unread, drawn.tolist(), strict=False):  # what follows filled it up
+            for row, tokens, (token, stopped) in zip(
+                drafting, unread, drawn.tolist(), strict=False
+            ):  # what follows filled it up
                 row.num_read += len(tokens)
                 row.num_draft_calls += 1
                 row.drafted.append(token)
@@ -221,6 +290,6 @@ def check_pairing(drafting: Drafting, rule: Verification) -> None:
     """Raise UserError for a rule that cannot verify such drafts."""
     if drafting.kind not in rule.takes:
         raise UserError(
-            f"{rule.label} does not take what {type(drafting).__name__} drafts, {drafting.kind}; use for example verification="
-            f"{drafting.usual_verification().name}."
+            f"{rule.label} does not take what {type(drafting).__name__} drafts, {drafting.kind};"
+            f" use for example verification={drafting.usual_verification().name}."
         )

@@ -1,4 +1,6 @@
-"""Records of tensors and counts that the stages of decoding pass on, and of when the stages were done; B rows."""
+"""Records of tensors and counts that the stages of decoding pass on, and of when the stages were
+done; B rows.
+"""
 
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -12,15 +14,23 @@ from torch import Tensor
 
 from specheads.pair.language_model import LanguageModel
 
-CHAIN = "a sampled chain"  # how drafted tokens were chosen, which decides what may verify them; other drafts name their own kind
-LARGEST_DRIFT = 0.1  # between accepted tokens and those that a rule expected, beyond which it is worth fitting again
-REMEDY = "specheads evaluate head=<folder> calibrate=true, with the same model, data and warp, fits it to such prompts"
+# How drafted tokens were chosen, which decides what may verify them; other drafts name their own
+# kind
+CHAIN = "a sampled chain"
+# Between accepted tokens and those that a rule expected, beyond which it is worth fitting again
+LARGEST_DRIFT = 0.1
+REMEDY = (
+    "specheads evaluate head=<folder> calibrate=true, with the same model, data and warp, fits it"
+    " to such prompts"
+)
 
 
 class Round(NamedTuple):
     """One cycle of draft, verify and commit, with the seconds spent in each."""
 
-    tokens: Sequence[int]  # emitted: the accepted ones, then the target's unless the response ended before it
+    tokens: Sequence[
+        int
+    ]  # emitted: the accepted ones, then the target's unless the response ended before it
     num_drafted: int = 0
     num_accepted: int = 0
     num_discarded: int = 0
@@ -29,7 +39,9 @@ class Round(NamedTuple):
     verify_seconds: float = 0.0
     commit_seconds: float = 0.0  # seconds to rewind memory and commit tokens
     num_target_calls: int = 1
-    wait_seconds: float = 0.0  # time from the row's last tokens to this round: other rows commit, prompts are read
+    wait_seconds: float = (
+        0.0  # time from the row's last tokens to this round: other rows commit, prompts are read
+    )
     marks: Mapping[str, float] = MappingProxyType({})  # what the drafting method counts besides
     rejected: Sequence[int] = ()  # the drafted tokens of a chain after the accepted ones
 
@@ -41,7 +53,10 @@ class Round(NamedTuple):
 
 @dataclass(frozen=True)
 class DecodeStats:
-    """Totals of one or more generations; rates follow SpecDec++ (section 2), and speeds leave out the reading of prompts."""
+    """Totals of one or more generations.
+
+    Rates follow SpecDec++ (section 2), and speeds leave out the reading of prompts.
+    """
 
     num_tokens: int
     num_drafted: int
@@ -51,12 +66,27 @@ class DecodeStats:
     num_draft_calls: int
     seconds: float  # those of whole calls, prefill_seconds included
     prefill_seconds: float  # seconds to read prompts
-    num_expected: float | None = None  # accepted tokens that the stopping rule expected; None: it does not expect a number
-    marks: Mapping[str, float] = field(default_factory=dict)  # the sums of what the drafting method counts besides
+    num_expected: float | None = (
+        None  # accepted tokens that the stopping rule expected; None: it does not expect a number
+    )
+    marks: Mapping[str, float] = field(
+        default_factory=dict
+    )  # the sums of what the drafting method counts besides
 
     @classmethod
-    def of(cls, rounds: Sequence[Round], prefill_seconds: float = 0.0, num_expected: float | None = None) -> "DecodeStats":
-        columns = ("num_drafted", "num_accepted", "num_discarded", "num_target_calls", "num_draft_calls")
+    def of(
+        cls,
+        rounds: Sequence[Round],
+        prefill_seconds: float = 0.0,
+        num_expected: float | None = None,
+    ) -> "DecodeStats":
+        columns = (
+            "num_drafted",
+            "num_accepted",
+            "num_discarded",
+            "num_target_calls",
+            "num_draft_calls",
+        )
         return cls(
             num_tokens=sum(len(r.tokens) for r in rounds),
             **{name: sum(getattr(r, name) for r in rounds) for name in columns},
@@ -68,12 +98,19 @@ class DecodeStats:
 
     @classmethod
     def total(cls, parts: Sequence["DecodeStats"]) -> "DecodeStats":
-        """Add up several generations; what a rule expected is known only if it is of all of them."""
-        values = {name: [getattr(part, name) for part in parts] for name in cls.__dataclass_fields__}
+        """Add up several generations.
+
+        What a rule expected is known only if it is of all of them.
+        """
+        values = {
+            name: [getattr(part, name) for part in parts] for name in cls.__dataclass_fields__
+        }
         expected: list[float | None] = values.pop("num_expected")
         marks = _added(values.pop("marks"))
         total = None if None in expected else sum(each for each in expected if each is not None)
-        return cls(**{name: sum(each) for name, each in values.items()}, num_expected=total, marks=marks)
+        return cls(
+            **{name: sum(each) for name, each in values.items()}, num_expected=total, marks=marks
+        )
 
     @property
     def discard_rate(self) -> float:
@@ -92,13 +129,19 @@ class DecodeStats:
 
     @property
     def acceptance_rate(self) -> float | None:
-        """Accepted share of the drafted tokens, without a graph's copies; None where nothing was drafted."""
-        # A tree's is low because its siblings exclude each other; GSD's authors divide by draft steps instead.
+        """Accepted share of the drafted tokens, without a graph's copies.
+
+        None where nothing was drafted.
+        """
+        # A tree's is low because its siblings exclude each other; GSD's authors divide by draft
+        # steps instead.
         return 1 - self.num_discarded / self.num_drafted if self.num_drafted else None
 
     @property
     def accepted_over_expected(self) -> float | None:
-        """Accepted tokens over those that the stopping rule expected: 1 if its predictions are calibrated; None if unknown."""
+        """Accepted tokens over those that the stopping rule expected: 1 if its predictions are
+        calibrated; None if unknown.
+        """
         return self.num_accepted / self.num_expected if self.num_expected else None
 
     @property
@@ -119,13 +162,20 @@ def _added(counts: Iterable[Mapping[str, float]]) -> dict[str, float]:
 
 def short_repr(choice: object) -> str:
     """Return the class and the plain attributes of a rule or a drafting method."""
-    shown = {name: value for name, value in vars(choice).items() if isinstance(value, str | int | float | list | tuple)}
+    shown = {
+        name: value
+        for name, value in vars(choice).items()
+        if isinstance(value, str | int | float | list | tuple)
+    }
     return f"{type(choice).__name__}({', '.join(f'{name}={value!r}' for name, value in shown.items() if name != 'compile_key')})"
 
 
 @dataclass(frozen=True, repr=False)
 class Generation:
-    """A finished response. A notebook shows its accepted drafted tokens in green, and the rejected ones struck out in red."""
+    """A finished response.
+
+    A notebook shows its accepted drafted tokens in green, and the rejected ones struck out in red.
+    """
 
     prompt_ids: Tensor  # (T,) long
     tokens: Tensor  # (N,) long, without the prompt; a stop token is part of it
@@ -138,10 +188,17 @@ class Generation:
     def __repr__(self) -> str:
         text = self.text if len(self.text) <= 60 else f"{self.text[:59]}…"
         passes = f"{self.stats.num_target_calls} target forward passes"
-        return f"Generation({text!r}, {self.stats.num_tokens} tokens in {passes}, finish_reason={self.finish_reason!r})"
+        return (
+            f"Generation({text!r}, {self.stats.num_tokens} tokens in {passes},"
+            f" finish_reason={self.finish_reason!r})"
+        )
 
     def _repr_html_(self) -> str:
-        plain, green, red = "", "color:#000;background:#b6e3b6", "color:#000;background:#f4b9b9;text-decoration:line-through"
+        plain, green, red = (
+            "",
+            "color:#000;background:#b6e3b6",
+            "color:#000;background:#f4b9b9;text-decoration:line-through",
+        )
         pieces = [
             f'<span style="{style}">{escape(self.tokenizer.decode([token]))}</span>'
             for made in self.rounds
@@ -161,8 +218,9 @@ Mark = Any  # the host's seconds, or an event in the queue of the first GPU
 class Clock:
     """Marks moments of decoding and reads several of them at once.
 
-    On GPUs a mark is an event, which no one waits for; reading waits for the last mark, after which the host may overwrite what
-    the devices were to read. GPUs that decode nothing are left alone: a process that waits for one makes a context on it.
+    On GPUs a mark is an event, which no one waits for; reading waits for the last mark, after which
+    the host may overwrite what the devices were to read. GPUs that decode nothing are left alone: a
+    process that waits for one makes a context on it.
     """
 
     def __init__(self, models: Iterable[LanguageModel]) -> None:
@@ -184,13 +242,17 @@ class Clock:
         return event
 
     def read(self, *marks: Mark) -> list[float]:
-        """Return the times of marks, in the order in which they were made, as seconds since some moment."""
+        """Return the times of marks, in the order in which they were made, as seconds since some
+        moment.
+        """
         if not self._gpus:
             return list(marks)
         marks[-1].synchronize()
-        times, (last, seconds) = [], self._last
+        times = []
+        (last, seconds) = self._last
         for mark in marks:
-            # From one mark to the next: over a long time the difference of two events is rounded to more than a stage takes.
+            # From one mark to the next: over a long time the difference of two events is rounded to
+            # more than a stage takes.
             seconds += last.elapsed_time(mark) / 1000
             times.append(seconds)
             last = mark

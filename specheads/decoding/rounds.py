@@ -10,7 +10,13 @@ from torch import Tensor
 from specheads.decoding.engine import Engine, ForwardOutput
 from specheads.decoding.records import Clock, Mark, Round
 from specheads.decoding.rows import Rounds, Row
-from specheads.decoding.step_inputs import DraftMemory, HostNumbers, RowsExample, RowsStep, with_rows
+from specheads.decoding.step_inputs import (
+    DraftMemory,
+    HostNumbers,
+    RowsExample,
+    RowsStep,
+    with_rows,
+)
 from specheads.decoding.stopping import StoppingRule
 from specheads.decoding.verification import Block, TokenVerification, VerificationRule
 from specheads.pair.pair import Pair
@@ -27,7 +33,9 @@ class _TargetStep:
         self.compile_key = (_TargetStep, warp)
 
     def __call__(self, output: ForwardOutput, uniform: Tensor) -> Tensor:
-        """Return the next tokens and whether there was a NaN, (N, 2) long, drawn at `uniform` (N,)."""
+        """Return the next tokens and whether there was a NaN, (N, 2) long, drawn at `uniform`
+        (N,).
+        """
         probs = self.warp(output.logits[:, -1])
         return torch.stack([self.warp.draw(probs, uniform), has_nan(probs).long()], dim=1)
 
@@ -36,7 +44,11 @@ class RoundParts(NamedTuple):
     """What rounds are made of."""
 
     pair: Pair
-    engines: Sequence[Engine]  # the target's, and the draft's if one is run; with memory of one text, or of rows and a spare one
+    engines: Sequence[
+        Engine
+        # The target's, and the draft's if one is run; with memory of one text, or of rows and a
+        # spare one
+    ]
     stopping: StoppingRule
     verification: Any
     warp: Warp
@@ -48,7 +60,8 @@ class TargetRounds(Rounds):
 
     def __init__(self, model_id: str, engine: Engine, warp: Warp) -> None:
         super().__init__((engine,))
-        self._model_id, step = model_id, _TargetStep(warp)
+        self._model_id = model_id
+        step = _TargetStep(warp)
         self._single = engine.num_rows == 1
         self.step: Any = engine.compiled_step(step) if self._single else RowsStep(engine, step)
         self._last = HostNumbers((1, 1), engine.lm.device)
@@ -56,9 +69,13 @@ class TargetRounds(Rounds):
     def warm_up(self, ends: Tensor) -> None:
         engine = self.engines[0]
         if self._single:
-            engine.warm_up(self.step, (1,), torch.zeros(1, dtype=torch.float64, device=engine.lm.device))
+            engine.warm_up(
+                self.step, (1,), torch.zeros(1, dtype=torch.float64, device=engine.lm.device)
+            )
         else:
-            self.step.warm_up(lambda example: (example.zeros(example.num_tokens, dtype=torch.float64),))
+            self.step.warm_up(
+                lambda example: (example.zeros(example.num_tokens, dtype=torch.float64),)
+            )
 
     def take(self, rows: Sequence[Row], ends: Tensor, clock: Clock) -> tuple[list[Round], Mark]:
         drafted = clock.mark()
@@ -68,11 +85,15 @@ class TargetRounds(Rounds):
             packed = self.step(self._last.tensor, rows[0].verify_uniforms.take(1))
         else:
             starts = [len(row.committed) - 1 for row in rows]
-            flat = self.step.flat([row.place for row in rows], [row.committed[-1:] for row in rows], starts)
+            flat = self.step.flat(
+                [row.place for row in rows], [row.committed[-1:] for row in rows], starts
+            )
             uniform = np.array([row.verify_uniforms.number() for row in rows])
             packed = self.step(flat, [uniform])
         rounds = []
-        for row, (token, nan) in zip(rows, packed.tolist(), strict=False):  # what follows filled the step up
+        for row, (token, nan) in zip(
+            rows, packed.tolist(), strict=False
+        ):  # what follows filled the step up
             rounds.append(Round([token]))
             if nan:
                 row.fail_by_nan(self._model_id)
@@ -98,25 +119,41 @@ class VerifyStep:
     """The epilogue of a verification's forward pass. An engine may compile it."""
 
     def __init__(self, warp: Warp, rule: VerificationRule, memory: DraftMemory) -> None:
-        self.warp, self.rule, self.memory = warp, rule, memory
+        self.warp = warp
+        self.rule = rule
+        self.memory = memory
         self.compile_key = (VerifyStep, warp, rule.compile_key, memory)
 
     def __call__(self, output: ForwardOutput, uniforms: Tensor, lengths: Tensor) -> Tensor:
-        """Return a packed StepResult (1, 4 + K) long after a pass over the last committed token and K drafted ones."""
+        """Return a packed StepResult (1, 4 + K) long after a pass over the last committed token and
+        K drafted ones.
+        """
         draft_tokens = output.tokens[:, 1:]
         draft_probs = self.memory.probs[:, : draft_tokens.shape[1]]
-        return self.decide(draft_tokens, draft_probs, self.warp(output.logits), uniforms[None], lengths)
+        return self.decide(
+            draft_tokens, draft_probs, self.warp(output.logits), uniforms[None], lengths
+        )
 
     def decide(
-        self, draft_tokens: Tensor, draft_probs: Tensor, target_probs: Tensor, uniforms: Tensor, lengths: Tensor
+        self,
+        draft_tokens: Tensor,
+        draft_probs: Tensor,
+        target_probs: Tensor,
+        uniforms: Tensor,
+        lengths: Tensor,
     ) -> Tensor:
-        """Return packed StepResults (B, 4 + K) long of a Block; what lies beyond the length of a draft does not matter.
+        """Return packed StepResults (B, 4 + K) long of a Block.
+
+        What lies beyond the length of a draft does not matter.
 
         `uniforms` (B, 2) are for the number of accepted tokens and for the target's token.
         """
         block = Block.of(draft_tokens, draft_probs, target_probs, lengths)
         decision = self.rule.distribution(block).decide(uniforms[:, 0], uniforms[:, 1])
-        nans = [(has_nan(draft_probs) & block.within).any(dim=1).long(), has_nan(target_probs).any(dim=1).long()]
+        nans = [
+            (has_nan(draft_probs) & block.within).any(dim=1).long(),
+            has_nan(target_probs).any(dim=1).long(),
+        ]
         return torch.cat([torch.stack([*decision, *nans], dim=1), draft_tokens], dim=1)
 
 
@@ -129,13 +166,18 @@ class _RowsVerifyStep:
         self.step = step
         self.compile_key = (_RowsVerifyStep, *step.compile_key)
 
-    def __call__(self, output: ForwardOutput, index: Tensor, rows: Tensor, uniforms: Tensor, lengths: Tensor) -> Tensor:
-        """Return packed StepResults (n, 4 + K) long for `rows` (n,) long of the memory; see `VerifyStep.decide`.
+    def __call__(
+        self, output: ForwardOutput, index: Tensor, rows: Tensor, uniforms: Tensor, lengths: Tensor
+    ) -> Tensor:
+        """Return packed StepResults (n, 4 + K) long for `rows` (n,) long of the memory.
 
-        `index` (n, K + 1) says where in the forward pass the last committed token and the drafted ones of each row are; after
-        the last drafted one it is repeated.
+        See `VerifyStep.decide`.
+
+        `index` (n, K + 1) says where in the forward pass the last committed token and the drafted
+        ones of each row are; after the last drafted one it is repeated.
         """
-        memory, num_drafted = self.step.memory, index.shape[1] - 1
+        memory = self.step.memory
+        num_drafted = index.shape[1] - 1
         draft_tokens = memory.sequence[rows, 1 : num_drafted + 1]
         draft_probs = memory.probs[rows, :num_drafted]
         target_probs = self.step.warp(output.logits[:, 0])[index]
@@ -146,8 +188,11 @@ class Drafter:
     """The base of what drafts chains in the rows of a memory. It owns the stopping rule's state."""
 
     def __init__(self, engine: Engine, rule: StoppingRule) -> None:
-        self._engine, self.rule = engine, rule
-        self.state: Any = rule.start_prompt(engine.num_rows, engine.lm.device)  # a row's state is at its place in memory
+        self._engine = engine
+        self.rule = rule
+        self.state: Any = rule.start_prompt(
+            engine.num_rows, engine.lm.device
+        )  # a row's state is at its place in memory
 
     def warm_up(self, ends: Tensor) -> None:
         raise NotImplementedError
@@ -155,14 +200,23 @@ class Drafter:
     def start(self, rows: Sequence[Row]) -> None:
         """Begin other prompts in some rows."""
         new = self.rule.start_prompt(len(rows), self._engine.lm.device)
-        self.state = new if self._engine.num_rows == 1 else with_rows(self.state, [row.place for row in rows], new)
+        self.state = (
+            new
+            if self._engine.num_rows == 1
+            else with_rows(self.state, [row.place for row in rows], new)
+        )
 
     def draft(self, rows: Sequence[Row], ends: Tensor) -> None:
-        """Draft up to the rule's most tokens for each row, into the row, and their distributions into memory."""
+        """Draft up to the rule's most tokens for each row, into the row, and their distributions
+        into memory.
+        """
         raise NotImplementedError
 
     def keep(self, row: Row, num_accepted: int) -> None:
-        """Forget what a row's draft has read beyond the accepted tokens. Call it before they are committed."""
+        """Forget what a row's draft has read beyond the accepted tokens.
+
+        Call it before they are committed.
+        """
         raise NotImplementedError
 
 
@@ -171,21 +225,38 @@ class ChainRounds(Rounds):
 
     def __init__(self, parts: RoundParts, drafter: Drafter) -> None:
         super().__init__(parts.engines)
-        self._pair, target, memory = parts.pair, parts.engines[0], parts.memory
-        self.drafter, self.memory, self.verified_memory = drafter, memory, memory
+        self._pair = parts.pair
+        target = parts.engines[0]
+        memory = parts.memory
+        self.drafter = drafter
+        self.memory = memory
+        self.verified_memory = memory
         if target.lm.device != memory.probs.device:
             lm = target.lm
-            self.verified_memory = DraftMemory(memory.most, lm.vocab_size, lm.probs_dtype, lm.device, target.num_rows)
-        self.verification, self._target, self._single = parts.verification, target, target.num_rows == 1
+            self.verified_memory = DraftMemory(
+                memory.most, lm.vocab_size, lm.probs_dtype, lm.device, target.num_rows
+            )
+        self.verification = parts.verification
+        self._target = target
+        self._single = target.num_rows == 1
         step = VerifyStep(parts.warp, parts.verification, self.verified_memory)
-        self.step: Any = target.compiled_step(step, all_logits=True) if self._single else RowsStep(target, _RowsVerifyStep(step))
-        self._length = HostNumbers((1,), target.lm.device)  # a single row's number of drafted tokens
-        self._counts = HostNumbers((2, target.num_rows), memory.probs.device)  # drafted and accepted tokens
+        self.step: Any = (
+            target.compiled_step(step, all_logits=True)
+            if self._single
+            else RowsStep(target, _RowsVerifyStep(step))
+        )
+        self._length = HostNumbers(
+            (1,), target.lm.device
+        )  # a single row's number of drafted tokens
+        self._counts = HostNumbers(
+            (2, target.num_rows), memory.probs.device
+        )  # drafted and accepted tokens
         self._outcome = self._counts.tensor.unbind()
 
     def warm_up(self, ends: Tensor) -> None:
         self.drafter.warm_up(ends)
-        target, memory = self._target, self.verified_memory
+        target = self._target
+        memory = self.verified_memory
         if self._single:
             most = target.padded(self.drafter.rule.max_tokens + 1)
             counts = sorted({target.padded(count) for count in range(1, most + 1)})
@@ -194,8 +265,14 @@ class ChainRounds(Rounds):
             return
 
         def inputs(example: RowsExample) -> tuple[Any, ...]:
-            count, zeros = example.num_rows, example.zeros
-            return zeros(count, example.num_columns), zeros(count), zeros(count, 2, dtype=torch.float64), zeros(count)
+            count = example.num_rows
+            zeros = example.zeros
+            return (
+                zeros(count, example.num_columns),
+                zeros(count),
+                zeros(count, 2, dtype=torch.float64),
+                zeros(count),
+            )
 
         self.step.warm_up(inputs, [*memory.buffers()], memory.most + 1)
 
@@ -220,22 +297,39 @@ class ChainRounds(Rounds):
         counts = self._counts.numbers
         counts[:] = 0
         rounds = []
-        for row, result in zip(rows, self._verify_single(rows[0]) if self._single else self._verify_rows(rows), strict=True):
+        for row, result in zip(
+            rows,
+            self._verify_single(rows[0]) if self._single else self._verify_rows(rows),
+            strict=True,
+        ):
             num_accepted = result.num_accepted
-            counts[0, row.place], counts[1, row.place] = row.num_drafted, num_accepted
+            counts[0, row.place] = row.num_drafted
+            counts[1, row.place] = num_accepted
             drafter.keep(row, num_accepted)
             if result.draft_nan or result.target_nan:
                 row.fail_by_nan(self._pair.draft_id if result.draft_nan else self._pair.target_id)
-            tokens, discarded = [*result.draft_tokens[:num_accepted], result.next_token], row.num_drafted - num_accepted
+            tokens = [*result.draft_tokens[:num_accepted], result.next_token]
+            discarded = row.num_drafted - num_accepted
             rejected = result.draft_tokens[num_accepted : row.num_drafted]
-            rounds.append(Round(tokens, row.num_drafted, num_accepted, discarded, row.num_draft_calls, rejected=rejected))
+            rounds.append(
+                Round(
+                    tokens,
+                    row.num_drafted,
+                    num_accepted,
+                    discarded,
+                    row.num_draft_calls,
+                    rejected=rejected,
+                )
+            )
         self._counts.send()
         if drafter.rule.learns:
             drafter.state = drafter.rule.end_round(drafter.state, *self._outcome)
         return rounds, drafted
 
     def _verify_single(self, row: Row) -> list[StepResult]:
-        engine, base, count = self._target, self._target.length, row.num_drafted
+        engine = self._target
+        base = self._target.length
+        count = row.num_drafted
         self.verified_memory.set_last(row.committed[-1])
         self._length.numbers[0] = count
         self._length.send()
@@ -246,7 +340,8 @@ class ChainRounds(Rounds):
         return [result]
 
     def _verify_rows(self, rows: Sequence[Row]) -> list[StepResult]:
-        tokens, starts = [[row.committed[-1], *row.drafted] for row in rows], [len(row.committed) - 1 for row in rows]
+        tokens = [[row.committed[-1], *row.drafted] for row in rows]
+        starts = [len(row.committed) - 1 for row in rows]
         flat = self.step.flat([row.place for row in rows], tokens, starts)
         drafted = flat.counts - 1
         width = self._target.padded_rows(int(drafted.max()) + 1)

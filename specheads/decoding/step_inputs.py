@@ -1,7 +1,7 @@
 """The tensors in which rows' tokens and numbers go to steps, and in which drafts lie between them.
 
-A step reads the tokens of all rows one after another, without padding between them. Compiled steps take no sizes of one; what
-they lack is filled up in a spare row of memory, the last one.
+A step reads the tokens of all rows one after another, without padding between them. Compiled steps
+take no sizes of one; what they lack is filled up in a spare row of memory, the last one.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -16,8 +16,11 @@ from torch.utils._pytree import tree_map
 
 from specheads.decoding.engine import Engine, ForwardOutput, RowPlaces, StepMemory
 
-LONG = 256  # tokens: longer prompts are read alone, because steps in rows compute the attention of each token by itself
-TOGETHER = 512  # tokens of several prompts that are read at once, so that activations stay in a CPU's cache
+# Tokens: longer prompts are read alone, because steps in rows compute the attention of each token
+# by itself
+LONG = 256
+# Tokens of several prompts that are read at once, so that activations stay in a CPU's cache
+TOGETHER = 512
 
 
 class _FlatTokens(NamedTuple):
@@ -40,32 +43,70 @@ class RowsStep:
     """A step over tokens of several rows of an engine's memory; see `Engine.rows_step`."""
 
     def __init__(self, engine: Engine, epilogue: Any) -> None:
-        self._engine, self._step = engine, engine.rows_step(epilogue)
+        self._engine = engine
+        self._step = engine.rows_step(epilogue)
 
     def warm_up(
-        self, inputs: Callable[["RowsExample"], tuple[Any, ...]], others: Sequence[Tensor] = (), most_columns: int = 0
+        self,
+        inputs: Callable[["RowsExample"], tuple[Any, ...]],
+        others: Sequence[Tensor] = (),
+        most_columns: int = 0,
     ) -> None:
-        """Prepare the engine for the epilogue's `inputs` of an example; for the others see RowsExample."""
+        """Prepare the engine for the epilogue's `inputs` of an example.
+
+        For the others see RowsExample.
+        """
         examples = [RowsExample(self._engine, others, many, most_columns) for many in (False, True)]
         self._engine.warm_up_rows(self._step, [each.arguments(*inputs(each)) for each in examples])
 
-    def flat(self, rows: Sequence[int], tokens: Sequence[Sequence[int]], starts: Sequence[int]) -> _FlatTokens:
-        """Return `tokens` of `rows` that begin at positions `starts`, and zeros in the spare row up to what the engine needs."""
-        # Lists, because arrays of a few numbers each would take a twentieth of a small model's step.
-        engine, counts = self._engine, [len(each) for each in tokens]
+    def flat(
+        self, rows: Sequence[int], tokens: Sequence[Sequence[int]], starts: Sequence[int]
+    ) -> _FlatTokens:
+        """Return `tokens` of `rows` that begin at positions `starts`, and zeros in the spare row up
+        to what the engine needs.
+        """
+        # Lists, because arrays of a few numbers each would take a twentieth of a small model's
+        # step.
+        engine = self._engine
+        counts = [len(each) for each in tokens]
         padding = engine.padded_rows(sum(counts)) - sum(counts)
         ends = list(map(add, starts, counts))
-        parts: tuple[Iterable[Iterable[int]], ...] = (tokens, map(repeat, rows, counts), map(range, starts, ends))
+        parts: tuple[Iterable[Iterable[int]], ...] = (
+            tokens,
+            map(repeat, rows, counts),
+            map(range, starts, ends),
+        )
         paddings = (0, engine.num_rows - 1, 0)
-        flat = np.array([[*chain.from_iterable(part), *[value] * padding] for part, value in zip(parts, paddings, strict=True)])
-        on_device, first = torch.from_numpy(flat).to(engine.lm.device), list(accumulate(counts[:-1], initial=0))
+        flat = np.array(
+            [
+                [*chain.from_iterable(part), *[value] * padding]
+                for part, value in zip(parts, paddings, strict=True)
+            ]
+        )
+        on_device = torch.from_numpy(flat).to(engine.lm.device)
+        first = list(accumulate(counts[:-1], initial=0))
         places = RowPlaces(on_device[1], on_device[2])
-        return _FlatTokens(on_device[0, :, None], max(ends), places, np.array(rows), np.array(first), np.array(counts))
+        return _FlatTokens(
+            on_device[0, :, None],
+            max(ends),
+            places,
+            np.array(rows),
+            np.array(first),
+            np.array(counts),
+        )
 
     def __call__(self, flat: _FlatTokens, columns: Sequence[np.ndarray], *others: Any) -> Any:
-        """Run the step on `columns` (n, ...) of numbers and other inputs; results have rows for what fills `flat` up, too."""
-        least, spare, device = self._engine.padded_rows(len(flat.rows)), self._engine.num_rows - 1, self._engine.lm.device
-        inputs = [torch.from_numpy(_filled(each, least, spare if each is flat.rows else 0)).to(device) for each in columns]
+        """Run the step on `columns` (n, ...) of numbers and other inputs.
+
+        Results have rows for what fills `flat` up, too.
+        """
+        least = self._engine.padded_rows(len(flat.rows))
+        spare = self._engine.num_rows - 1
+        device = self._engine.lm.device
+        inputs = [
+            torch.from_numpy(_filled(each, least, spare if each is flat.rows else 0)).to(device)
+            for each in columns
+        ]
         return self._step(flat.tokens, flat.end, flat.places, *inputs, *others)
 
 
@@ -74,19 +115,30 @@ def _filled(numbers: np.ndarray, least: int, value: int) -> np.ndarray:
     if len(numbers) >= least:
         return numbers
     more = np.empty((least, *numbers.shape[1:]), dtype=numbers.dtype)
-    more[: len(numbers)], more[len(numbers) :] = numbers, value
+    more[: len(numbers)] = numbers
+    more[len(numbers) :] = value
     return more
 
 
 class RowsExample:
-    """Arguments to prepare steps with, in sizes that occur nowhere else: compilers take a size for a constant that it equals."""
+    """Arguments to prepare steps with, in sizes that occur nowhere else: compilers take a size for
+    a constant that it equals.
+    """
 
-    def __init__(self, engine: Engine, others: Sequence[Tensor], many: bool, most_columns: int) -> None:
-        """Choose sizes; `others` are tensors of constant ones, and the step's index has up to `most_columns` columns."""
+    def __init__(
+        self, engine: Engine, others: Sequence[Tensor], many: bool, most_columns: int
+    ) -> None:
+        """Choose sizes.
+
+        `others` are tensors of constant ones, and the step's index has up to `most_columns`
+        columns.
+        """
         weights = [*engine.lm.model.parameters(), *engine.lm.model.buffers()]
         known = {size for tensor in (*weights, *others) for size in tensor.shape}
         names = ("num_attention_heads", "num_key_value_heads", "head_dim")
-        known |= {getattr(config, name, None) or 0 for config in engine.lm.layer_configs for name in names}
+        known |= {
+            getattr(config, name, None) or 0 for config in engine.lm.layer_configs for name in names
+        }
         self._device = engine.lm.device
 
         def free(sizes: Iterable[int]) -> int:
@@ -121,10 +173,13 @@ class _LastStates:
 
 
 class PromptReader:
-    """Reads prompts into one engine's memory: short ones together, where the engine has rows and is fast at that."""
+    """Reads prompts into one engine's memory: short ones together, where the engine has rows and is
+    fast at that.
+    """
 
     def __init__(self, engine: Engine) -> None:
-        self._engine, self._step = engine, RowsStep(engine, _LastStates())
+        self._engine = engine
+        self._step = RowsStep(engine, _LastStates())
 
     def warm_up(self) -> None:
         if self._together:
@@ -151,7 +206,11 @@ class PromptReader:
                 size = len(text)
             groups[-1].append(number)
         for group in groups:
-            flat = self._step.flat([rows[number] for number in group], [texts[number] for number in group], [0] * len(group))
+            flat = self._step.flat(
+                [rows[number] for number in group],
+                [texts[number] for number in group],
+                [0] * len(group),
+            )
             self._step(flat, [flat.last])
 
 
@@ -165,15 +224,19 @@ def with_rows(state: Any, rows: Tensor | Sequence[int], new: Any) -> Any:
 
 
 class HostNumbers:
-    """A small tensor of whole numbers that the host fills: in place where the device is the CPU, otherwise with one copy.
+    """A small tensor of whole numbers that the host fills: in place where the device is the CPU,
+    otherwise with one copy.
 
     Set numbers only after the device has read earlier ones: on a GPU, copies wait in its queue.
     """
 
     def __init__(self, shape: tuple[int, ...], device: torch.device) -> None:
         host = torch.zeros(shape, dtype=torch.long, pin_memory=device.type == "cuda")
-        self.numbers = host.numpy()  # setting one of its numbers takes a tenth of the time of setting a tensor's
-        self._host, self.tensor = host, host if device.type == "cpu" else host.to(device)
+        self.numbers = (
+            host.numpy()
+        )  # setting one of its numbers takes a tenth of the time of setting a tensor's
+        self._host = host
+        self.tensor = host if device.type == "cpu" else host.to(device)
 
     def send(self) -> None:
         """Make the tensor show the numbers."""
@@ -182,17 +245,31 @@ class HostNumbers:
 
 
 class DraftMemory(StepMemory):
-    """Drafted tokens and their distributions of R rows, in the same tensors every round; without `rows`, methods mean one."""
+    """Drafted tokens and their distributions of R rows, in the same tensors every round.
+
+    Without `rows`, methods mean one.
+    """
 
     sequence: Tensor
     probs: Tensor
 
-    def __init__(self, most: int, vocab_size: int, dtype: torch.dtype, device: torch.device, num_rows: int = 1) -> None:
+    def __init__(
+        self,
+        most: int,
+        vocab_size: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        num_rows: int = 1,
+    ) -> None:
         """Allocate for `most` tokens, and the committed token that verification reads first."""
         super().__init__()
         self.most = most
-        self.register_buffer("sequence", torch.zeros(num_rows, most + 1, dtype=torch.long, device=device))
-        self.register_buffer("probs", torch.zeros(num_rows, most, vocab_size, dtype=dtype, device=device))
+        self.register_buffer(
+            "sequence", torch.zeros(num_rows, most + 1, dtype=torch.long, device=device)
+        )
+        self.register_buffer(
+            "probs", torch.zeros(num_rows, most, vocab_size, dtype=dtype, device=device)
+        )
         self._numbers = self.sequence.numpy() if device.type == "cpu" else None
         self._tree_probs: Tensor | None = None
         # Made once: making a view costs as much as a copy.
@@ -207,8 +284,12 @@ class DraftMemory(StepMemory):
             self._tree_probs = self.probs.new_zeros(count, self.probs.shape[-1])
         return self._tree_probs
 
-    def write(self, index: Tensor, token: Tensor, probs: Tensor, rows: Tensor | None = None) -> None:
-        """Write tokens (B,) and the distributions (B, V) they were sampled from at `index` (1,) of rows (B,), or of all rows."""
+    def write(
+        self, index: Tensor, token: Tensor, probs: Tensor, rows: Tensor | None = None
+    ) -> None:
+        """Write tokens (B,) and the distributions (B, V) they were sampled from at `index` (1,) of
+        rows (B,), or of all rows.
+        """
         if rows is None:
             self.sequence.index_copy_(1, index + 1, token[:, None])
             self.probs.index_copy_(1, index, probs[:, None])
@@ -227,7 +308,9 @@ class DraftMemory(StepMemory):
         return self._inputs[index + 1]
 
     def read_from(self, index: int, count: int) -> tuple[Tensor, Tensor]:
-        """Return what steps read to write `count` tokens from `index` on, (1, count), the same one place before, and indices."""
+        """Return what steps read to write `count` tokens from `index` on, (1, count), the same one
+        place before, and indices.
+        """
         if (index, count) not in self._views:
             part = slice(index, index + count)
             self._views[index, count] = self.sequence[:1, part], self.index[part]

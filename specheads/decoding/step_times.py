@@ -1,7 +1,9 @@
-"""The measurer of step costs: a decoder's own steps, timed by themselves, in turn and many times over, or counted from weights.
+"""The measurer of step costs: a decoder's own steps, timed by themselves, in turn and many times
+over, or counted from weights.
 
-A few decoded rounds cannot tell what a head adds to a draft step. Draft steps run several in a row after a step of the target, so
-that weights come from where a decoder's do. Other processes only add time, so a low quantile says what steps take without them.
+A few decoded rounds cannot tell what a head adds to a draft step. Draft steps run several in a row
+after a step of the target, so that weights come from where a decoder's do. Other processes only add
+time, so a low quantile says what steps take without them.
 """
 
 import math
@@ -31,13 +33,22 @@ ENOUGH = 20  # times, of which an interval says something
 IN_A_ROW = 4  # draft steps after each step of the target
 LONGEST = 16  # drafted tokens of the longest verification
 VERIFIED = (2, 4, 8, LONGEST)  # drafted tokens of the verifications that are timed
-UNDISTURBED, NUM_RESAMPLES = 0.1, 200  # the quantile of times that others hardly touch, and the resamples of its interval
-FIRST_LOOK = 1.0  # seconds of timing until its interval is first looked at, and then whenever they have doubled
-# Names of steps: draft steps with a rule that only counts, one such step, and a step of the target alone.
-PLAIN, FIRST, TARGET = "draft", "first draft step", "target"
+UNDISTURBED, NUM_RESAMPLES = (
+    0.1,
+    200,
+)  # the quantile of times that others hardly touch, and the resamples of its interval
+# Seconds of timing until its interval is first looked at, and then whenever they have doubled
+FIRST_LOOK = 1.0
+# Names of steps: draft steps with a rule that only counts, one such step, and a step of the target
+# alone.
+PLAIN = "draft"
+FIRST = "first draft step"
+TARGET = "target"
 
 Step = Callable[[], object]
-Taken = Mapping[str, Sequence[float]]  # seconds of steps by name; all were repeated equally often, in turn
+Taken = Mapping[
+    str, Sequence[float]
+]  # seconds of steps by name; all were repeated equally often, in turn
 
 
 @dataclass(frozen=True)
@@ -53,9 +64,15 @@ class StepTimes:
 
 
 def step_costs(
-    draft: float, verification: Mapping[int, float], spread: Mapping[str, float], round_seconds: float = 0.0
+    draft: float,
+    verification: Mapping[int, float],
+    spread: Mapping[str, float],
+    round_seconds: float = 0.0,
 ) -> StepCosts:
-    """Return costs from the seconds of a draft step and of verifications, by drafted tokens from 0; linear between those."""
+    """Return costs from the seconds of a draft step and of verifications, by drafted tokens from 0.
+
+    Linear between those.
+    """
     sizes, seconds = zip(*sorted(verification.items()), strict=True)
     filled = np.interp(range(sizes[-1] + 1), sizes, seconds).tolist()
     more = max(0.0, filled[-1] - filled[-2]) if len(filled) > 1 else 0.0
@@ -72,56 +89,107 @@ def step_times(
     patience: float = math.inf,
     advance: Callable[[int], object] = lambda repeats: None,
 ) -> StepTimes:
-    """Return the times of steps of a decoder of chains, and what `rules`, by name, would add to its draft steps.
+    """Return the times of steps of a decoder of chains, and what `rules`, by name, would add to its
+    draft steps.
 
-    There are `context` positions in memory, and `verified` drafted tokens are verified. Steps are timed up to `repeats` times,
-    slow ones not after `patience` seconds; `advance` is called with 1 after each repeat.
+    There are `context` positions in memory, and `verified` drafted tokens are verified. Steps are
+    timed up to `repeats` times, slow ones not after `patience` seconds; `advance` is called with 1
+    after each repeat.
     """
-    taken = _taken(decoder, rules, context, verified, repeats=repeats, patience=patience, advance=advance)
+    taken = _taken(
+        decoder, rules, context, verified, repeats=repeats, patience=patience, advance=advance
+    )
     seconds = {name: statistics.median(each) for name, each in taken.items()}
-    spread = {name: statistics.mean(taken[name]) / seconds[name] for name in taken if name not in rules}
-    return _costs(seconds, {name: seconds[name] - seconds[PLAIN] for name in rules}, verified, spread)
+    spread = {
+        name: statistics.mean(taken[name]) / seconds[name] for name in taken if name not in rules
+    }
+    return _costs(
+        seconds, {name: seconds[name] - seconds[PLAIN] for name in rules}, verified, spread
+    )
 
 
-Ends = Sequence[StepTimes]  # at the low end of their plausible range, in the middle, and at the high end
+Ends = Sequence[
+    StepTimes
+]  # at the low end of their plausible range, in the middle, and at the high end
 
 
 @torch.no_grad()
 def step_time_ends(
-    decoder: SpeculativeDecoder, rules: Mapping[str, StoppingRule], context: int, patience: float, enough: Callable[[Ends], bool]
+    decoder: SpeculativeDecoder,
+    rules: Mapping[str, StoppingRule],
+    context: int,
+    patience: float,
+    enough: Callable[[Ends], bool],
 ) -> Ends:
-    """Return what steps take without other processes, timed until that is `enough` or `patience` is over; see `step_times`."""
-    until = {"repeats": 10**9, "patience": patience, "enough": lambda taken: enough(ends_of(taken, rules))}
+    """Return what steps take without other processes, timed until that is `enough` or `patience` is
+    over; see `step_times`.
+    """
+    until = {
+        "repeats": 10**9,
+        "patience": patience,
+        "enough": lambda taken: enough(ends_of(taken, rules)),
+    }
     return ends_of(_taken(decoder, rules, context, VERIFIED, **until), rules)
 
 
 def ends_of(taken: Taken, rules: Iterable[str]) -> Ends:
-    """Return the 95 % interval of all ratios to the target's step, by a low quantile, over resamples of the repeats."""
+    """Return the 95 % interval of all ratios to the target's step, by a low quantile, over
+    resamples of the repeats.
+    """
     count = len(taken[TARGET])
-    repeats = np.vstack([np.arange(count), np.random.default_rng(0).integers(count, size=(NUM_RESAMPLES, count))])
-    steps = {name: np.quantile(np.array(seconds)[repeats], UNDISTURBED, axis=-1) for name, seconds in taken.items()}
-    steps |= {name: steps[name] - steps[PLAIN] for name in rules}  # what a rule adds has an interval that is not the step's
+    repeats = np.vstack(
+        [np.arange(count), np.random.default_rng(0).integers(count, size=(NUM_RESAMPLES, count))]
+    )
+    steps = {
+        name: np.quantile(np.array(seconds)[repeats], UNDISTURBED, axis=-1)
+        for name, seconds in taken.items()
+    }
+    steps |= {
+        name: steps[name] - steps[PLAIN] for name in rules
+    }  # what a rule adds has an interval that is not the step's
     ratios = {name: seconds / steps[TARGET] for name, seconds in steps.items()}
-    ends = {name: [*np.quantile(ratio[1:], (0.025, 0.975)), ratio[0]] for name, ratio in ratios.items()}  # low, high, middle
-    parts = [{name: float(each[end] * steps[TARGET][0]) for name, each in ends.items()} for end in (0, 2, 1)]
+    ends = {
+        name: [*np.quantile(ratio[1:], (0.025, 0.975)), ratio[0]] for name, ratio in ratios.items()
+    }  # low, high, middle
+    parts = [
+        {name: float(each[end] * steps[TARGET][0]) for name, each in ends.items()}
+        for end in (0, 2, 1)
+    ]
     return [_costs(part, {name: part[name] for name in rules}, VERIFIED, {}) for part in parts]
 
 
 def _costs(
-    seconds: Mapping[str, float], added: Mapping[str, float], verified: Iterable[int], spread: Mapping[str, float]
+    seconds: Mapping[str, float],
+    added: Mapping[str, float],
+    verified: Iterable[int],
+    spread: Mapping[str, float],
 ) -> StepTimes:
-    """Return the costs of steps from their seconds by name, and from those that rules add to a draft step."""
-    # What the first step takes more than others, whose weights are in the cache, is an overhead of its round.
+    """Return the costs of steps from their seconds by name, and from those that rules add to a
+    draft step.
+    """
+    # What the first step takes more than others, whose weights are in the cache, is an overhead of
+    # its round.
     later = max(0.1 * seconds[PLAIN], (IN_A_ROW * seconds[PLAIN] - seconds[FIRST]) / (IN_A_ROW - 1))
-    verification = {0: seconds[TARGET]} | {count: seconds[f"{count} verified"] for count in verified}
+    verification = {0: seconds[TARGET]} | {
+        count: seconds[f"{count} verified"] for count in verified
+    }
     rules = {name: RuleCosts(max(0.0, each)) for name, each in added.items()}
-    return StepTimes(step_costs(later, verification, spread, max(0.0, seconds[FIRST] - later)), rules)
+    return StepTimes(
+        step_costs(later, verification, spread, max(0.0, seconds[FIRST] - later)), rules
+    )
 
 
 def _taken(
-    decoder: SpeculativeDecoder, rules: Mapping[str, StoppingRule], context: int, verified: Sequence[int], **until: Any
+    decoder: SpeculativeDecoder,
+    rules: Mapping[str, StoppingRule],
+    context: int,
+    verified: Sequence[int],
+    **until: Any,
 ) -> Taken:
-    decoders = {name: decoder.with_stopping(rule) for name, rule in {PLAIN: FixedLength(LONGEST), **rules}.items()}
+    decoders = {
+        name: decoder.with_stopping(rule)
+        for name, rule in {PLAIN: FixedLength(LONGEST), **rules}.items()
+    }
     alone = Baseline(decoder.pair, decoder.warp, decoder.target_engine)
     makers = [*(each.prepare for each in decoders.values()), alone.prepare]
     compile_ahead(makers)
@@ -130,7 +198,10 @@ def _taken(
     first = _target_step(alone, context)
     drafts = {name: _draft_steps(each, context) for name, each in decoders.items()}
     others = {TARGET: first, FIRST: _draft_steps(decoders[PLAIN], context, 1)}
-    others |= {f"{count} verified": _verification_step(decoders[PLAIN], count, context) for count in verified}
+    others |= {
+        f"{count} verified": _verification_step(decoders[PLAIN], count, context)
+        for count in verified
+    }
     with threads_by_load():  # as decoding does; but steps are compiled for all threads
         return _timed(first, drafts, others, device=decoder.pair.target_lm.device, **until)
 
@@ -145,10 +216,14 @@ def _timed(
     enough: Callable[[Taken], bool] = lambda taken: False,
     advance: Callable[[int], object] = lambda repeats: None,
 ) -> dict[str, list[float]]:
-    """Return the seconds of steps, each timed after the step `first`, until `patience` is over or they are `enough`."""
+    """Return the seconds of steps, each timed after the step `first`, until `patience` is over or
+    they are `enough`.
+    """
     steps = {**drafts, **others}
     taken = {name: list[float]() for name in steps}
-    order, began, look = random.Random(0), now(device), FIRST_LOOK
+    order = random.Random(0)
+    began = now(device)
+    look = FIRST_LOOK
     for repeat in range(repeats):
         passed = now(device) - began
         if repeat >= FEWEST and passed > patience:  # slow steps vary less
@@ -185,15 +260,21 @@ def _at(engine: Engine, context: int, run: Step) -> Step:
 
 def _target_step(alone: Baseline, context: int) -> Step:
     rounds: Any = alone.single.rounds
-    token, uniform = _zeros(alone.engine, 1, 1), _zeros(alone.engine, 1).double()
+    token = _zeros(alone.engine, 1, 1)
+    uniform = _zeros(alone.engine, 1).double()
     return _at(alone.engine, context, lambda: rounds.step(token, uniform))
 
 
 def _draft_steps(decoder: SpeculativeDecoder, context: int, count: int = IN_A_ROW) -> Step:
-    """Return draft steps as drafting runs them: by one call where the engine repeats steps, else one by one."""
+    """Return draft steps as drafting runs them: by one call where the engine repeats steps, else
+    one by one.
+    """
     rounds: Any = decoder.single.rounds
-    drafter, memory, engine = rounds.drafter, rounds.memory, decoder.draft_engine
-    uniforms, ends = _zeros(engine, count).double(), _zeros(engine, decoder.pair.vocab_size).bool()
+    drafter = rounds.drafter
+    memory = rounds.memory
+    engine = decoder.draft_engine
+    uniforms = _zeros(engine, count).double()
+    ends = _zeros(engine, decoder.pair.vocab_size).bool()
     state = ChainState(_zeros(engine, 1).bool(), decoder.stopping.start_prompt(1, engine.lm.device))
     tokens, places = memory.read_from(0, count)
 
@@ -202,14 +283,17 @@ def _draft_steps(decoder: SpeculativeDecoder, context: int, count: int = IN_A_RO
             engine.repeat(drafter.step, tokens, [places, uniforms], ends, state, least=count)
             return
         for number in range(count):
-            drafter.step(memory.drafted(number - 1), memory.indices[number], uniforms[:1], ends, state).stopped.item()
+            drafter.step(
+                memory.drafted(number - 1), memory.indices[number], uniforms[:1], ends, state
+            ).stopped.item()
 
     return _at(engine, context, run)
 
 
 def _verification_step(decoder: SpeculativeDecoder, num_drafted: int, context: int) -> Step:
     rounds: Any = decoder.single.rounds
-    memory, engine = rounds.verified_memory, decoder.target_engine
+    memory = rounds.verified_memory
+    engine = decoder.target_engine
     memory.probs.fill_(1 / decoder.pair.vocab_size)
     inputs = _zeros(engine, 2).double(), _zeros(engine, 1)
     tokens = memory.read_from(0, engine.padded(num_drafted + 1))[0]
@@ -221,25 +305,37 @@ def _zeros(engine: Engine, *shape: int) -> Tensor:
 
 
 def counted_ratios(pair: Pair) -> tuple[float, float]:
-    """Return the least and the largest number of draft steps that a forward pass of the target may cost, counted."""
-    target, draft = pair.target_lm, pair.draft_lm
-    # Layers decide for small models; weights and their bytes, each read and multiplied by once per token, do for large ones.
+    """Return the least and the largest number of draft steps that a forward pass of the target may
+    cost, counted.
+    """
+    target = pair.target_lm
+    draft = pair.draft_lm
+    # Layers decide for small models; weights and their bytes, each read and multiplied by once per
+    # token, do for large ones.
     sizes = zip(_size(_step_weights(target)), _size(_step_weights(draft)), strict=True)
     layers = target.config.num_hidden_layers / draft.config.num_hidden_layers
     return min(ratios := [layers, *(ours / theirs for ours, theirs in sizes)]), max(ratios)
 
 
 def counted_share(head: AcceptanceHead, draft: LanguageModel) -> float:
-    """Return the cost of a head as a share of a draft step: the larger of its shares of multiply-adds and of bytes of weights."""
-    # Attention over earlier tokens and launches are left out; all experts of a mixture count as used.
-    (head_count, head_bytes), (draft_count, draft_bytes) = _size(head.parameters()), _size(_step_weights(draft))
+    """Return the cost of a head as a share of a draft step: the larger of its shares of
+    multiply-adds and of bytes of weights.
+    """
+    # Attention over earlier tokens and launches are left out; all experts of a mixture count as
+    # used.
+    (head_count, head_bytes) = _size(head.parameters())
+    (draft_count, draft_bytes) = _size(_step_weights(draft))
     return max(head_count / draft_count, head_bytes / draft_bytes)
 
 
 def _step_weights(model: LanguageModel) -> list[Tensor]:
-    """Return the weights that a step multiplies by: all except tables in which it looks up one row."""
+    """Return the weights that a step multiplies by: all except tables in which it looks up one
+    row.
+    """
     output = model.output_embedding.weight
-    tables = {part.weight for part in model.model.modules() if isinstance(part, nn.Embedding)} - {output}
+    tables = {part.weight for part in model.model.modules() if isinstance(part, nn.Embedding)} - {
+        output
+    }
     return [weight for weight in model.model.parameters() if weight not in tables]
 
 

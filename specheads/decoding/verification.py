@@ -1,12 +1,15 @@
-"""Rules for chains: their base, and token verification, block verification, and acceptance at a given rate.
+"""Rules for chains: their base, and token verification, block verification, and acceptance at a
+given rate.
 
-A rule computes the joint distribution of accepted and next tokens without randomness; tests enumerate the distribution that
-decoding samples from. Token and block verification are lossless, and at temperature 0 they compare the drafted prefix with the
-target's argmax. Both accept the longest prefix that passes its test; they differ in the running ratio of target and draft, which
+A rule computes the joint distribution of accepted and next tokens without randomness; tests
+enumerate the distribution that decoding samples from. Token and block verification are lossless,
+and at temperature 0 they compare the drafted prefix with the target's argmax. Both accept the
+longest prefix that passes its test; they differ in the running ratio of target and draft, which
 block verification never lets pass 1.
 
-A new rule for chains is a function `Block -> AcceptanceDistribution` and a VerificationRule that calls it, in any module: its
-`name` is that of its config in conf/verification/, whose `_target_` names the class.
+A new rule for chains is a function `Block -> AcceptanceDistribution` and a VerificationRule that
+calls it, in any module: its `name` is that of its config in conf/verification/, whose `_target_`
+names the class.
 """
 
 from collections.abc import Hashable
@@ -20,12 +23,16 @@ from specheads.decoding.stopping import StoppingRule
 from specheads.pair.sampling import accept_prob, at_least_float32, sample
 from specheads.settings import Probability, argument, check_arguments
 
-LARGEST_LOG_WEIGHT = 46.0  # e^46 = 1e20: beyond it the draft's distribution no longer changes a residual
+LARGEST_LOG_WEIGHT = (
+    46.0  # e^46 = 1e20: beyond it the draft's distribution no longer changes a residual
+)
 
 
 @dataclass(frozen=True)
 class Block:
-    """Drafted chains of B rows of up to K tokens, and both models' warped distributions along them, in float32 or wider."""
+    """Drafted chains of B rows of up to K tokens, and both models' warped distributions along them,
+    in float32 or wider.
+    """
 
     tokens: Tensor  # (B, K) long
     draft_probs: Tensor  # (B, K, V), which each token was sampled from
@@ -33,13 +40,27 @@ class Block:
     lengths: Tensor  # (B,) long, tokens drafted
 
     @classmethod
-    def of(cls, tokens: Tensor, draft_probs: Tensor, target_probs: Tensor, lengths: Tensor | None = None) -> "Block":
-        """Return the block of these tensors; `lengths` default to K. Raises ValueError for shapes that do not fit together."""
+    def of(
+        cls,
+        tokens: Tensor,
+        draft_probs: Tensor,
+        target_probs: Tensor,
+        lengths: Tensor | None = None,
+    ) -> "Block":
+        """Return the block of these tensors; `lengths` default to K.
+
+        Raises ValueError for shapes that do not fit together.
+        """
         batch, num_drafted = tokens.shape
-        if draft_probs.shape[:2] != tokens.shape or target_probs.shape != (batch, num_drafted + 1, draft_probs.shape[2]):
+        if draft_probs.shape[:2] != tokens.shape or target_probs.shape != (
+            batch,
+            num_drafted + 1,
+            draft_probs.shape[2],
+        ):
             shapes = [tuple(x.shape) for x in (tokens, draft_probs, target_probs)]
             raise ValueError(
-                f"shapes {shapes} of tokens and distributions do not agree; expected (B, K), (B, K, V) and (B, K + 1, V)"
+                f"shapes {shapes} of tokens and distributions do not agree; expected (B, K), (B, K,"
+                " V) and (B, K + 1, V)"
             )
         if lengths is None:
             lengths = torch.full((batch,), num_drafted, device=tokens.device)
@@ -58,7 +79,9 @@ class Block:
     def drafted_probs(self) -> tuple[Tensor, Tensor]:
         """Return the probability of each drafted token under draft and target, (B, K) each."""
         index = self.tokens.unsqueeze(-1)
-        return self.draft_probs.gather(-1, index).squeeze(-1), self.target_probs[:, :-1].gather(-1, index).squeeze(-1)
+        return self.draft_probs.gather(-1, index).squeeze(-1), self.target_probs[:, :-1].gather(
+            -1, index
+        ).squeeze(-1)
 
     def log_ratios(self) -> Tensor:
         """Return log t(y_i) / d(y_i) (B, K) in float64, 0 beyond a row's length."""
@@ -72,11 +95,14 @@ class Block:
 class AcceptanceDistribution:
     """The distribution of a verified block's outcome.
 
-    After n < length accepted tokens the next one follows `norm((weights[n] t - d)+)`, where t and d are the distributions of
-    target and draft there, or t if there are no weights; after all of them it follows t.
+    After n < length accepted tokens the next one follows `norm((weights[n] t - d)+)`, where t and d
+    are the distributions of target and draft there, or t if there are no weights; after all of them
+    it follows t.
     """
 
-    survival: Tensor  # (B, K), the probability that at least i = 1 .. K tokens are accepted: falling, 0 beyond a row's length
+    # (B, K), the probability that at least i = 1 .. K tokens are accepted: falling, 0 beyond a
+    # row's length
+    survival: Tensor
     weights: Tensor | None  # (B, K)
     block: Block
 
@@ -87,20 +113,27 @@ class AcceptanceDistribution:
         return ends - torch.nn.functional.pad(self.survival, (0, 1))
 
     def next_probs(self, num_accepted: Tensor) -> Tensor:
-        """Return the unnormalised distribution of the next token (B, V) after `num_accepted` (B,)."""
-        block, rows = self.block, torch.arange(num_accepted.shape[0], device=num_accepted.device)
+        """Return the unnormalised distribution of the next token (B, V) after `num_accepted`
+        (B,).
+        """
+        block = self.block
+        rows = torch.arange(num_accepted.shape[0], device=num_accepted.device)
         target = block.target_probs[rows, num_accepted]
         if self.weights is None or not block.num_drafted:
             return target
         rejected = num_accepted.clamp_max(block.num_drafted - 1)
         weight = self.weights[rows, rejected].to(target.dtype)
         residual = (weight[:, None] * target - block.draft_probs[rows, rejected]).clamp_min(0)
-        # Where two distributions differ by rounding alone a residual is empty, and the target's distribution is as close.
-        corrected = (num_accepted < block.lengths)[:, None] & (residual.sum(dim=-1, keepdim=True) > 0)
+        # Where two distributions differ by rounding alone a residual is empty, and the target's
+        # distribution is as close.
+        corrected = (num_accepted < block.lengths)[:, None] & (
+            residual.sum(dim=-1, keepdim=True) > 0
+        )
         return torch.where(corrected, residual, target)
 
     def decide(self, uniform: Tensor, next_uniform: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the number of accepted tokens (B,) long, and the target's token after them (B,) long.
+        """Return the number of accepted tokens (B,) long, and the target's token after them (B,)
+        long.
 
         `uniform` (B,) decides the former, `next_uniform` (B,) the latter.
         """
@@ -134,10 +167,14 @@ class VerificationRule(Verification):
 
 
 def token_distribution(block: Block) -> AcceptanceDistribution:
-    """Accept each drafted token with `min(1, t / d)`, up to the first rejection (Leviathan et al. 2023, algorithm 1)."""
+    """Accept each drafted token with `min(1, t / d)`, up to the first rejection (Leviathan et al.
+    2023, algorithm 1).
+    """
     draft_prob, target_prob = block.drafted_probs()
     passes = torch.where(block.within, accept_prob(target_prob, draft_prob), 0.0)
-    return AcceptanceDistribution(survival=passes.cumprod(dim=1), weights=torch.ones_like(passes), block=block)
+    return AcceptanceDistribution(
+        survival=passes.cumprod(dim=1), weights=torch.ones_like(passes), block=block
+    )
 
 
 class TokenVerification(VerificationRule):
@@ -149,7 +186,9 @@ class TokenVerification(VerificationRule):
 
 
 def block_distribution(block: Block) -> AcceptanceDistribution:
-    """Accept the longest prefix of each block that passes its test (Sun et al. 2024, algorithm 2)."""
+    """Accept the longest prefix of each block that passes its test (Sun et al. 2024, algorithm
+    2).
+    """
     return prefix_distribution(block, reflected(block.log_ratios()))
 
 
@@ -163,20 +202,28 @@ def reflected(log_ratios: Tensor) -> Tensor:
 
 
 def prefix_distribution(block: Block, log_weights: Tensor) -> AcceptanceDistribution:
-    """Return the acceptance distribution of the rule that accepts the longest prefix of a block that passes its test.
+    """Return the acceptance distribution of the rule that accepts the longest prefix of a block
+    that passes its test.
 
-    A prefix of i < K tokens passes with probability `E / (E + 1 - p_i)`, `E = sum (p_i t - d)+` over the token after it, and with
-    certainty where p_i >= 1; all K tokens pass with `min(1, p_K)`. `log_weights` (B, K) float64 are log p_i, the running ratio.
+    A prefix of i < K tokens passes with probability `E / (E + 1 - p_i)`, `E = sum (p_i t - d)+`
+    over the token after it, and with certainty where p_i >= 1; all K tokens pass with `min(1,
+    p_K)`. `log_weights` (B, K) float64 are log p_i, the running ratio.
     """
     weights = log_weights.clamp_max(LARGEST_LOG_WEIGHT).exp()
-    before = torch.nn.functional.pad(weights, (1, 0), value=1.0)[:, : weights.shape[1]]  # p_0 .. p_{K-1}
+    before = torch.nn.functional.pad(weights, (1, 0), value=1.0)[
+        :, : weights.shape[1]
+    ]  # p_0 .. p_{K-1}
     last = torch.arange(1, block.num_drafted + 1, device=weights.device) == block.lengths[:, None]
     reach = before[:, :, None].to(block.target_probs.dtype) * block.target_probs[:, :-1]
     excess = (reach - block.draft_probs).clamp_min(0).sum(dim=-1).double()
-    excess = excess.roll(-1, dims=1)  # prefix i + 1 comes next to prefix i; the last one is tested differently
+    excess = excess.roll(
+        -1, dims=1
+    )  # prefix i + 1 comes next to prefix i; the last one is tested differently
     missing = (1 - weights).clamp_min(0)
     # With p_i >= 1 nothing is missing and the prefix passes, also where the excess is 0.
-    inner = torch.where(missing > 0, excess / (excess + missing.clamp_min(torch.finfo(missing.dtype).tiny)), 1.0)
+    inner = torch.where(
+        missing > 0, excess / (excess + missing.clamp_min(torch.finfo(missing.dtype).tiny)), 1.0
+    )
     passes = torch.where(last, weights.clamp_max(1.0), inner)
     passes = torch.where(block.within, passes, 0.0)
     survival = 1 - (1 - passes).flip(1).cumprod(dim=1).flip(1)
@@ -193,11 +240,16 @@ class BlockVerification(VerificationRule):
 
 @dataclass(eq=False)
 class SyntheticVerification(VerificationRule):
-    """`verification=synthetic`: tokens are accepted with probability `rate` up to a rejection; not the target's output."""
+    """`verification=synthetic`: tokens are accepted with probability `rate` up to a rejection.
+
+    Not the target's output.
+    """
 
     name = "synthetic"
     lossless = False
-    rate: Probability = argument(0.8, "the probability that a drafted token is accepted, for example 0.8")
+    rate: Probability = argument(
+        0.8, "the probability that a drafted token is accepted, for example 0.8"
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -1,4 +1,6 @@
-"""The conclusions of a report: what to use, what that rests on, and further findings as sentences."""
+"""The conclusions of a report: what to use, what that rests on, and further findings as
+sentences.
+"""
 
 from collections.abc import Iterable, Mapping, Sequence
 from math import inf
@@ -65,15 +67,21 @@ PREFERRED = "10"  # ratio to begin with where none was measured
 
 
 def ratios_of(report: Report) -> list[str]:
-    """Return every ratio that has predictions, the measured one first, or last if it is not to be trusted."""
+    """Return every ratio that has predictions, the measured one first, or last if it is not to be
+    trusted.
+    """
     ratios = {row.ratio for data_set in report.data_sets for row in data_set.winners}
-    ratios |= {ratio for data_set in report.data_sets for row in data_set.rules for ratio in row.speedup}
+    ratios |= {
+        ratio for data_set in report.data_sets for row in data_set.rules for ratio in row.speedup
+    }
     measured = -inf if is_trusted(report, MEASURED) else inf
     return sorted(ratios, key=lambda ratio: measured if ratio == MEASURED else float(ratio))
 
 
 def preferred(ratios: Sequence[str]) -> str | None:
-    """Return which of `ratios_of` a reader sees first: the measured one where it is to be trusted."""
+    """Return which of `ratios_of` a reader sees first: the measured one where it is to be
+    trusted.
+    """
     return PREFERRED if PREFERRED in ratios and ratios[0] != MEASURED else next(iter(ratios), None)
 
 
@@ -83,16 +91,23 @@ def first_ratio(report: Report) -> str | None:
 
 
 def main_data_set(report: Report) -> int | None:
-    """Return which data set a reader sees first: the first of test prompts, else the first of all."""
+    """Return which data set a reader sees first: the first of test prompts, else the first of
+    all.
+    """
     tests = [number for number, data_set in enumerate(report.data_sets) if data_set.role == "test"]
     return next(iter(tests), 0 if report.data_sets else None)
 
 
 def ratio_text(report: Report, ratio: str) -> str:
-    """Return a ratio as a reader knows it; that of this machine with its number, and marked if it is not to be trusted."""
+    """Return a ratio as a reader knows it.
+
+    That of this machine with its number, and marked if it is not to be trusted.
+    """
     if ratio != MEASURED:
         return ratio
-    how = ("counted" if _is_counted(report) else MEASURED) + ("" if is_trusted(report, ratio) else ", doubtful")
+    how = ("counted" if _is_counted(report) else MEASURED) + (
+        "" if is_trusted(report, ratio) else ", doubtful"
+    )
     return f"{report.costs.ratio:.1f} ({how})" if report.costs else how
 
 
@@ -101,21 +116,32 @@ def _is_counted(report: Report) -> bool:
 
 
 def winners_at(data_set: DataSet, ratio: str | None) -> list[Winner]:
-    """Return the winners at a ratio: those that a decoder could use, the fastest on dev prompts first, then the bounds."""
+    """Return the winners at a ratio: those that a decoder could use, the fastest on dev prompts
+    first, then the bounds.
+    """
     winners = [row for row in data_set.winners if row.ratio == ratio]
     return sorted(winners, key=lambda row: (row.bound, -row.dev_speedup))
 
 
 def is_trusted(report: Report, ratio: str) -> bool:
-    """Whether predictions at a ratio can be trusted; at the measured ratio they cannot if they are from doubtful rounds."""
-    return ratio != MEASURED or not report.doubts or (report.basis is not None and report.basis.costs != ROUNDS)
+    """Whether predictions at a ratio can be trusted.
+
+    At the measured ratio they cannot if they are from doubtful rounds.
+    """
+    return (
+        ratio != MEASURED
+        or not report.doubts
+        or (report.basis is not None and report.basis.costs != ROUNDS)
+    )
 
 
 Row = TypeVar("Row", LiveRow, Winner)
 
 
 def _kind_of(row: LiveRow | Winner) -> Kind:
-    kind = Kind.FIXED if row.rule_name == FIXED else Kind.HEADLESS if row.head is None else Kind.HEAD
+    kind = (
+        Kind.FIXED if row.rule_name == FIXED else Kind.HEADLESS if row.head is None else Kind.HEAD
+    )
     return Kind.ALONE if row.family == TARGET else kind
 
 
@@ -125,7 +151,9 @@ def dev_speed(row: LiveRow | Winner) -> float:
 
 
 def fastest_by_kind(rows: Iterable[Row]) -> dict[Kind, Row]:
-    """Return the setting of each kind that was the fastest on dev prompts, the fastest of all first; bounds are left out."""
+    """Return the setting of each kind that was the fastest on dev prompts, the fastest of all
+    first; bounds are left out.
+    """
     found = dict[Kind, Row]()
     usable = [row for row in rows if (row.lossless if isinstance(row, LiveRow) else not row.bound)]
     for row in sorted(usable, key=dev_speed, reverse=True):
@@ -134,16 +162,24 @@ def fastest_by_kind(rows: Iterable[Row]) -> dict[Kind, Row]:
 
 
 def fastest_of(batches: BatchTable) -> BatchRow:
-    """Return the setting that was the fastest in batches of one size, of those that keep the target's distribution."""
+    """Return the setting that was the fastest in batches of one size, of those that keep the
+    target's distribution.
+    """
     return max((row for row in batches.rows if row.lossless), key=lambda row: row.tokens_per_second)
 
 
 def verdict_of(report: Report, uses: Mapping[str, str]) -> Verdict | None:
-    """Return what to use: by what was decoded, else by replay; `uses` names by ratio the setting that dev prompts chose."""
-    number, answers = main_data_set(report), dict[str, Answer]()
+    """Return what to use: by what was decoded, else by replay.
+
+    `uses` names by ratio the setting that dev prompts chose.
+    """
+    number = main_data_set(report)
+    answers = dict[str, Answer]()
     if number is not None:
         won = {ratio: winners_at(report.data_sets[number], ratio) for ratio in ratios_of(report)}
-        answers = {ratio: _answer(ratio, rows, uses.get(ratio)) for ratio, rows in won.items() if rows}
+        answers = {
+            ratio: _answer(ratio, rows, uses.get(ratio)) for ratio, rows in won.items() if rows
+        }
     is_tried = not report.doubts and any(row.dev_speedup is not None for row in report.live)
     is_live = bool(report.live) and (is_tried or not answers)
     if is_live:
@@ -152,101 +188,180 @@ def verdict_of(report: Report, uses: Mapping[str, str]) -> Verdict | None:
     if main is None:
         return None
     answer = answers.pop(main)
-    changes = [ratio for ratio, other in answers.items() if is_trusted(report, ratio) and other.use != answer.use]
-    return Verdict(answer, [*answers.values()], changes, _rests_on(report, main, is_live, is_tried), _doubt(report))
+    changes = [
+        ratio
+        for ratio, other in answers.items()
+        if is_trusted(report, ratio) and other.use != answer.use
+    ]
+    return Verdict(
+        answer,
+        [*answers.values()],
+        changes,
+        _rests_on(report, main, is_live, is_tried),
+        _doubt(report),
+    )
 
 
 def _answer(ratio: str, rows: Sequence[Row], use: str | None) -> Answer:
-    """Return the answer that decoded or replayed settings give; `use` is the name of the one to use, None: the fastest."""
+    """Return the answer that decoded or replayed settings give.
+
+    `use` is the name of the one to use, None: the fastest.
+    """
     fastest = fastest_by_kind(rows)
     choices = {kind: Choice(row.name, row.speedup, row.gain) for kind, row in fastest.items()}
     if Kind.ALONE not in choices:
         fixed = choices[Kind.FIXED].speedup
         gain = Interval(1 / fixed.value, 1 / fixed.high, 1 / fixed.low)
         choices[Kind.ALONE] = Choice(TARGET_ALONE.name, Interval(1, 1, 1), gain)
-    order = sorted(choices, key=lambda kind: dev_speed(fastest[kind]) if kind in fastest else 1.0, reverse=True)
-    used, skip = next((kind for kind in order if choices[kind].name == use), order[0]), None
-    if (head := fastest.get(Kind.HEAD)) is not None and used != Kind.HEAD and head.over_headless is not None:
+    order = sorted(
+        choices, key=lambda kind: dev_speed(fastest[kind]) if kind in fastest else 1.0, reverse=True
+    )
+    used = next((kind for kind in order if choices[kind].name == use), order[0])
+    skip = None
+    if (
+        (head := fastest.get(Kind.HEAD)) is not None
+        and used != Kind.HEAD
+        and head.over_headless is not None
+    ):
         other = choices[next(kind for kind in order if kind != Kind.HEAD)].name
-        skip = f"on dev prompts it was not clearly faster than {other}; here it is {change(head.over_headless)} against that"
+        skip = (
+            f"on dev prompts it was not clearly faster than {other}; here it is"
+            f" {change(head.over_headless)} against that"
+        )
     return Answer(ratio, used, {kind: choices[kind] for kind in Kind if kind in choices}, skip)
 
 
 def _rests_on(report: Report, ratio: str, is_live: bool, is_tried: bool) -> str:
-    basis, number = report.basis, main_data_set(report)
+    basis = report.basis
+    number = main_data_set(report)
     text = f"Measured here on {report.context.get('num_live_prompts', 'some')} prompts"
     if not is_live and number is not None:
-        text = f"Replayed at ratio {ratio_text(report, ratio)} on {report.data_sets[number].num_prompts} prompts"
+        text = (
+            f"Replayed at ratio {ratio_text(report, ratio)} on"
+            f" {report.data_sets[number].num_prompts} prompts"
+        )
     name = "" if number is None else f" of {report.data_sets[number].name}"
-    chosen = "chosen on dev prompts" if is_tried or not is_live else "the fastest of these same prompts"
+    chosen = (
+        "chosen on dev prompts" if is_tried or not is_live else "the fastest of these same prompts"
+    )
     if ratio != MEASURED or basis is None:
         return f"{text}{name}, {chosen}; {counted_text(report, ratio)}."
-    low, value, high = (f"{each:.1f}" for each in (basis.ratio.low, basis.ratio.value, basis.ratio.high))
-    return f"{text}{name}, {chosen}; by {basis.costs} a step of the target costs {value} draft steps [{low}, {high}]."
+    low, value, high = (
+        f"{each:.1f}" for each in (basis.ratio.low, basis.ratio.value, basis.ratio.high)
+    )
+    return (
+        f"{text}{name}, {chosen}; by {basis.costs} a step of the target costs {value} draft steps"
+        f" [{low}, {high}]."
+    )
 
 
 def _doubt(report: Report) -> str | None:
     """Return in a line why timing is unreliable, with what the range of costs leaves open."""
     if not report.doubts:
         return None
-    first, basis = report.doubts[0], report.basis
+    first = report.doubts[0]
+    basis = report.basis
     text = f"{first[:1].lower()}{first[1:].removesuffix('.')}"
     if basis is None or len(set(basis.choices)) <= 1:
         return text
-    low, high, (first, *_, last) = basis.ratio.low, basis.ratio.high, basis.choices
+    low = basis.ratio.low
+    high = basis.ratio.high
+    (first, *_, last) = basis.choices
     return f"{text}; at ratio {low:.1f} {first} is best; at ratio {high:.1f} {last} is best"
 
 
 def use_text(answer: Answer) -> str:
-    """Return how fast the setting to use is: over the target alone, and over the best fixed length."""
-    use, others = answer.choices[answer.use], [kind for kind in answer.choices if kind != Kind.ALONE]
+    """Return how fast the setting to use is: over the target alone, and over the best fixed
+    length.
+    """
+    use = answer.choices[answer.use]
+    others = [kind for kind in answer.choices if kind != Kind.ALONE]
     if answer.use == Kind.ALONE:
         if not others:
             return "Nothing else that was decoded keeps the target's distribution."
-        best = max((answer.choices[kind] for kind in others), key=lambda choice: choice.speedup.value)
-        return f"No setting was clearly faster on dev prompts; here {best.name} is {times(best.speedup)} the target alone."
+        best = max(
+            (answer.choices[kind] for kind in others), key=lambda choice: choice.speedup.value
+        )
+        return (
+            f"No setting was clearly faster on dev prompts; here {best.name} is"
+            f" {times(best.speedup)} the target alone."
+        )
     text = f"{times(use.speedup)} the target alone"
     if answer.use == Kind.FIXED:
-        return f"{text}; no rule is clearly faster than this fixed length." if len(others) > 1 else f"{text}."
+        return (
+            f"{text}; no rule is clearly faster than this fixed length."
+            if len(others) > 1
+            else f"{text}."
+        )
     if use.gain is None:
         return f"{text}."
-    return f"{text}, {'' if use.gain.high > 1 else 'no gain: '}{change(use.gain)} over the best fixed length."
+    return (
+        f"{text}, {'' if use.gain.high > 1 else 'no gain: '}{change(use.gain)} over the best fixed"
+        " length."
+    )
 
 
 def changes_text(report: Report, verdict: Verdict) -> str:
     """Return whether another ratio of costs changes the kind of the setting to use."""
-    same = [ratio_text(report, each.ratio) for each in verdict.others if is_trusted(report, each.ratio)]
+    same = [
+        ratio_text(report, each.ratio) for each in verdict.others if is_trusted(report, each.ratio)
+    ]
     if not verdict.changes:
-        return f"no: at {', '.join(same)} it is the {verdict.answer.use}, too" if same else "not known, no other was replayed"
+        return (
+            f"no: at {', '.join(same)} it is the {verdict.answer.use}, too"
+            if same
+            else "not known, no other was replayed"
+        )
     changed = [each for each in verdict.others if each.ratio in verdict.changes]
-    return f"yes: {', '.join(f'at {ratio_text(report, each.ratio)} the {each.use}' for each in changed)}"
+    return (
+        "yes:"
+        f" {', '.join(f'at {ratio_text(report, each.ratio)} the {each.use}' for each in changed)}"
+    )
 
 
 def used_at(report: Report, ratio: str) -> str | None:
-    """Return the name of the rule to use at a ratio; None where that is not known, or not to be trusted."""
-    answers = [report.verdict.answer, *report.verdict.others] if report.verdict and is_trusted(report, ratio) else []
+    """Return the name of the rule to use at a ratio.
+
+    None where that is not known, or not to be trusted.
+    """
+    answers = (
+        [report.verdict.answer, *report.verdict.others]
+        if report.verdict and is_trusted(report, ratio)
+        else []
+    )
     names = (answer.choices[answer.use].name for answer in answers if answer.ratio == ratio)
     return next((name.partition(" verification=")[0] for name in names), None)
 
 
 def warnings_of(report: Report) -> list[str]:
-    """Return what a reader should know: remarks on the prompts, and predictions that do not hold on them, with the remedy."""
+    """Return what a reader should know: remarks on the prompts, and predictions that do not hold on
+    them, with the remedy.
+    """
     drifted = []
     for row in report.live:
         share = row.accepted_over_expected
         if share is not None and (share.low > 1 + LARGEST_DRIFT or share.high < 1 - LARGEST_DRIFT):
             drifted.append(
-                f"Of the tokens that {row.name} expected to be accepted, {percent(share)} were, so its predictions do not hold "
-                f"on these prompts; {REMEDY if row.head is not None else 'fit it again'}."
+                f"Of the tokens that {row.name} expected to be accepted, {percent(share)} were, so"
+                " its predictions do not hold on these prompts;"
+                f" {REMEDY if row.head is not None else 'fit it again'}."
             )
     return [*report.notes, *drifted]
 
 
 def information_text(known: Information) -> str:
-    """Return how much of the uncertainty about acceptance can be known, and who explains how much of that."""
-    shares = {name: percent(share) if share.value > 0 else "nothing" for name, share in known.explained.items()}
+    """Return how much of the uncertainty about acceptance can be known, and who explains how much
+    of that.
+    """
+    shares = {
+        name: percent(share) if share.value > 0 else "nothing"
+        for name, share in known.explained.items()
+    }
     explained = ", ".join(f"{name} {share}" for name, share in shares.items())
-    text = f"{known.entropy.value:.3f} nats per drafted token, of which {known.noise.value:.3f} are noise"
+    text = (
+        f"{known.entropy.value:.3f} nats per drafted token, of which {known.noise.value:.3f} are"
+        " noise"
+    )
     return f"{text} and {known.knowable.value:.3f} could be known; of these explain: {explained}"
 
 
@@ -255,4 +370,8 @@ def counted_text(report: Report, ratio: str) -> str:
     if ratio == MEASURED and not _is_counted(report):
         return "costs as measured here"
     text = "verifying more tokens costs nothing"
-    return f"{text}, heads’ costs are counted from their weights" if report.context.get("heads") else text
+    return (
+        f"{text}, heads’ costs are counted from their weights"
+        if report.context.get("heads")
+        else text
+    )

@@ -26,10 +26,15 @@ class LocatedHead:
     where: str
 
 
-def find_heads(head: str | None, pair: Pair, outputs: Path, warp: Warp, any_draft: bool = False) -> dict[str, LocatedHead]:
-    """Return the heads of a folder or hub id by name: one, or all of a bank's folder; none for None, the newest for `latest`.
+def find_heads(
+    head: str | None, pair: Pair, outputs: Path, warp: Warp, any_draft: bool = False
+) -> dict[str, LocatedHead]:
+    """Return the heads of a folder or hub id by name: one, or all of a bank's folder.
 
-    With `any_draft`, heads for another draft are taken. Raises UserError for no such head, or one that does not fit the pair.
+    None for None, the newest for `latest`.
+
+    With `any_draft`, heads for another draft are taken. Raises UserError for no such head, or one
+    that does not fit the pair.
     """
     if head is None:
         return {}
@@ -47,23 +52,34 @@ def find_heads(head: str | None, pair: Pair, outputs: Path, warp: Warp, any_draf
         loaded.check_fits(pair)
         trained = loaded.config.warp
         if trained and {**asdict(Warp()), **trained} != asdict(warp):
-            message = "head %s was trained under %s, but decoding uses %s; the keys warp.* give others"
+            message = (
+                "head %s was trained under %s, but decoding uses %s; the keys warp.* give others"
+            )
             logger.warning(message, name, dict(trained), warp.values())
         located[name] = LocatedHead(loaded, str(folder))
     return located
 
 
 def store_in_config(folder: Path, **values: Mapping[str, Any] | None) -> None:
-    """Write values that were measured after a head's training into its config and card. Raises UserError for damaged ones."""
+    """Write values that were measured after a head's training into its config and card.
+
+    Raises UserError for damaged ones.
+    """
     path = folder / "config.json"
     try:
         before = read_json(path)
         content = before | values
     except (ValueError, TypeError) as error:
         raise UserError(f"{path} is not valid JSON ({error}); export the head again.") from None
-    if before.get("calibration") != content.get("calibration") and (graph := folder / GRAPH).exists():
+    if (
+        before.get("calibration") != content.get("calibration")
+        and (graph := folder / GRAPH).exists()
+    ):
         graph.unlink()
-        logger.warning("%s held the earlier calibration and was removed; specheads export writes it again", graph)
+        logger.warning(
+            "%s held the earlier calibration and was removed; specheads export writes it again",
+            graph,
+        )
     text = card(HeadConfig.from_dict(content, str(path)))
     # The card first: with an old config, a run that was killed in between does both again.
     write_whole(folder / "README.md", lambda temporary: temporary.write_text(text))

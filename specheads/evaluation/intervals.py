@@ -1,4 +1,7 @@
-"""Intervals over prompts by the bootstrap; whole groups of prompts, such as those of one file, which are alike, are resampled."""
+"""Intervals over prompts by the bootstrap.
+
+Whole groups of prompts, such as those of one file, which are alike, are resampled.
+"""
 
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
@@ -25,7 +28,9 @@ class Interval:
 
 @dataclass(frozen=True)
 class Sums:
-    """Sums of one setting's counts, and of seconds without the reading of prompts, over prompts: (R,), one for each resample."""
+    """Sums of one setting's counts, and of seconds without the reading of prompts, over prompts:
+    (R,), one for each resample.
+    """
 
     tokens: np.ndarray
     drafted: np.ndarray
@@ -43,7 +48,8 @@ class Sums:
 
     def rates(self) -> dict[str, Any]:
         """Return the rates that rows of reports have, by name."""
-        drafted, discarded = self.drafted[0], self.discarded[0]
+        drafted = self.drafted[0]
+        discarded = self.discarded[0]
         return {
             "discard_rate": interval(self.discarded / self.tokens),
             "verification_rate": interval(self.verification_rate),
@@ -56,10 +62,13 @@ Groups = Sequence[Hashable]  # the group of each prompt
 
 
 def halves(groups: Groups) -> np.ndarray:
-    """Return for each prompt (P,) whether it is in the first of two halves of about equal size, which share no group."""
+    """Return for each prompt (P,) whether it is in the first of two halves of about equal size,
+    which share no group.
+    """
     number = _numbered(groups)
     members = np.bincount(number)
-    first, sizes = np.zeros(len(members), dtype=bool), [0, 0]
+    first = np.zeros(len(members), dtype=bool)
+    sizes = [0, 0]
     for group, size in enumerate(members):
         first[group] = sizes[0] <= sizes[1]
         sizes[0 if first[group] else 1] += size
@@ -75,17 +84,21 @@ def _numbered(groups: Groups) -> np.ndarray:
 def resample_counts(groups: Groups) -> np.ndarray:
     """Return (1 + R, P): how often each prompt is in each resample; row 0 is the sample itself.
 
-    Prompts of a group are in a resample equally often. Both `halves` are resampled separately, so that neither is ever empty. It
-    has two groups fewer, with more weight: one fewer makes variances unbiased (Rao and Wu 1988), two widen as Student's t does.
+    Prompts of a group are in a resample equally often. Both `halves` are resampled separately, so
+    that neither is ever empty. It has two groups fewer, with more weight: one fewer makes variances
+    unbiased (Rao and Wu 1988), two widen as Student's t does.
     """
     rng = np.random.default_rng(0)
-    number, first = _numbered(groups), halves(groups)
+    number = _numbered(groups)
+    first = halves(groups)
     resampled = np.zeros((NUM_RESAMPLES, len(number)))  # by group
     for half in (first, ~first):
         members = np.unique(number[half])
         if size := len(members):
             drawn = max(size - 2, 1)
-            resampled[:, members] = size / drawn * rng.multinomial(drawn, np.full(size, 1 / size), size=NUM_RESAMPLES)
+            resampled[:, members] = (
+                size / drawn * rng.multinomial(drawn, np.full(size, 1 / size), size=NUM_RESAMPLES)
+            )
     return np.concatenate([np.ones((1, len(number))), resampled[:, number]])
 
 
@@ -102,8 +115,8 @@ def sums(spent: Counts | Sequence[DecodeStats], resamples: np.ndarray) -> Sums:
 def interval(values: np.ndarray, best_of: int = 1) -> Interval:
     """Return the estimate (entry 0) and the percentile interval of the resamples.
 
-    The best of `best_of` estimates is above its own interval more often than one estimate is: each is widened (Bonferroni) so
-    that all of them together cover the truth as often as one does.
+    The best of `best_of` estimates is above its own interval more often than one estimate is: each
+    is widened (Bonferroni) so that all of them together cover the truth as often as one does.
     """
     outside = (1 - LEVEL) / 2 / max(best_of, 1)
     low, high = np.quantile(values[1:], [outside, 1 - outside])
@@ -111,11 +124,14 @@ def interval(values: np.ndarray, best_of: int = 1) -> Interval:
 
 
 def cross_fitted_gain(ours: np.ndarray, theirs: np.ndarray, groups: Groups) -> Interval:
-    """Return how much faster our best setting is than their best, as a ratio of throughputs, from tokens and seconds (S, 2, P).
+    """Return how much faster our best setting is than their best, as a ratio of throughputs, from
+    tokens and seconds (S, 2, P).
 
-    The best is chosen on one half of the prompts and compared on the other, both ways, so that a larger family has no advantage.
+    The best is chosen on one half of the prompts and compared on the other, both ways, so that a
+    larger family has no advantage.
     """
-    counts, first = resample_counts(groups), halves(groups)
+    counts = resample_counts(groups)
+    first = halves(groups)
     seconds_per_token = []
     for family in (ours, theirs):
         totals = np.zeros((2, len(counts)))

@@ -1,8 +1,10 @@
-"""The report of an evaluation as frozen records: the content of `report.json` (its schema is in report.schema.json).
+"""The report of an evaluation as frozen records: the content of `report.json` (its schema is in
+report.schema.json).
 
-Speed-ups are over the target alone. A *ratio* is the cost of the target's forward pass in draft steps: `measured` on this
-machine, or a number such as `10`. At `10` a forward pass of the target costs 1, a draft step 1/10, a head its share of a draft
-step, and the verification of more drafted tokens nothing.
+Speed-ups are over the target alone. A *ratio* is the cost of the target's forward pass in draft
+steps: `measured` on this machine, or a number such as `10`. At `10` a forward pass of the target
+costs 1, a draft step 1/10, a head its share of a draft step, and the verification of more drafted
+tokens nothing.
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,7 +17,11 @@ from specheads.evaluation.intervals import Interval
 from specheads.replay.cost import CostFit
 
 MEASURED = "measured"
-ROUNDS, STEPS, COUNTED = "measured rounds", "step times", "counted costs"  # what a choice can stand on
+ROUNDS, STEPS, COUNTED = (
+    "measured rounds",
+    "step times",
+    "counted costs",
+)  # what a choice can stand on
 
 
 class Kind(StrEnum):
@@ -29,7 +35,9 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class RuleFields:
-    """What kind of rule a candidate or a result is of: families and names are titles for readers, and decide nothing."""
+    """What kind of rule a candidate or a result is of: families and names are titles for readers,
+    and decide nothing.
+    """
 
     rule_name: str = ""  # the name of its config; empty for what has none
     head: str | None = None  # the name of its head
@@ -46,7 +54,8 @@ def rule_fields(rule: RuleFields) -> dict[str, Any]:
 class LiveRow(RuleFields):
     """One setting that was decoded.
 
-    Speeds are in tokens per second and leave out reading the prompts; latencies are in milliseconds per token.
+    Speeds are in tokens per second and leave out reading the prompts; latencies are in milliseconds
+    per token.
     """
 
     name: str
@@ -62,27 +71,41 @@ class LiveRow(RuleFields):
     replayed_tokens_per_second: float | None
     lossless: bool  # whether the output follows the target's distribution
     verification: str | None = None  # the name of its verification rule; None: that of the sweep
-    # Accepted tokens over those that the rule expected, 1 if its predictions hold here; None where it expects no number.
+    # Accepted tokens over those that the rule expected, 1 if its predictions hold here; None where
+    # it expects no number.
     accepted_over_expected: Interval | None = None
-    dev_speedup: float | None = None  # the speed-up on dev prompts, by which settings are compared; None where it was not tried
-    gain: Interval | None = None  # speed over that of the best fixed length, a ratio; None where none was decoded
-    over_headless: Interval | None = None  # the same over the best setting without a head; None without a head
+    dev_speedup: float | None = (
+        # The speed-up on dev prompts, by which settings are compared; None where it was not tried
+        None
+    )
+    gain: Interval | None = (
+        None  # speed over that of the best fixed length, a ratio; None where none was decoded
+    )
+    over_headless: Interval | None = (
+        None  # the same over the best setting without a head; None without a head
+    )
 
 
 @dataclass(frozen=True)
 class BatchRow(RuleFields):
     """One setting that decoded requests in batches of one size.
 
-    Milliseconds are percentiles by level (p50, p90, p99): `token_ms` of each emitted token, with those of a round shared equally
-    among its tokens; `first_token_ms` from the moment that a request gets a row to its first tokens.
+    Milliseconds are percentiles by level (p50, p90, p99): `token_ms` of each emitted token, with
+    those of a round shared equally among its tokens; `first_token_ms` from the moment that a
+    request gets a row to its first tokens.
     """
 
     name: str
     family: str
     lossless: bool
-    tokens_per_second: float  # all requests together, in a whole run with the reading of prompts; the median over repeats
-    over_alone: float  # the same over that of the target alone in the same repeat, the median over repeats
-    request_tokens_per_second: float  # a request's from the moment that it gets a row, the median over requests
+    # All requests together, in a whole run with the reading of prompts; the median over repeats
+    tokens_per_second: float
+    over_alone: (
+        float  # the same over that of the target alone in the same repeat, the median over repeats
+    )
+    request_tokens_per_second: (
+        float  # a request's from the moment that it gets a row, the median over requests
+    )
     speedup: Interval  # tokens per second in a row over those of the target alone
     token_ms: Mapping[str, float]
     first_token_ms: Mapping[str, float]
@@ -102,7 +125,9 @@ class BatchTable:
 class RuleRow(RuleFields):
     """One stopping rule with one set of parameters, replayed on one data set."""
 
-    family: str  # the best of a family is chosen; named like a file in conf/stopping, and the head where there are several
+    # The best of a family is chosen; named like a file in conf/stopping, and the head where there
+    # are several
+    family: str
     name: str
     parameters: Mapping[str, Any]  # those that are swept
     discard_rate: Interval
@@ -114,23 +139,32 @@ class RuleRow(RuleFields):
 
 @dataclass(frozen=True)
 class Winner(RuleFields):
-    """The best rule of a family at one ratio, chosen on dev prompts, and its speed-up on a data set."""
+    """The best rule of a family at one ratio, chosen on dev prompts, and its speed-up on a data
+    set.
+    """
 
     family: str
     name: str
     ratio: str
     speedup: Interval
     gain: Interval  # speed-up over that of the best fixed length, a ratio
-    gap_ceiling: Interval | None  # share of the way from the best fixed length to the informed ceiling
+    gap_ceiling: (
+        Interval | None
+    )  # share of the way from the best fixed length to the informed ceiling
     dev_speedup: float = 0.0  # the speed-up on dev prompts, by which families are compared
-    head_share: float | None = None  # the cost of its head as a share of a draft step; the speed-up counts it
+    head_share: float | None = (
+        None  # the cost of its head as a share of a draft step; the speed-up counts it
+    )
     gain_uncharged: Interval | None = None  # the gain if its head cost nothing; None without a head
-    over_headless: Interval | None = None  # speed-up over that of the best rule without a head; None without a head
+    over_headless: Interval | None = (
+        None  # speed-up over that of the best rule without a head; None without a head
+    )
 
 
 @dataclass(frozen=True)
 class Reliability:
-    """How often tokens were accepted, by their predicted probability: per bin its share of tokens, mean prediction, mean outcome.
+    """How often tokens were accepted, by their predicted probability: per bin its share of tokens,
+    mean prediction, mean outcome.
 
     A token counts once for every index that it can have in a round.
     """
@@ -145,22 +179,26 @@ class Reliability:
 
 @dataclass(frozen=True)
 class Information:
-    """What can be known about the acceptance of a drafted token: means over tokens, with 95 % intervals over prompts."""
+    """What can be known about the acceptance of a drafted token: means over tokens, with 95 %
+    intervals over prompts.
+    """
 
     num_tokens: int
     entropy: Interval  # of the mean acceptance, nats
     noise: Interval  # the entropy of each token's own acceptance probability, nats
     knowable: Interval  # nats
     explained: Mapping[str, Interval]  # by predictor, as a share of what is knowable
-    over_logistic: Mapping[str, Interval]  # by predictor, that share less the free logistic's; wider for several heads
+    over_logistic: Mapping[
+        str, Interval
+    ]  # by predictor, that share less the free logistic's; wider for several heads
 
 
 @dataclass(frozen=True)
 class TextSample:
     """A response in pieces, as one rule's rounds made it, each with its outcome.
 
-    Kinds: `accepted` (drafted and kept), `rejected` (drafted and thrown away; not part of the response), `target` (emitted by
-    the target).
+    Kinds: `accepted` (drafted and kept), `rejected` (drafted and thrown away; not part of the
+    response), `target` (emitted by the target).
     """
 
     rule: str
@@ -180,16 +218,23 @@ class DataSet:
     rules: Sequence[RuleRow]
     winners: Sequence[Winner]
     reliability: Sequence[Reliability] = field(default_factory=list)
-    information: Information | None = None  # None where the true acceptance probabilities are not recorded
+    information: Information | None = (
+        None  # None where the true acceptance probabilities are not recorded
+    )
 
 
 @dataclass(frozen=True)
 class Basis:
-    """What the choice of a setting stands on, and what is best over the range of costs that it leaves."""
+    """What the choice of a setting stands on, and what is best over the range of costs that it
+    leaves.
+    """
 
     costs: str  # ROUNDS, STEPS or COUNTED
     ratio: Interval  # of rounds: of all, and the limits of both halves of the responses
-    choices: Sequence[str] = ()  # the best setting by replay at its low end, value, and high end; empty for measured rounds
+    choices: Sequence[
+        str
+        # The best setting by replay at its low end, value, and high end; empty for measured rounds
+    ] = ()
 
 
 @dataclass(frozen=True)
@@ -230,13 +275,21 @@ class Report:
 
     context: Mapping[str, Any]
     fit: CostFit | None  # what was fitted to decoded rounds
-    doubts: Sequence[str] = field(default_factory=list)  # why live figures are not to be trusted; empty if they are
+    doubts: Sequence[str] = field(
+        default_factory=list
+    )  # why live figures are not to be trusted; empty if they are
     live: Sequence[LiveRow] = field(default_factory=list)
     data_sets: Sequence[DataSet] = field(default_factory=list)
-    batches: Sequence[BatchTable] = field(default_factory=list)  # empty unless numbers of rows were asked for
-    texts: Sequence[TextSample] = field(default_factory=list)  # texts of the first set of test prompts
+    batches: Sequence[BatchTable] = field(
+        default_factory=list
+    )  # empty unless numbers of rows were asked for
+    texts: Sequence[TextSample] = field(
+        default_factory=list
+    )  # texts of the first set of test prompts
     verdict: Verdict | None = None  # None where nothing was replayed or decoded
-    notes: Sequence[str] = field(default_factory=list)  # what the reader should know, such as that a simple rule beats the head
+    notes: Sequence[str] = field(
+        default_factory=list
+    )  # what the reader should know, such as that a simple rule beats the head
     basis: Basis | None = None  # None where nothing was decoded, or no draft is run
 
     @property

@@ -1,4 +1,6 @@
-"""The report of an evaluation: made of the outcome of its steps, as files, on the console, and on Weights & Biases."""
+"""The report of an evaluation: made of the outcome of its steps, as files, on the console, and on
+Weights & Biases.
+"""
 
 import json
 import logging
@@ -21,7 +23,14 @@ from specheads.evaluation.replayed_sets import Outcome, basis_of, recommendation
 from specheads.evaluation.report import Report, TextSample, Verdict
 from specheads.evaluation.rows import data_set, live_rows, reliability, text_samples
 from specheads.evaluation.setup import Setup, device_name, load_average, versions
-from specheads.evaluation.tables import Table, batch_table, live_table, terminal, verdict_table, winners_table
+from specheads.evaluation.tables import (
+    Table,
+    batch_table,
+    live_table,
+    terminal,
+    verdict_table,
+    winners_table,
+)
 from specheads.pair.pair import Pair
 from specheads.replay.replay import recorded_head, replay
 from specheads.storage.files import without_home, write_json, write_whole
@@ -29,10 +38,21 @@ from specheads.storage.files import without_home, write_json, write_whole
 logger = logging.getLogger(__name__)
 
 
-def report_of(setup: Setup, outcome: Outcome, config: str | None = None, command: str = "specheads evaluate") -> Report:
-    """Return the report; `config` is the text of the configuration, None: the settings, `command` the words of its command."""
-    measured, cost_table = outcome.measured, outcome.cost_table
-    live = live_rows(outcome, setup.settings.verification.lossless, setup.prompts.decoded.groups) if measured else []
+def report_of(
+    setup: Setup, outcome: Outcome, config: str | None = None, command: str = "specheads evaluate"
+) -> Report:
+    """Return the report.
+
+    `config` is the text of the configuration, None: the settings, `command` the words of its
+    command.
+    """
+    measured = outcome.measured
+    cost_table = outcome.cost_table
+    live = (
+        live_rows(outcome, setup.settings.verification.lossless, setup.prompts.decoded.groups)
+        if measured
+        else []
+    )
     heads = {name: recorded_head(head) for name, head in setup.heads.items()}
     sets = outcome.sets if outcome.best else []
     report = Report(
@@ -59,48 +79,91 @@ def report_of(setup: Setup, outcome: Outcome, config: str | None = None, command
 
 
 def _with_code(setup: Setup, outcome: Outcome, verdict: Verdict, command: str) -> Verdict:
-    """Return the verdict with the command that makes its setting, and with Python that decodes with it."""
-    name, settings = verdict.answer.choices[verdict.answer.use].name, setup.settings
+    """Return the verdict with the command that makes its setting, and with Python that decodes with
+    it.
+    """
+    name = verdict.answer.choices[verdict.answer.use].name
+    settings = setup.settings
     known = [*(each.setting for each in outcome.measured), *outcome.candidates]
     rule = next((each for each in known if each.name == name and each.rule_name), None)
-    if rule is None or not settings.can_replay:  # the target alone; or other drafts, which the command line names
+    if (
+        rule is None or not settings.can_replay
+    ):  # the target alone; or other drafts, which the command line names
         return verdict
-    cls, located = type(rule.live), setup.located_heads.get(rule.head or "")
+    cls = type(rule.live)
+    located = setup.located_heads.get(rule.head or "")
     values = {key: value for key, value in rule.arguments.items() if value is not None}
     words = [f"stopping=[{','.join(dict.fromkeys((FIXED, rule.rule_name)))}]"]
     # Decoding tells costs apart by two lengths.
-    tried = {"num_tokens": f"[{2 * k},{k}]"} if rule.verification and (k := values.get("num_tokens")) else {}
-    words += [f"stopping.{rule.rule_name}.{key}={tried.get(key, written(value))}" for key, value in values.items()]
+    tried = (
+        {"num_tokens": f"[{2 * k},{k}]"}
+        if rule.verification and (k := values.get("num_tokens"))
+        else {}
+    )
+    words += [
+        f"stopping.{rule.rule_name}.{key}={tried.get(key, written(value))}"
+        for key, value in values.items()
+    ]
     words += [f"head={without_home(located.where)}"] if located else ["head=null"]
     if rule.verification:  # decoded, for a recording predicts token verification only
         words += [f"verification={rule.verification.name}", f"live_rules=[{rule.rule_name}]"]
-    made = ", ".join(["head"] * bool(located) + [f"{key}={value!r}" for key, value in values.items()])
-    pair, warp = setup.pair, ", ".join(f"{key}={value!r}" for key, value in settings.warp.values().items())
-    ids = repr(pair.name) if pair.target_id.startswith("embedded:") else f"draft={pair.draft_id!r}, target={pair.target_id!r}"
+    made = ", ".join(
+        ["head"] * bool(located) + [f"{key}={value!r}" for key, value in values.items()]
+    )
+    pair = setup.pair
+    warp = ", ".join(f"{key}={value!r}" for key, value in settings.warp.values().items())
+    ids = (
+        repr(pair.name)
+        if pair.target_id.startswith("embedded:")
+        else f"draft={pair.draft_id!r}, target={pair.target_id!r}"
+    )
     place = "specheads.stopping." if hasattr(stopping, cls.__name__) else ""
-    lines = ["import specheads", *([] if place else [f"from {cls.__module__} import {cls.__name__}"])]
+    lines = [
+        "import specheads",
+        *([] if place else [f"from {cls.__module__} import {cls.__name__}"]),
+    ]
     lines += ["", f"pair = specheads.load_pair({ids})"]
     lines += [f"head = specheads.load_head({without_home(located.where)!r})"] if located else []
     lines += [f"rule = {place}{cls.__name__}({made})", f"warp = specheads.Warp({warp})"]
-    more = f", verification=specheads.verification.{type(rule.verification).__name__}()" if rule.verification else ""
+    more = (
+        f", verification=specheads.verification.{type(rule.verification).__name__}()"
+        if rule.verification
+        else ""
+    )
     lines += [f"decoder = specheads.SpeculativeDecoder(pair, stopping=rule, warp=warp{more})"]
-    lines += [f'print(decoder.generate("def mean(values):", max_new_tokens={settings.max_new_tokens}).text)']
+    lines += [
+        (
+            'print(decoder.generate("def mean(values):",'
+            f" max_new_tokens={settings.max_new_tokens}).text)"
+        )
+    ]
     return replace(verdict, command=f"{command} {shlex.join(words)}", python="\n".join(lines))
 
 
 def _texts(pair: Pair, outcome: Outcome, verdict: Verdict) -> list[TextSample]:
     """Return responses in pieces, as each setting that there is to choose from drafts them."""
-    names = {choice.name.partition(" verification=")[0] for choice in verdict.answer.choices.values()}
+    names = {
+        choice.name.partition(" verification=")[0] for choice in verdict.answer.choices.values()
+    }
     rules = {rule.name: rule for rule in outcome.candidates if rule.name in names}.values()
-    recording, drafting = outcome.sets[1].recording, [rule.rule for rule in rules if rule.rule is not None]
+    recording = outcome.sets[1].recording
+    drafting = [rule.rule for rule in rules if rule.rule is not None]
     walked = zip(rules, replay(recording, drafting), strict=True)
-    return [sample for rule, rounds in walked for sample in text_samples(pair, recording, rule, rounds)]
+    return [
+        sample for rule, rounds in walked for sample in text_samples(pair, recording, rule, rounds)
+    ]
 
 
 def context_of(setup: Setup, config: str | None = None, num_decoded: int = 0) -> dict[str, Any]:
-    """Return the description of the evaluation for its report; `num_decoded` prompts were decoded."""
-    settings, pair = setup.settings, setup.pair
-    plain = json.loads(json.dumps(dict(settings), default=repr))  # rules and other objects as Python shows them
+    """Return the description of the evaluation for its report.
+
+    `num_decoded` prompts were decoded.
+    """
+    settings = setup.settings
+    pair = setup.pair
+    plain = json.loads(
+        json.dumps(dict(settings), default=repr)
+    )  # rules and other objects as Python shows them
     return {
         "model": pair.name,
         "target": pair.target_id,
@@ -127,10 +190,16 @@ def context_of(setup: Setup, config: str | None = None, num_decoded: int = 0) ->
 
 
 def recommend(setup: Setup, outcome: Outcome, report: Report) -> None:
-    """Store the best setting in each local head, None where something else was clearly faster, and nothing if none is known."""
+    """Store the best setting in each local head, None where something else was clearly faster, and
+    nothing if none is known.
+    """
     for folder, values in recommendations(setup, outcome, report).items():
         if values == {}:
-            logger.warning("no threshold was stored in %s, because the costs are not known well enough to choose one", folder)
+            logger.warning(
+                "no threshold was stored in %s, because the costs are not known well enough to"
+                " choose one",
+                folder,
+            )
             continue
         try:
             store_in_config(folder, recommended=values)
@@ -139,7 +208,9 @@ def recommend(setup: Setup, outcome: Outcome, report: Report) -> None:
             continue
         what = "no threshold, for another setting was faster"
         if values is not None:
-            verification = f" under {values['verification']} verification" if "verification" in values else ""
+            verification = (
+                f" under {values['verification']} verification" if "verification" in values else ""
+            )
             what = f"threshold {values['threshold']:g}, for threshold=auto{verification}"
         logger.info("%s now holds %s", folder, what)
 
@@ -161,7 +232,10 @@ def write_page(folder: Path, name: str, html: str, content: Any) -> list[Path]:
 
 
 def print_report(report: Report, console: Console | None = None, verbose: bool = False) -> None:
-    """Print what to use and what that rests on; with `verbose`, all tables of the test prompts before it."""
+    """Print what to use and what that rests on.
+
+    With `verbose`, all tables of the test prompts before it.
+    """
     console = console or Console()
 
     def say(*texts: str, style: str = "") -> None:
@@ -173,11 +247,28 @@ def print_report(report: Report, console: Console | None = None, verbose: bool =
             for part in terminal(table, console.width, "dim" if table.doubtful else ""):
                 console.print(part)
 
-    tests, ratios = [data for data in report.data_sets if data.role == "test"], conclusions.ratios_of(report)
+    tests = [data for data in report.data_sets if data.role == "test"]
+    ratios = conclusions.ratios_of(report)
     if verbose:
-        show(*(winners_table(report, data, ratio) for data in tests for ratio in ratios if conclusions.winners_at(data, ratio)))
-        say(*(f"{data.name}: {conclusions.information_text(data.information)}." for data in tests if data.information))
-        show(*([live_table(report)] if report.live else []), *(batch_table(report, batches) for batches in report.batches))
+        show(
+            *(
+                winners_table(report, data, ratio)
+                for data in tests
+                for ratio in ratios
+                if conclusions.winners_at(data, ratio)
+            )
+        )
+        say(
+            *(
+                f"{data.name}: {conclusions.information_text(data.information)}."
+                for data in tests
+                if data.information
+            )
+        )
+        show(
+            *([live_table(report)] if report.live else []),
+            *(batch_table(report, batches) for batches in report.batches),
+        )
         say(*report.doubts)
     if (verdict := report.verdict) is not None:
         answer = verdict.answer
@@ -189,7 +280,10 @@ def print_report(report: Report, console: Console | None = None, verbose: bool =
         say(f"Another ratio changes the winner: {conclusions.changes_text(report, verdict)}.")
     for batches in [] if report.doubts else report.batches:
         row = conclusions.fastest_of(batches)
-        speed = f"{row.name} was the fastest on these same prompts, {row.over_alone:.2f}× the target alone"
+        speed = (
+            f"{row.name} was the fastest on these same prompts, {row.over_alone:.2f}× the target"
+            " alone"
+        )
         say(f"{batches.concurrency} requests at once: {speed}.")
     say(*conclusions.warnings_of(report))
 

@@ -29,8 +29,12 @@ EngineName = Annotated[Text, AfterValidator(lambda name: resolve_engine(name) an
 class RecordingSettings(Settings):
     """How much of each response is recorded."""
 
-    num_samples: PositiveCount = setting(4, "acceptance samples of each response; more make smaller errors")
-    ground_truth: Flag = setting(True, "let the target score rejected branches too, for the informed ceiling")
+    num_samples: PositiveCount = setting(
+        4, "acceptance samples of each response; more make smaller errors"
+    )
+    ground_truth: Flag = setting(
+        True, "let the target score rejected branches too, for the informed ceiling"
+    )
 
 
 class Evaluation(Warped):
@@ -38,81 +42,108 @@ class Evaluation(Warped):
 
     seed: Seed = setting(0, "seed of everything that is sampled")
     stopping: SkipValidation[Mapping[str, RuleChoice]] | None = setting(
-        None, "the stopping rules, by name; null: fixed lengths and head thresholds, with the values of the two keys below"
+        None,
+        "the stopping rules, by name; null: fixed lengths and head thresholds, with the values of"
+        " the two keys below",
     )
-    fixed_lengths: tuple[PositiveCount, ...] = setting((1, 2, 3, 4, 5, 6, 8, 10, 12, 14), "fixed draft lengths to try, in tokens")
+    fixed_lengths: tuple[PositiveCount, ...] = setting(
+        (1, 2, 3, 4, 5, 6, 8, 10, 12, 14), "fixed draft lengths to try, in tokens"
+    )
     thresholds: tuple[Threshold, ...] = setting(
         ("auto", 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9),
-        "thresholds to try for a head: a draft stops once the predicted probability that some drafted token is rejected "
-        "exceeds the threshold, 0 to 1; auto: the threshold at which one more draft step is worth its cost",
+        "thresholds to try for a head: a draft stops once the predicted probability that some"
+        " drafted token is rejected exceeds the threshold, 0 to 1; auto: the threshold at which one"
+        " more draft step is worth its cost",
     )
     split: Literal["test", "final"] = setting(
-        "test", "which prompts are reported: test, or final (of data.final_part or data.num_final), to be read once"
+        "test",
+        "which prompts are reported: test, or final (of data.final_part or data.num_final), to be"
+        " read once",
     )
     num_prompts: PositiveCount = setting(100, "prompts of that split to record")
     num_dev_prompts: PositiveCount = setting(100, "dev prompts to record, on which rules are tuned")
     test_sets: SkipValidation[Mapping[str, Any]] | None = setting(
         None,
-        "more prompts to report on, {name: file}, by a name of conf/data; null for a file: the test prompts of its own split. "
-        "Prompts that a head learned from are left out of these and of all others",
+        "more prompts to report on, {name: file}, by a name of conf/data; null for a file: the test"
+        " prompts of its own split. Prompts that a head learned from are left out of these and of"
+        " all others",
     )
-    record: RecordingSettings = setting(RecordingSettings(), "how much of each response is recorded")
+    record: RecordingSettings = setting(
+        RecordingSettings(), "how much of each response is recorded"
+    )
     ratios: tuple[Ratio, ...] = setting(
-        (5, 10, 20), "predict speed-ups also for targets whose forward pass costs this many draft steps, for example 10"
+        (5, 10, 20),
+        "predict speed-ups also for targets whose forward pass costs this many draft steps, for"
+        " example 10",
     )
-    max_new_tokens: PositiveCount = setting(512, "longest response, in tokens", config="${data.max_new_tokens}")
+    max_new_tokens: PositiveCount = setting(
+        512, "longest response, in tokens", config="${data.max_new_tokens}"
+    )
     head: Text | None = setting(
         "latest",
-        "a folder of a head or of several, a hub id, latest (those of the newest training for this pair in paths.outputs), or "
-        "null for rules without a head",
+        "a folder of a head or of several, a hub id, latest (those of the newest training for this"
+        " pair in paths.outputs), or null for rules without a head",
     )
-    any_draft: Flag = setting(False, "true: accept heads that were trained for another draft, or for another state of it, too")
+    any_draft: Flag = setting(
+        False,
+        "true: accept heads that were trained for another draft, or for another state of it, too",
+    )
     calibrate: Flag = setting(
         False,
-        "true: fit the heads' calibration to the dev prompts first, and write it into their folders unless theirs is as good; it "
-        "is for prompts unlike those that a head was trained for",
+        "true: fit the heads' calibration to the dev prompts first, and write it into their folders"
+        " unless theirs is as good; it is for prompts unlike those that a head was trained for",
     )
     drafting: SkipValidation[Drafting] = setting(Autoregressive(), "how tokens are proposed")
     verification: SkipValidation[VerificationRule] = setting(
         TokenVerification(), "the rule that decides how much of a draft is kept"
     )
-    live: Literal["winners", "none"] = setting("winners", "what is decoded: winners (the best rules on dev prompts), or none")
+    live: Literal["winners", "none"] = setting(
+        "winners", "what is decoded: winners (the best rules on dev prompts), or none"
+    )
     live_rules: tuple[Text, ...] = setting(
-        (FIXED, "head_threshold"), "rules that are decoded where drafts or verification cannot be replayed"
+        (FIXED, "head_threshold"),
+        "rules that are decoded where drafts or verification cannot be replayed",
     )
     num_live_prompts: PositiveCount = setting(32, "prompts of the split to decode")
-    repeats: PositiveCount = setting(1, "times that each prompt is decoded, each time with another seed")
+    repeats: PositiveCount = setting(
+        1, "times that each prompt is decoded, each time with another seed"
+    )
     concurrency: tuple[PositiveCount, ...] = setting(
         (),
-        "how many prompts are decoded at once, each number for a table by itself, for example [1,4,16,64]: by the target alone, "
-        "the best fixed length for that size, and the best rules of the live evaluation",
+        "how many prompts are decoded at once, each number for a table by itself, for example"
+        " [1,4,16,64]: by the target alone, the best fixed length for that size, and the best rules"
+        " of the live evaluation",
     )
     verbose: Flag = setting(False, "true: print every table of the report, too")
-    engine: EngineName = setting("auto", "how models are run: auto (the fastest here), eager, compiled or cuda_graph")
+    engine: EngineName = setting(
+        "auto", "how models are run: auto (the fastest here), eager, compiled or cuda_graph"
+    )
 
     @model_validator(mode="after")
     def _something_can_be_compared(self) -> Self:
         if FIXED not in self.rules:
             raise UserError(
-                "stopping leaves out fixed_length, over which every gain is stated; add it, for example "
-                "'stopping=[fixed_length,head_threshold]', or use stopping=all."
+                "stopping leaves out fixed_length, over which every gain is stated; add it, for"
+                " example 'stopping=[fixed_length,head_threshold]', or use stopping=all."
             )
         check_rules(self.rules)
         if self.live == "none" and not self.ratios:
             raise UserError(
-                "live=none with ratios=[] leaves no costs to predict speeds with; give some, for example ratios=[5,10,20]."
+                "live=none with ratios=[] leaves no costs to predict speeds with; give some, for"
+                " example ratios=[5,10,20]."
             )
         check_pairing(self.drafting, self.verification)
         asked = f"concurrency={list(self.concurrency)}"
         if self.concurrency and not self.can_replay:
             raise UserError(
-                f"{asked}, but {self.method} cannot be replayed: settings of batches are chosen by replaying chains under token "
-                "verification; use drafting=autoregressive and verification=token, or concurrency=[]."
+                f"{asked}, but {self.method} cannot be replayed: settings of batches are chosen by"
+                " replaying chains under token verification; use drafting=autoregressive and"
+                " verification=token, or concurrency=[]."
             )
         if self.concurrency and self.live == "none":
             raise UserError(
-                f"{asked} decodes with the best rules of the live evaluation, but live=none leaves that out; use live=winners, "
-                "or concurrency=[]."
+                f"{asked} decodes with the best rules of the live evaluation, but live=none leaves"
+                " that out; use live=winners, or concurrency=[]."
             )
         if not self.can_replay:
             self._check_decoded()
@@ -123,7 +154,11 @@ class Evaluation(Warped):
         """The stopping rules by name, with all values that are tried."""
         if self.stopping is not None:
             return self.stopping
-        threshold = {"threshold": list(self.thresholds), "min_tokens": None, "max_tokens": MAX_TOKENS}
+        threshold = {
+            "threshold": list(self.thresholds),
+            "min_tokens": None,
+            "max_tokens": MAX_TOKENS,
+        }
         return {
             FIXED: RuleChoice(FixedLength, {"num_tokens": list(self.fixed_lengths)}),
             "head_threshold": RuleChoice(HeadThreshold, threshold),
@@ -131,8 +166,13 @@ class Evaluation(Warped):
 
     @property
     def can_replay(self) -> bool:
-        """Whether a recording predicts these rounds. It does for chains under token verification; others must be decoded."""
-        return isinstance(self.verification, TokenVerification) and isinstance(self.drafting, Autoregressive)
+        """Whether a recording predicts these rounds. It does for chains under token verification.
+
+        Others must be decoded.
+        """
+        return isinstance(self.verification, TokenVerification) and isinstance(
+            self.drafting, Autoregressive
+        )
 
     @property
     def method(self) -> str:
@@ -141,26 +181,41 @@ class Evaluation(Warped):
 
     @property
     def tries_block(self) -> bool:
-        """Whether the chosen rules are decoded under block verification, too: it accepts more of sampled drafts than token's."""
-        return self.warp.temperature > 0 and type(self.verification) is TokenVerification and self.can_replay
+        """Whether the chosen rules are decoded under block verification, too: it accepts more of
+        sampled drafts than token's.
+        """
+        return (
+            self.warp.temperature > 0
+            and type(self.verification) is TokenVerification
+            and self.can_replay
+        )
 
     def _check_decoded(self) -> None:
-        """Raise UserError unless `live_rules` drafts different numbers of tokens, which alone separate the models' costs."""
+        """Raise UserError unless `live_rules` drafts different numbers of tokens, which alone
+        separate the models' costs.
+        """
         chosen = [choice for name, choice in self.rules.items() if name in self.live_rules]
-        rules = [rule for each in chosen if self.head or not each.cls.uses_head for rule in each.without_auto().samples()]
+        rules = [
+            rule
+            for each in chosen
+            if self.head or not each.cls.uses_head
+            for rule in each.without_auto().samples()
+        ]
         lengths = {rule.max_tokens if isinstance(rule, FixedLength) else None for rule in rules}
         if self.verification.stopping is not None:
             lengths.add(None)
-        names, how = list(self.live_rules), f"{self.method} are only decoded, rule by rule of live_rules"
+        names = list(self.live_rules)
+        how = f"{self.method} are only decoded, rule by rule of live_rules"
         if not lengths:
             without = ", and none of them drafts without a head" if self.head is None else ""
             raise UserError(
-                f"live_rules={names} leaves nothing to decode but the target alone: {how}, with the values that stopping= "
-                f"gives{without}; take for example 'live_rules=[fixed_length]'."
+                f"live_rules={names} leaves nothing to decode but the target alone: {how}, with the"
+                f" values that stopping= gives{without}; take for example"
+                " 'live_rules=[fixed_length]'."
             )
         if self.drafting.reads_draft and len(lengths) == 1 and lengths != {None}:
             raise UserError(
-                f"live_rules={names} drafts {lengths.pop()} tokens in every round, so the costs of draft and target cannot be "
-                f"told apart: {how}; give at least two lengths, for example 'fixed_lengths=[4,8]', or add a rule of varying "
-                "length."
+                f"live_rules={names} drafts {lengths.pop()} tokens in every round, so the costs of"
+                f" draft and target cannot be told apart: {how}; give at least two lengths, for"
+                " example 'fixed_lengths=[4,8]', or add a rule of varying length."
             )

@@ -1,4 +1,6 @@
-"""One evaluation: the pair, its heads and prompts, the settings, and the folders of long-lived results."""
+"""One evaluation: the pair, its heads and prompts, the settings, and the folders of long-lived
+results.
+"""
 
 import os
 import platform
@@ -32,7 +34,9 @@ STEP_SHARES = "step-shares.json"
 def device_name(pair: Pair) -> str:
     """Return the name of the device that the target runs on."""
     device = pair.target_lm.device
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else f"{platform.machine()} CPU"
+    return (
+        torch.cuda.get_device_name(device) if device.type == "cuda" else f"{platform.machine()} CPU"
+    )
 
 
 def versions() -> dict[str, str]:
@@ -48,12 +52,21 @@ def load_average() -> float | None:
 
 
 def open_journal(
-    path: Path, pair: Pair, settings: Any, prompts: Sequence[EncodedPrompt], heads: Mapping[str, LocatedHead], /, **more: Any
+    path: Path,
+    pair: Pair,
+    settings: Any,
+    prompts: Sequence[EncodedPrompt],
+    heads: Mapping[str, LocatedHead],
+    /,
+    **more: Any,
 ) -> Journal:
-    """Return the journal at `path` in a run's folder, empty unless the run is resumed; `more` also decides what it holds.
+    """Return the journal at `path` in a run's folder, empty unless the run is resumed.
+
+    `more` also decides what it holds.
 
     Args:
-        settings: those of an evaluation or a reproduction: `warp`, `seed`, `max_new_tokens` and `engine` are read.
+        settings: those of an evaluation or a reproduction: `warp`, `seed`, `max_new_tokens` and
+            `engine` are read.
     """
     if not is_resumed(path.parent):
         path.unlink(missing_ok=True)
@@ -69,14 +82,19 @@ def open_journal(
         "threads": torch.get_num_threads(),
         "torch": torch.__version__,
         "prompts": [ids for _, ids in prompts],
-        "heads": {name: [head_fingerprint(each.head), each.head.config.calibration] for name, each in heads.items()},
+        "heads": {
+            name: [head_fingerprint(each.head), each.head.config.calibration]
+            for name, each in heads.items()
+        },
     }
     return Journal(path, {**more, **provenance})
 
 
 @dataclass(frozen=True)
 class Setup:
-    """The heads, the pair, the settings, the prompts and the folders (of recordings, and of this run) of one evaluation."""
+    """The heads, the pair, the settings, the prompts and the folders (of recordings, and of this
+    run) of one evaluation.
+    """
 
     pair: Pair
     located_heads: Mapping[str, LocatedHead]
@@ -99,7 +117,11 @@ class Setup:
     @cached_property
     def rules(self) -> Rules:
         """The stopping rules; without a head, only those that need none."""
-        return {name: choice for name, choice in self.settings.rules.items() if self.heads or not choice.cls.uses_head}
+        return {
+            name: choice
+            for name, choice in self.settings.rules.items()
+            if self.heads or not choice.cls.uses_head
+        }
 
     @cached_property
     def head_sizes(self) -> dict[str, float]:
@@ -108,18 +130,27 @@ class Setup:
 
     @cached_property
     def step_shares(self) -> dict[str, float]:
-        """By the kind of a rule what it adds to a draft step, a share of it; a resumed run chooses by the same ones."""
+        """By the kind of a rule what it adds to a draft step, a share of it.
+
+        A resumed run chooses by the same ones.
+        """
         path = self.run_folder / STEP_SHARES
         return read_json(path) if is_resumed(self.run_folder) and path.is_file() else {}
 
     @property
     def window(self) -> int:
         """The memory's positions for decoding: enough for every prompt and its response."""
-        return min(self.pair.window, self.prompt_data.limits.max_prompt_tokens + self.settings.max_new_tokens)
+        return min(
+            self.pair.window,
+            self.prompt_data.limits.max_prompt_tokens + self.settings.max_new_tokens,
+        )
 
     def counted_costs(self) -> CostTable:
         """Return the costs of rules at the cost ratios, where nothing is measured."""
-        return CostTable({f"{ratio:g}": StepCosts.at_ratio(ratio) for ratio in self.settings.ratios}, self.head_sizes)
+        return CostTable(
+            {f"{ratio:g}": StepCosts.at_ratio(ratio) for ratio in self.settings.ratios},
+            self.head_sizes,
+        )
 
     def journal(self, name: str, prompts: Sequence[EncodedPrompt], **more: Any) -> Journal:
         """Return the journal `name` of this run; see `open_journal`."""
@@ -129,4 +160,11 @@ class Setup:
             "drafting": {"class": type(drafting).__name__, **vars(drafting)},
             "verification": self.settings.verification.label,
         }
-        return open_journal(self.run_folder / f"{name}.jsonl", self.pair, self.settings, prompts, self.located_heads, **more)
+        return open_journal(
+            self.run_folder / f"{name}.jsonl",
+            self.pair,
+            self.settings,
+            prompts,
+            self.located_heads,
+            **more,
+        )

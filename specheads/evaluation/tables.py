@@ -1,4 +1,6 @@
-"""The tables of a report, each made once for every reader: the page's templates and the console (`terminal`)."""
+"""The tables of a report, each made once for every reader: the page's templates and the console
+(`terminal`).
+"""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -12,17 +14,31 @@ from specheads.evaluation import conclusions
 from specheads.evaluation.candidates import FIXED
 from specheads.evaluation.conclusions import Shown, change, minus, percent, times
 from specheads.evaluation.intervals import LEVELS, Interval
-from specheads.evaluation.report import Answer, BatchRow, BatchTable, Choice, DataSet, Kind, LiveRow, Report, Winner
+from specheads.evaluation.report import (
+    Answer,
+    BatchRow,
+    BatchTable,
+    Choice,
+    DataSet,
+    Kind,
+    LiveRow,
+    Report,
+    Winner,
+)
 
 
 @dataclass(frozen=True)
 class Cell:
-    """A cell of a table: a text (None: unknown), or a number with its limits, and the key to sort it by."""
+    """A cell of a table: a text (None: unknown), or a number with its limits, and the key to sort
+    it by.
+    """
 
     text: str | None
     key: float | str | None = None
     limits: str | None = None
-    tag: str | None = None  # a short remark; the rows of a first cell that is the best or a bound look different
+    tag: str | None = (
+        None  # a short remark; the rows of a first cell that is the best or a bound look different
+    )
 
 
 @dataclass(frozen=True)
@@ -37,11 +53,21 @@ class Table:
 
 
 def table_of(
-    caption: str, columns: Mapping[str, Callable[[Any], Cell]], rows: Sequence[Any], doubtful: bool, sorts: bool = False
+    caption: str,
+    columns: Mapping[str, Callable[[Any], Cell]],
+    rows: Sequence[Any],
+    doubtful: bool,
+    sorts: bool = False,
 ) -> Table:
     """Return a table of records, by column what makes the cell of a record."""
     caption = caption.replace(" %", "\u00a0%") + (", not to be trusted" if doubtful else "")
-    return Table(caption, tuple(columns), [[cell(row) for cell in columns.values()] for row in rows], sorts, doubtful)
+    return Table(
+        caption,
+        tuple(columns),
+        [[cell(row) for cell in columns.values()] for row in rows],
+        sorts,
+        doubtful,
+    )
 
 
 FAR_OFF = 0.5  # errors of predicted speeds whose size means nothing
@@ -50,7 +76,11 @@ NO_GAIN = Cell("no gain", -1.0)  # of shares below 0, whose size means nothing
 
 def estimate_cell(show: Callable[[Interval], Shown], estimate: Interval | None) -> Cell:
     """Return an estimate with its interval, as `show` writes it."""
-    return Cell(None) if estimate is None else Cell(show(estimate).text, estimate.value, show(estimate).limits)
+    return (
+        Cell(None)
+        if estimate is None
+        else Cell(show(estimate).text, estimate.value, show(estimate).limits)
+    )
 
 
 def _named(text: str, tag: str | None = None) -> Cell:
@@ -58,7 +88,10 @@ def _named(text: str, tag: str | None = None) -> Cell:
 
 
 def _setting(row: LiveRow | BatchRow, best: str | None = None) -> Cell:
-    """Return the name of a setting that was decoded; `best` is that of the one that dev prompts chose."""
+    """Return the name of a setting that was decoded.
+
+    `best` is that of the one that dev prompts chose.
+    """
     return _named(row.name, "best" if row.name == best else None if row.lossless else "lossy")
 
 
@@ -68,7 +101,10 @@ def _number(value: float | None, digits: int) -> Cell:
 
 def _cost(share: float | None) -> Cell:
     """Return a head's cost as a share of a draft step; more than a step is no share."""
-    return Cell(None if share is None else "over a step" if share > 1 else f"{share * 100:.3g}\u00a0%", share)
+    return Cell(
+        None if share is None else "over a step" if share > 1 else f"{share * 100:.3g}\u00a0%",
+        share,
+    )
 
 
 def _share(share: Interval | None) -> Cell:
@@ -83,7 +119,9 @@ def _levels(milliseconds: Mapping[str, float]) -> Cell:
 
 def _spread(digits: int) -> Callable[[Interval], Shown]:
     """Return what shows an estimate with half the width of its interval."""
-    return lambda each: Shown(f"{each.value:.{digits}f}", f"±{(each.high - each.low) / 2:.{digits}f}")
+    return lambda each: Shown(
+        f"{each.value:.{digits}f}", f"±{(each.high - each.low) / 2:.{digits}f}"
+    )
 
 
 def _speed(each: Interval) -> Shown:
@@ -96,11 +134,16 @@ def verdict_table(report: Report, answer: Answer) -> Table:
     rows.append(("best of all on dev", answer.use, answer.choices[answer.use]))
     columns: dict[str, Callable[[tuple[str, Kind, Choice]], Cell]] = {
         "": lambda row: _named(row[0]),
-        "speed-up": lambda row: Cell("1.00×", 1.0) if row[1] == Kind.ALONE else estimate_cell(times, row[2].speedup),
-        "over best fixed": lambda row: estimate_cell(change, None if row[1] in (Kind.ALONE, Kind.FIXED) else row[2].gain),
+        "speed-up": lambda row: (
+            Cell("1.00×", 1.0) if row[1] == Kind.ALONE else estimate_cell(times, row[2].speedup)
+        ),
+        "over best fixed": lambda row: estimate_cell(
+            change, None if row[1] in (Kind.ALONE, Kind.FIXED) else row[2].gain
+        ),
         "setting": lambda row: _named(row[2].name),
     }
-    ratio, doubtful = conclusions.ratio_text(report, answer.ratio), not conclusions.is_trusted(report, answer.ratio)
+    ratio = conclusions.ratio_text(report, answer.ratio)
+    doubtful = not conclusions.is_trusted(report, answer.ratio)
     return table_of(f"At ratio {ratio}", columns, rows, doubtful=doubtful)
 
 
@@ -109,7 +152,15 @@ def winners_table(report: Report, data_set: DataSet, ratio: str) -> Table:
     used = conclusions.used_at(report, ratio)
 
     def tag(row: Winner) -> str | None:
-        return "bound" if row.bound else "best" if row.name == used else "baseline" if row.family == FIXED else None
+        return (
+            "bound"
+            if row.bound
+            else "best"
+            if row.name == used
+            else "baseline"
+            if row.family == FIXED
+            else None
+        )
 
     def gain(row: Winner, estimate: Interval | None) -> Cell:
         return estimate_cell(change, None if row.family == FIXED else estimate)
@@ -123,19 +174,31 @@ def winners_table(report: Report, data_set: DataSet, ratio: str) -> Table:
         "were its head free": lambda row: gain(row, row.gain_uncharged),
         "head’s cost": lambda row: _cost(row.head_share),
     }
-    caption = f"{data_set.name}, ratio {conclusions.ratio_text(report, ratio)}: the best of each family; "
-    caption, doubtful = caption + conclusions.counted_text(report, ratio), not conclusions.is_trusted(report, ratio)
+    caption = (
+        f"{data_set.name}, ratio {conclusions.ratio_text(report, ratio)}: the best of each family; "
+    )
+    caption = caption + conclusions.counted_text(report, ratio)
+    doubtful = not conclusions.is_trusted(report, ratio)
     return table_of(caption, columns, conclusions.winners_at(data_set, ratio), doubtful=doubtful)
 
 
 def live_table(report: Report) -> Table:
-    """Return measured speeds next to those that the costs predict; the setting that dev prompts chose is marked."""
+    """Return measured speeds next to those that the costs predict.
+
+    The setting that dev prompts chose is marked.
+    """
     verdict = report.verdict
-    chosen = None if report.doubts or verdict is None else verdict.answer.choices[verdict.answer.use].name
+    chosen = (
+        None
+        if report.doubts or verdict is None
+        else verdict.answer.choices[verdict.answer.use].name
+    )
 
     def predicted(row: LiveRow, value: float | None) -> Cell:
         error = 0.0 if value is None else value / row.tokens_per_second.value - 1
-        text = minus(f"({error:+.1%})").replace("%", "\u00a0%") if abs(error) < FAR_OFF else "far off"
+        text = (
+            minus(f"({error:+.1%})").replace("%", "\u00a0%") if abs(error) < FAR_OFF else "far off"
+        )
         return replace(_number(value, 1), limits=None if value is None else text)
 
     columns: dict[str, Callable[[LiveRow], Cell]] = {
@@ -155,7 +218,10 @@ def live_table(report: Report) -> Table:
 
 
 def batch_table(report: Report, batches: BatchTable) -> Table:
-    """Return what batches of one size decoded; the fastest setting that keeps the target's distribution is marked."""
+    """Return what batches of one size decoded.
+
+    The fastest setting that keeps the target's distribution is marked.
+    """
     fastest = None if report.doubts else conclusions.fastest_of(batches).name
     columns: dict[str, Callable[[BatchRow], Cell]] = {
         "setting": lambda row: _setting(row, fastest),
@@ -176,28 +242,51 @@ SEPARATOR = 2  # columns of the terminal between two columns of a table
 
 
 def terminal(table: Table, width: int, style: str = "") -> Iterator[RichTable]:
-    """Yield a table for a terminal of some width: as many tables as its columns need, each with the first column."""
+    """Yield a table for a terminal of some width: as many tables as its columns need, each with the
+    first column.
+    """
     lines = [[_lines(cell) for cell in row] for row in table.rows]
-    headings = [column.replace(" ", "\n") if len(column) > 10 else column for column in table.columns]
+    headings = [
+        column.replace(" ", "\n") if len(column) > 10 else column for column in table.columns
+    ]
     widths = [
-        max(len(line) for text in (heading, *(row[number] for row in lines)) for line in text.split("\n"))
+        max(
+            len(line)
+            for text in (heading, *(row[number] for row in lines))
+            for line in text.split("\n")
+        )
         for number, heading in enumerate(headings)
     ]
     first = min(widths[0], width // 3)
     columns = list(range(1, len(widths)))
-    texts = {number for number in columns if any(isinstance(row[number].key, str) for row in table.rows)}
-    widths = [min(each, LEAST_TEXT) if number in texts else each for number, each in enumerate(widths)]  # a text is folded
+    texts = {
+        number for number in columns if any(isinstance(row[number].key, str) for row in table.rows)
+    }
+    widths = [
+        min(each, LEAST_TEXT) if number in texts else each for number, each in enumerate(widths)
+    ]  # a text is folded
     caption: str | None = table.caption
     while columns:
-        used, shown = first, list[int]()
+        used = first
+        shown = list[int]()
         while columns and (not shown or used + SEPARATOR + widths[columns[0]] <= width):
             used += SEPARATOR + widths[columns[0]]
             shown.append(columns.pop(0))
         title = caption and escape(caption)
-        part = RichTable(title=title, box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True, row_styles=[style])
+        part = RichTable(
+            title=title,
+            box=box.SIMPLE_HEAD,
+            pad_edge=False,
+            collapse_padding=True,
+            row_styles=[style],
+        )
         part.add_column(escape(headings[0]), overflow="fold", max_width=first)
         for number in shown:
-            part.add_column(escape(headings[number]), justify="left" if number in texts else "right", no_wrap=number not in texts)
+            part.add_column(
+                escape(headings[number]),
+                justify="left" if number in texts else "right",
+                no_wrap=number not in texts,
+            )
             part.columns[-1].overflow = "fold"
         for row in lines:
             part.add_row(*(escape(row[number]) for number in (0, *shown)))

@@ -1,4 +1,6 @@
-"""Batches of drafted tokens for heads, and the draft's features of these tokens, computed by the same code as in the decoder."""
+"""Batches of drafted tokens for heads, and the draft's features of these tokens, computed by the
+same code as in the decoder.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,14 +17,19 @@ from specheads.pair.padding import BATCH_TOKENS, SLICE_ELEMENTS, right_padded, s
 
 @dataclass(frozen=True)
 class HeadBatch:
-    """The texts of one training step, prompts with mixed responses, and the N drafted tokens in them that heads predict."""
+    """The texts of one training step, prompts with mixed responses, and the N drafted tokens in
+    them that heads predict.
+    """
 
     tokens: Tensor  # (B, T) long, the texts, right-padded with zeros
     row: Tensor  # (N,) long, the text of each drafted token
-    index: Tensor  # (N,) long, the position in the text of the token, or of the target's token in its place
+    # (N,) long, the position in the text of the token, or of the target's token in its place
+    index: Tensor
     drafted: Tensor  # (N,) long, the token's id
     label: Tensor  # (N,), the token's acceptance probability
-    features: dict[str, Tensor] = field(default_factory=dict)  # (N, ...) by name, those that were stored
+    features: dict[str, Tensor] = field(
+        default_factory=dict
+    )  # (N, ...) by name, those that were stored
 
     def to(self, device: torch.device) -> "HeadBatch":
         return HeadBatch(**tree_map(lambda value: value.to(device), vars(self)))
@@ -31,30 +38,50 @@ class HeadBatch:
 def collate(items: Sequence[Mapping]) -> HeadBatch:
     """Return the items of one step as a HeadBatch, right-padded."""
     names = ("index", "drafted", "label")
-    joined = {name: torch.from_numpy(np.concatenate([item[name] for item in items])) for name in names}
+    joined = {
+        name: torch.from_numpy(np.concatenate([item[name] for item in items])) for name in names
+    }
     row = torch.from_numpy(np.repeat(np.arange(len(items)), [len(item["index"]) for item in items]))
-    features = {name: torch.cat([item["features"][name] for item in items]) for name in items[0].get("features", {})}
-    return HeadBatch(right_padded([item["tokens"] for item in items]), row, features=features, **joined)
+    features = {
+        name: torch.cat([item["features"][name] for item in items])
+        for name in items[0].get("features", {})
+    }
+    return HeadBatch(
+        right_padded([item["tokens"] for item in items]), row, features=features, **joined
+    )
 
 
-def head_features(lm: LanguageModel, batch: HeadBatch, predicts: str, needs: frozenset[str]) -> dict[str, Tensor]:
-    """Return the draft's features in `needs` of every drafted token, (N, ...) by name, as the decoder computes them."""
+def head_features(
+    lm: LanguageModel, batch: HeadBatch, predicts: str, needs: frozenset[str]
+) -> dict[str, Tensor]:
+    """Return the draft's features in `needs` of every drafted token, (N, ...) by name, as the
+    decoder computes them.
+    """
     (features,) = sample_features(lm, batch, predicts, needs, [batch.drafted])
     return features
 
 
 @torch.no_grad()
 def sample_features(
-    lm: LanguageModel, batch: HeadBatch, predicts: str, needs: frozenset[str], samples: Sequence[Tensor]
+    lm: LanguageModel,
+    batch: HeadBatch,
+    predicts: str,
+    needs: frozenset[str],
+    samples: Sequence[Tensor],
 ) -> list[dict[str, Tensor]]:
-    """Return the features in `needs` for each of `samples`, token ids (N,) that the draft may sample at the batch's positions.
+    """Return the features in `needs` for each of `samples`, token ids (N,) that the draft may
+    sample at the batch's positions.
 
-    Features that do not depend on the token are computed for the first sample only, and are left out for the others.
+    Features that do not depend on the token are computed for the first sample only, and are left
+    out for the others.
     """
     # A `next_token` head reads at the position before the token, from which it was sampled.
-    tokens, position = batch.tokens, batch.index if predicts == "input_token" else batch.index - 1
+    tokens = batch.tokens
+    position = batch.index if predicts == "input_token" else batch.index - 1
     texts = slices(tokens.shape[0], tokens.shape[1], BATCH_TOKENS)
-    hidden = torch.cat([lm.hidden_states(tokens[piece].to(lm.device), use_cache=False) for piece in texts])
+    hidden = torch.cat(
+        [lm.hidden_states(tokens[piece].to(lm.device), use_cache=False) for piece in texts]
+    )
     hidden = hidden.to(tokens.device)[batch.row, position]
     of_token = {name for name in needs if FEATURES[name].of_token}
     parts: list[list[dict[str, Tensor]]] = [[] for _ in samples]
@@ -62,5 +89,11 @@ def sample_features(
         logits = lm.logits(hidden[piece]) if reads_logits(needs) else hidden[piece]
         for number, (drafted, features) in enumerate(zip(samples, parts, strict=True)):
             wanted = of_token if number else needs
-            features.append(drafting_features(wanted, logits, drafted[piece], hidden[piece], lm.embed, lm.kept_tokens))
-    return [{name: torch.cat([part[name] for part in pieces]) for name in pieces[0]} for pieces in parts]
+            features.append(
+                drafting_features(
+                    wanted, logits, drafted[piece], hidden[piece], lm.embed, lm.kept_tokens
+                )
+            )
+    return [
+        {name: torch.cat([part[name] for part in pieces]) for name in pieces[0]} for pieces in parts
+    ]

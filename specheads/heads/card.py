@@ -1,4 +1,6 @@
-"""The model card of a head: its shape, its models, its results on held-out prompts, and how to decode with it."""
+"""The model card of a head: its shape, its models, its results on held-out prompts, and how to
+decode with it.
+"""
 
 import re
 from collections.abc import Mapping
@@ -17,7 +19,9 @@ DEV_ERRORS = {  # on dev prompts, over tokens at every index of a round
 }
 FITTED = {
     "raw": "without calibration",
-    "cross_fitted": "with the best one, fitted on one half of the prompts and measured on the other",
+    "cross_fitted": (
+        "with the best one, fitted on one half of the prompts and measured on the other"
+    ),
 }
 USE = """```python
 import specheads
@@ -41,41 +45,73 @@ def properties(config: HeadConfig) -> dict[str, str]:
         "draft": _model(config.draft),
         "target": _model(config.target),
         "predicts": f"{config.predicts}, from {', '.join(config.inputs)}",
-        "shape": f"{config.input_size} inputs, width {config.width}, {config.depth} residual blocks",
-        "labels": f"{inert(config.label)}, under {warp if config.warp else 'a warp that is not named'}",
-        "trained on": "not known" if prompts is None else f"{prompts:,} prompts, {responses or prompts:,} responses",
-        "calibrated": "no" if config.calibration is None else f"by {len(config.calibration['slope'])} indices in the round",
+        "shape": (
+            f"{config.input_size} inputs, width {config.width}, {config.depth} residual blocks"
+        ),
+        "labels": (
+            f"{inert(config.label)}, under {warp if config.warp else 'a warp that is not named'}"
+        ),
+        "trained on": (
+            "not known"
+            if prompts is None
+            else f"{prompts:,} prompts, {responses or prompts:,} responses"
+        ),
+        "calibrated": (
+            "no"
+            if config.calibration is None
+            else f"by {len(config.calibration['slope'])} indices in the round"
+        ),
     }
 
 
 def card(config: HeadConfig) -> str:
     """Return the model card of a head."""
-    results = {METRICS.get(name, inert(name)): f"{value:.4f}" for name, value in (config.train.get("test") or {}).items()}
+    results = {
+        METRICS.get(name, inert(name)): f"{value:.4f}"
+        for name, value in (config.train.get("test") or {}).items()
+    }
     for key, measure in DEV_ERRORS.items():
         errors = config.train.get(key) or {}
-        results |= {f"{measure}, {how}": f"{errors[name]:.4f}" for name, how in FITTED.items() if name in errors}
+        results |= {
+            f"{measure}, {how}": f"{errors[name]:.4f}"
+            for name, how in FITTED.items()
+            if name in errors
+        }
     for name, value in (config.recommended or {}).items():
-        results[f"recommended {inert(name.replace('_', ' '))}"] = inert(value) if isinstance(value, str) else f"{value:.4g}"
+        results[f"recommended {inert(name.replace('_', ' '))}"] = (
+            inert(value) if isinstance(value, str) else f"{value:.4g}"
+        )
     return (
-        "---\nlibrary_name: specheads\nlicense: apache-2.0\ntags: [speculative-decoding, specdec++, custom_generate]\n---\n"
-        "# Acceptance head\n\nPredicts whether the target will accept a token that the draft proposes, so that drafting stops in "
-        "time.\n\n"
+        "---\nlibrary_name: specheads\nlicense: apache-2.0\ntags: [speculative-decoding, specdec++,"
+        " custom_generate]\n---\n# Acceptance head\n\nPredicts whether the target will accept a"
+        " token that the draft proposes, so that drafting stops in time.\n\n"
         + _table("", "", properties(config))
-        + (f"## Results on held-out prompts\n\n{_table('measure', 'value', results)}" if results else "")
+        + (
+            f"## Results on held-out prompts\n\n{_table('measure', 'value', results)}"
+            if results
+            else ""
+        )
         + "## Use\n\n"
-        + USE.format(folder="<this folder or hub id>", threshold=', threshold="auto"' if config.recommended else "")
+        + USE.format(
+            folder="<this folder or hub id>",
+            threshold=', threshold="auto"' if config.recommended else "",
+        )
     )
 
 
 def _model(model: Mapping[str, str | None]) -> str:
     if not model.get("id"):
         return "not named"
-    kind, revision = ("commit", model["commit"]) if "commit" in model else ("revision", model.get("revision"))
+    kind, revision = (
+        ("commit", model["commit"]) if "commit" in model else ("revision", model.get("revision"))
+    )
     return f"{inert(model['id'])} ({kind} {inert(revision)})"
 
 
 def inert(name: object) -> str:
-    """Return a name that others chose on one line, as code if it could be a link, HTML or the end of a table's cell."""
+    """Return a name that others chose on one line, as code if it could be a link, HTML or the end
+    of a table's cell.
+    """
     line = " ".join(str(name).split())
     if re.fullmatch(r"[\w.,:/+= -]*", line) and not re.search(r"://|www\.", line, re.IGNORECASE):
         return line

@@ -1,4 +1,7 @@
-"""The config of a head: everything that decides what it computes and for which models; a head folder's config.json."""
+"""The config of a head: everything that decides what it computes and for which models.
+
+A head folder's config.json.
+"""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
@@ -12,12 +15,24 @@ from specheads.heads.features import FEATURES, input_size
 from specheads.settings import Count, Number, Text, check, count
 
 FORMAT_VERSION = 2
-DEFAULT_INPUTS = {"input_token": ("hidden",), "next_token": ("hidden", "embedding", "draft_prob", "max_prob", "entropy")}
-KNOWN_INPUTS = {kind: tuple(name for name, feature in FEATURES.items() if kind in feature.heads) for kind in DEFAULT_INPUTS}
-# A look-ahead head is projected down to an eighth of the draft's width, within these bounds: it runs in every draft step, and
-# widths from 8 to 40 decided equally well on nano (docs/measurements/archive.md, kinds of heads).
-NEXT_TOKEN_SHARE, LEAST_WIDTH, LARGEST_WIDTH = 8, 8, 256
-LARGEST_SIZE, LARGEST_DEPTH = 2**20, 1000  # larger ones are damage, and would take all memory before anything noticed
+DEFAULT_INPUTS = {
+    "input_token": ("hidden",),
+    "next_token": ("hidden", "embedding", "draft_prob", "max_prob", "entropy"),
+}
+KNOWN_INPUTS = {
+    kind: tuple(name for name, feature in FEATURES.items() if kind in feature.heads)
+    for kind in DEFAULT_INPUTS
+}
+# A look-ahead head is projected down to an eighth of the draft's width, within these bounds: it
+# runs in every draft step, and widths from 8 to 40 decided equally well on nano
+# (docs/measurements/archive.md, kinds of heads).
+NEXT_TOKEN_SHARE = 8
+LEAST_WIDTH = 8
+LARGEST_WIDTH = 256
+LARGEST_SIZE, LARGEST_DEPTH = (
+    2**20,
+    1000,
+)  # larger ones are damage, and would take all memory before anything noticed
 _Size = Annotated[int, count(1, LARGEST_SIZE)]
 _Real = Annotated[float, Strict()]  # may be NaN: some metrics are not defined on few tokens
 
@@ -34,33 +49,49 @@ class _Training(BaseModel):
 
 @dataclass(frozen=True)
 class HeadConfig:
-    """Everything that decides what a head computes and for which models; raises UserError for values that are not allowed."""
+    """Everything that decides what a head computes and for which models.
+
+    Raises UserError for values that are not allowed.
+    """
 
     hidden_size: _Size
-    depth: Annotated[int, count(0, LARGEST_DEPTH)] = 3  # the number of residual blocks; 0: a linear head
+    depth: Annotated[int, count(0, LARGEST_DEPTH)] = (
+        3  # the number of residual blocks; 0: a linear head
+    )
     predicts: Literal["next_token", "input_token"] = "next_token"
     inputs: tuple[Text, ...] = ()
     width: _Size | None = None
     embedding_size: _Size | None = None
-    # Number of tokens in the distribution that features are computed from; a draft may have padded logits beyond them.
+    # Number of tokens in the distribution that features are computed from; a draft may have padded
+    # logits beyond them.
     vocab_size: _Size | None = None
     label: Text = "sampled"
     tap: Text = "output_embedding_input"
     warp: Mapping[str, Number] = field(default_factory=dict)
     draft: Mapping[str, Text | None] = field(default_factory=dict)
     target: Mapping[str, Text | None] = field(default_factory=dict)
-    calibration: Mapping[str, Any] | None = None  # IndexCalibration's; stopping rules apply it, the head returns raw logits
-    recommended: Mapping[str, Any] | None = field(default=None, metadata={"kind": Mapping[str, Number | Text] | None})
+    calibration: Mapping[str, Any] | None = (
+        None  # IndexCalibration's; stopping rules apply it, the head returns raw logits
+    )
+    recommended: Mapping[str, Any] | None = field(
+        default=None, metadata={"kind": Mapping[str, Number | Text] | None}
+    )
     train: Mapping[str, Any] = field(default_factory=dict, metadata={"kind": _Training})
     format_version: int = FORMAT_VERSION
 
     def __post_init__(self) -> None:
         for each in fields(self):
-            check(f"the head's {each.name}", getattr(self, each.name), each.metadata.get("kind", each.type))
-        inputs, known = tuple(self.inputs) or DEFAULT_INPUTS[self.predicts], KNOWN_INPUTS[self.predicts]
+            check(
+                f"the head's {each.name}",
+                getattr(self, each.name),
+                each.metadata.get("kind", each.type),
+            )
+        inputs = tuple(self.inputs) or DEFAULT_INPUTS[self.predicts]
+        known = KNOWN_INPUTS[self.predicts]
         if unknown := [name for name in inputs if name not in known]:
             raise UserError(
-                f"head.inputs names {unknown[0]!r}; a head with predicts={self.predicts} can read {', '.join(known)}."
+                f"head.inputs names {unknown[0]!r}; a head with predicts={self.predicts} can read"
+                f" {', '.join(known)}."
             )
         narrow = min(max(self.hidden_size // NEXT_TOKEN_SHARE, LEAST_WIDTH), LARGEST_WIDTH)
         default_width = self.hidden_size if self.predicts == "input_token" else narrow
@@ -77,21 +108,31 @@ class HeadConfig:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any], where: str) -> "HeadConfig":
-        """Read the content of a config.json, which names no files; raises UserError, beginning with `where`, for another's."""
+        """Read the content of a config.json, which names no files.
+
+        Raises UserError, beginning with `where`, for another's.
+        """
         if not isinstance(values, Mapping):
             raise UserError(f"{where} must be a JSON object; export the head again.")
         if {"model_type", "architectures"} & values.keys():
             raise UserError(
-                f"{where} belongs to a model, not to a head; give the folder of a head, which specheads train exports."
+                f"{where} belongs to a model, not to a head; give the folder of a head, which"
+                " specheads train exports."
             )
         if (version := values.get("format_version")) != FORMAT_VERSION:
             raise UserError(
-                f"{where} has head format {version!r}; this version reads {FORMAT_VERSION}. Update specheads or train it again."
+                f"{where} has head format {version!r}; this version reads {FORMAT_VERSION}. Update"
+                " specheads or train it again."
             )
         known = {f.name for f in fields(cls)}
         if unknown := sorted(values.keys() - known):
-            raise UserError(f"{where} has the unknown key {unknown[0]!r}; it was not written by this version of specheads.")
-        if missing := sorted({"hidden_size", "depth", "predicts", "inputs", "width"} - values.keys()):
+            raise UserError(
+                f"{where} has the unknown key {unknown[0]!r}; it was not written by this version of"
+                " specheads."
+            )
+        if missing := sorted(
+            {"hidden_size", "depth", "predicts", "inputs", "width"} - values.keys()
+        ):
             raise UserError(f"{where} lacks the key {missing[0]!r}; export the head again.")
         IndexCalibration.from_dict(values.get("calibration"), where)
         try:

@@ -1,4 +1,5 @@
-"""The features of a drafted token, all that heads and stopping rules may read, in one table: a new input is one entry here.
+"""The features of a drafted token, all that heads and stopping rules may read, in one table: a new
+input is one entry here.
 
 Exported files carry a copy of this source; it needs nothing but torch.
 """
@@ -16,7 +17,9 @@ LEAST_PROB = 1e-12  # replaces smaller probabilities, so that their logarithm is
 
 
 class _SoftmaxSums(NamedTuple):
-    """Sums over the vocabulary from which the features of a softmax without temperature or cuts are computed."""
+    """Sums over the vocabulary from which the features of a softmax without temperature or cuts are
+    computed.
+    """
 
     logits: Tensor  # (..., V), float32 or wider
     largest: Tensor  # (..., 1), the largest logit
@@ -25,7 +28,10 @@ class _SoftmaxSums(NamedTuple):
 
 
 class DraftedToken(NamedTuple):
-    """The data from which features of drafted tokens (...) are computed; fields that no requested feature reads may be None."""
+    """The data from which features of drafted tokens (...) are computed.
+
+    Fields that no requested feature reads may be None.
+    """
 
     token: Tensor  # (...) long
     hidden: Tensor  # (..., H), the draft's hidden state that the token was sampled from
@@ -39,7 +45,9 @@ class Feature:
 
     heads: tuple[str, ...]  # kinds of head that may read it
     compute: Callable[[DraftedToken], Tensor]
-    size: str | None = None  # key of a head's config that holds the length of the vector; None: a single number
+    size: str | None = (
+        None  # key of a head's config that holds the length of the vector; None: a single number
+    )
     transform: Callable[[Tensor], Tensor] | None = None  # applied before it enters the network
     reads_logits: bool = False  # whether it is computed from the draft's logits
     of_token: bool = False  # whether it differs between tokens that may be sampled at one position
@@ -53,7 +61,10 @@ def log_prob(prob: Tensor) -> Tensor:
 
 
 def second_prob(drafted: DraftedToken) -> Tensor:
-    """Return the probability (...) of the second most likely token; it equals the largest one if two tokens are most likely."""
+    """Return the probability (...) of the second most likely token.
+
+    It equals the largest one if two tokens are most likely.
+    """
     logits, largest, total, _ = drafted.softmax
     return (logits.topk(2, dim=-1).values[..., 1] - largest.squeeze(-1)).exp() / total
 
@@ -64,22 +75,34 @@ def draft_prob(drafted: DraftedToken) -> Tensor:
     return (logits.gather(-1, drafted.token.unsqueeze(-1)) - largest).squeeze(-1).exp() / total
 
 
-# At the position that has read y_i, features of the token are already those of y_{i+1}, which training does not know: an
-# `input_token` head may read only the state and the distribution of the next token.
-BOTH, NEXT_TOKEN = ("input_token", "next_token"), ("next_token",)
+# At the position that has read y_i, features of the token are already those of y_{i+1}, which
+# training does not know: an `input_token` head may read only the state and the distribution of the
+# next token.
+BOTH = ("input_token", "next_token")
+NEXT_TOKEN = ("next_token",)
 FEATURES = {
     "hidden": Feature(BOTH, lambda drafted: drafted.hidden, size="hidden_size"),
     # The draft's input embedding of the token. A look-up, so it is not stored.
     "embedding": Feature(
-        NEXT_TOKEN, lambda drafted: drafted.embed(drafted.token), size="embedding_size", of_token=True, stored=False
+        NEXT_TOKEN,
+        lambda drafted: drafted.embed(drafted.token),
+        size="embedding_size",
+        of_token=True,
+        stored=False,
     ),
-    # Probabilities and entropy (nats) of the draft's plain softmax, whatever the warp, so that they are informative in greedy
-    # decoding.
-    "draft_prob": Feature(NEXT_TOKEN, draft_prob, transform=log_prob, reads_logits=True, of_token=True, recorded=True),
-    "max_prob": Feature(BOTH, lambda drafted: 1 / drafted.softmax.total, reads_logits=True, recorded=True),
+    # Probabilities and entropy (nats) of the draft's plain softmax, whatever the warp, so that they
+    # are informative in greedy decoding.
+    "draft_prob": Feature(
+        NEXT_TOKEN, draft_prob, transform=log_prob, reads_logits=True, of_token=True, recorded=True
+    ),
+    "max_prob": Feature(
+        BOTH, lambda drafted: 1 / drafted.softmax.total, reads_logits=True, recorded=True
+    ),
     "entropy": Feature(
         BOTH,
-        lambda drafted: drafted.softmax.total.log() - drafted.softmax.moment / drafted.softmax.total,
+        lambda drafted: (
+            drafted.softmax.total.log() - drafted.softmax.moment / drafted.softmax.total
+        ),
         reads_logits=True,
         recorded=True,
     ),
@@ -111,21 +134,29 @@ def drafting_features(
     """Return by name the features in `needs` of drafted tokens, (...) or (..., size).
 
     Args:
-        logits: (..., V) of the draft that the tokens (...) long were sampled from; not read where no feature needs them.
-        hidden: (..., H), the draft's hidden states from which `logits` were computed, if a feature needs them.
+        logits: (..., V) of the draft that the tokens (...) long were sampled from; not read where
+            no feature needs them.
+        hidden: (..., H), the draft's hidden states from which `logits` were computed, if a feature
+            needs them.
         embed: the draft's input embedding, a function of token ids, if a feature needs it.
-        kept_tokens: (V_kept,) long, those that the draft's output has; None: all. Sums without the others are faster.
+        kept_tokens: (V_kept,) long, those that the draft's output has; None: all. Sums without the
+            others are faster.
     """
     softmax = None
     if reads_logits(needs):
-        softmax = _softmax_sums(logits if kept_tokens is None else logits.index_select(-1, kept_tokens))
+        softmax = _softmax_sums(
+            logits if kept_tokens is None else logits.index_select(-1, kept_tokens)
+        )
         softmax = softmax._replace(logits=at_least_float32(logits))
     drafted = DraftedToken(token, hidden, embed, softmax)  # type: ignore[arg-type]  # None where no feature reads it
     return {name: feature.compute(drafted) for name, feature in FEATURES.items() if name in needs}
 
 
 def input_size(inputs: Sequence[str], sizes: Mapping[str, Any]) -> int:
-    """Return the number of values in the features `inputs`; `sizes` has the lengths of vectors, by keys of a head's config."""
+    """Return the number of values in the features `inputs`.
+
+    `sizes` has the lengths of vectors, by keys of a head's config.
+    """
     return sum(1 if (key := FEATURES[name].size) is None else sizes[key] for name in inputs)
 
 

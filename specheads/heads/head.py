@@ -1,7 +1,9 @@
-"""The acceptance head: a small residual network on the draft's hidden state that predicts how likely a drafted token is accepted.
+"""The acceptance head: a small residual network on the draft's hidden state that predicts how
+likely a drafted token is accepted.
 
-With `predicts=input_token` (SpecDec++) it reads the draft's state after the token, one forward pass after that was sampled. With
-`predicts=next_token` (look-ahead) it reads the state that the token was sampled from, its embedding and the draft's certainty.
+With `predicts=input_token` (SpecDec++) it reads the draft's state after the token, one forward pass
+after that was sampled. With `predicts=next_token` (look-ahead) it reads the state that the token
+was sampled from, its embedding and the draft's certainty.
 """
 
 import copy
@@ -31,14 +33,19 @@ LEAST_SPREAD = 1e-6  # logits with a smaller standard deviation count as constan
 class AcceptanceHead(Network, PyTorchModelHubMixin):
     """A network that knows its config. It computes in float32 (SpecDec++, section 3.2).
 
-    `save_pretrained`, `from_pretrained` and `push_to_hub` are huggingface_hub's; they use the folder of `specheads.save_head`.
+    `save_pretrained`, `from_pretrained` and `push_to_hub` are huggingface_hub's; they use the
+    folder of `specheads.save_head`.
     """
 
     def __init__(self, config: HeadConfig) -> None:
         super().__init__(vars(config))
         self.config = config
-        self.golden_inputs: Tensor | None = None  # (N, input_size), on which a loaded head was checked
-        self.train_prompts: TrainPrompts | None = None  # None: not known, for heads that were exported without them
+        self.golden_inputs: Tensor | None = (
+            None  # (N, input_size), on which a loaded head was checked
+        )
+        self.train_prompts: TrainPrompts | None = (
+            None  # None: not known, for heads that were exported without them
+        )
 
     def forward(self, features: Mapping[str, Tensor]) -> Tensor:
         return active().head_logits(self, features)
@@ -50,13 +57,18 @@ class AcceptanceHead(Network, PyTorchModelHubMixin):
     def from_pretrained(  # type: ignore[override]  # the mixin names the hub's arguments, which are passed on by `hub` here
         cls, location: str | Path, *, any_draft: bool = False, **hub: Any
     ) -> "AcceptanceHead":
-        """Return the head of a folder or hub id; see `specheads.load_head`, which raises the same errors."""
+        """Return the head of a folder or hub id.
+
+        See `specheads.load_head`, which raises the same errors.
+        """
         files = read_files(location, hub)
         config = replace(files.config, draft={}, target={}) if any_draft else files.config
         try:
             head = load_tensors(lambda: cls(config), vars(config), files.tensors)
         except ValueError as error:
-            raise UserError(f"{files.folder}/model.safetensors: {error}; export it again.") from None
+            raise UserError(
+                f"{files.folder}/model.safetensors: {error}; export it again."
+            ) from None
         if files.golden is not None:
             head._check_golden(files.golden, str(files.folder))
             head.golden_inputs = files.golden["inputs"]
@@ -64,37 +76,48 @@ class AcceptanceHead(Network, PyTorchModelHubMixin):
         return head
 
     def _check_golden(self, golden: Mapping[str, Tensor], where: str) -> None:
-        """Raise UserError unless this head computes the golden logits, and they are not all the same."""
-        inputs, logits = golden["inputs"], golden["logits"]
+        """Raise UserError unless this head computes the golden logits, and they are not all the
+        same.
+        """
+        inputs = golden["inputs"]
+        logits = golden["logits"]
         if inputs.shape != (len(logits), self.config.input_size):
             raise UserError(
-                f"{where}/golden.safetensors: inputs have shape {tuple(inputs.shape)} for {tuple(logits.shape)} logits of a head "
-                f"that reads {self.config.input_size} numbers; the files are damaged, export the head again."
+                f"{where}/golden.safetensors: inputs have shape {tuple(inputs.shape)} for"
+                f" {tuple(logits.shape)} logits of a head that reads {self.config.input_size}"
+                " numbers; the files are damaged, export the head again."
             )
         if (difference := self.deviation(inputs, logits)) is not None:
             raise UserError(
-                f"{where}: outputs differ from the golden vectors by {difference:.3g}; the files are damaged, export the head "
-                "again."
+                f"{where}: outputs differ from the golden vectors by {difference:.3g}; the files"
+                " are damaged, export the head again."
             )
         if logits.std().item() < LEAST_SPREAD:
             raise UserError(
-                f"{where}: this head predicts a constant, so no threshold can separate drafts; train it longer or on more "
-                "prompts."
+                f"{where}: this head predicts a constant, so no threshold can separate drafts;"
+                " train it longer or on more prompts."
             )
 
     def extra_repr(self) -> str:
         """Return what the layers do not show; names of compiled code depend on it."""
-        weight, config = self.readout.weight, self.config
-        return f"predicts={config.predicts}, inputs={config.inputs}, {weight.dtype}, {weight.device}, training={self.training}"
+        weight = self.readout.weight
+        config = self.config
+        return (
+            f"predicts={config.predicts}, inputs={config.inputs}, {weight.dtype}, {weight.device},"
+            f" training={self.training}"
+        )
 
     def check_fits(self, pair: Pair) -> None:
-        """Raise UserError unless this head was trained for the pair's draft, and for its target if it reads that."""
+        """Raise UserError unless this head was trained for the pair's draft, and for its target if
+        it reads that.
+        """
         size = pair.draft_lm.hidden_size
         if self.config.hidden_size != size:
             raise UserError(
-                f"the head reads hidden states of size {self.config.hidden_size}, but the draft {pair.draft_id} has size {size}; "
-                f"it was trained for {self.config.draft.get('id', 'another draft')}. Train one for this pair: specheads train "
-                "model=..."
+                f"the head reads hidden states of size {self.config.hidden_size}, but the draft"
+                f" {pair.draft_id} has size {size}; it was trained for"
+                f" {self.config.draft.get('id', 'another draft')}. Train one for this pair:"
+                " specheads train model=..."
             )
         self.check_trained_for(pair.draft_id, pair.draft_revision)
 
@@ -103,51 +126,67 @@ class AcceptanceHead(Network, PyTorchModelHubMixin):
         trained = dict(self.config.draft)
         if trained and trained.get("revision") != revision:
             raise UserError(
-                f"the head was trained for draft {trained.get('id')} at revision {trained.get('revision')}, but this pair's "
-                f"draft is {name} at revision {revision}; load that draft, or train a head for this one: specheads train "
-                "model=... To use it nevertheless: any_draft=true."
+                f"the head was trained for draft {trained.get('id')} at revision"
+                f" {trained.get('revision')}, but this pair's draft is {name} at revision"
+                f" {revision}; load that draft, or train a head for this one: specheads train"
+                " model=... To use it nevertheless: any_draft=true."
             )
 
 
 @torch.no_grad()
 def set_scale(network: nn.Module, inputs: Tensor) -> None:
-    """Set the buffers `input_mean` and `input_scale` of a network so that inputs (N, input_size) enter with unit variance."""
+    """Set the buffers `input_mean` and `input_scale` of a network so that inputs (N, input_size)
+    enter with unit variance.
+    """
     network.get_buffer("input_mean").copy_(inputs.mean(dim=0))
     network.get_buffer("input_scale").copy_(1 / inputs.std(dim=0).clamp_min(1e-6))
 
 
 def save_head(head: AcceptanceHead, folder: Path, golden_inputs: Tensor | None = None) -> Path:
-    """Write a head to `folder`, which is made, or whose files are replaced one by one; return the folder.
+    """Write a head to `folder`, which is made, or whose files are replaced one by one.
 
-    `golden_inputs` (N, input_size) are those of real tokens; by default those that it was loaded with, or random ones.
+    Return the folder.
+
+    `golden_inputs` (N, input_size) are those of real tokens; by default those that it was loaded
+    with, or random ones.
     """
     same = copy.deepcopy(head).cpu().eval()  # this one may be decoding
     inputs = head.golden_inputs if golden_inputs is None else golden_inputs
     if inputs is None:  # random ones, at the scale that this head was trained on
-        sample = torch.randn(NUM_GOLDEN, head.config.input_size, generator=torch.Generator().manual_seed(0))
+        sample = torch.randn(
+            NUM_GOLDEN, head.config.input_size, generator=torch.Generator().manual_seed(0)
+        )
         inputs = sample / same.input_scale + same.input_mean
     inputs = inputs[:NUM_GOLDEN].float().cpu().contiguous()
     with torch.no_grad():
         golden = {"inputs": inputs, "logits": same.score(inputs)}
-    return write_files(folder, HeadFiles(head.config, same.state_dict(), golden, head.train_prompts))
+    return write_files(
+        folder, HeadFiles(head.config, same.state_dict(), golden, head.train_prompts)
+    )
 
 
 def load_head(location: str | Path, any_draft: bool = False, **hub: Any) -> AcceptanceHead:
-    """Load a head from a folder or hub id, on the CPU in float32; the SpecDec++ authors' checkpoints are read, too.
+    """Load a head from a folder or hub id, on the CPU in float32.
+
+    The SpecDec++ authors' checkpoints are read, too.
 
     Args:
-        any_draft: whether to forget for which draft and target the head was trained, so that it decodes with any draft of its
-            size, for example one that was distilled a little further. Its predictions are then less accurate.
+        any_draft: whether to forget for which draft and target the head was trained, so that it
+            decodes with any draft of its size, for example one that was distilled a little further.
+            Its predictions are then less accurate.
         hub: arguments of huggingface_hub's snapshot_download, such as `revision` and `token`.
 
     Raises:
-        UserError: no such head; a tensor that is missing, extra or of another shape; golden logits that it does not compute.
+        UserError: no such head; a tensor that is missing, extra or of another shape; golden logits
+            that it does not compute.
     """
     return AcceptanceHead.from_pretrained(location, any_draft=any_draft, **hub)
 
 
 def latest_head(outputs: Path, pair: Pair) -> Path:
-    """Return the newest head folder `**/heads/<name>` under `outputs` that a run trained for the pair; else UserError."""
+    """Return the newest head folder `**/heads/<name>` under `outputs` that a run trained for the
+    pair; else UserError.
+    """
     configs = sorted(outputs.glob("**/heads/*/config.json"), key=_trained_at, reverse=True)
     revisions = {"draft": pair.draft_revision, "target": pair.target_revision}
     for path in configs:
@@ -157,16 +196,22 @@ def latest_head(outputs: Path, pair: Pair) -> Path:
             config = HeadConfig.from_dict(read_json(path), str(path))
         except (ValueError, OSError):
             continue  # a folder that was never finished, or was damaged, is no candidate
-        if all(getattr(config, role).get("revision") == revision for role, revision in revisions.items()):
+        if all(
+            getattr(config, role).get("revision") == revision
+            for role, revision in revisions.items()
+        ):
             return path.parent
     others = f" ({len(configs)} for other pairs)" if configs else ""
     raise UserError(
-        f"there is no head for draft {pair.draft_id} with target {pair.target_id} under {outputs}{others}; "
-        f"train one with specheads train model={pair.name}."
+        f"there is no head for draft {pair.draft_id} with target {pair.target_id} under"
+        f" {outputs}{others}; train one with specheads train model={pair.name}."
     )
 
 
 def _trained_at(config: Path) -> float:
-    """Return when a head's weights were written; an evaluation may have written into its config since."""
+    """Return when a head's weights were written.
+
+    An evaluation may have written into its config since.
+    """
     weights = config.with_name("model.safetensors")
     return (weights if weights.exists() else config).stat().st_mtime

@@ -1,7 +1,9 @@
-"""A head's folder: `config.json` (head.schema.json), `model.safetensors`, `golden.safetensors`, a card and transformers' loader.
+"""A head's folder: `config.json` (head.schema.json), `model.safetensors`, `golden.safetensors`, a
+card and transformers' loader.
 
-The folder of a trained head has `train_prompts.safetensors`, too, and what `specheads export` wrote (EXPORTED). The golden
-vectors are inputs with the logits that the head computed when it was saved: they show at once if a head is computed differently.
+The folder of a trained head has `train_prompts.safetensors`, too, and what `specheads export` wrote
+(EXPORTED). The golden vectors are inputs with the logits that the head computed when it was saved:
+they show at once if a head is computed differently.
 """
 
 from collections.abc import Mapping
@@ -35,7 +37,9 @@ class HeadFiles:
 
     config: HeadConfig
     tensors: Mapping[str, Tensor]
-    golden: Mapping[str, Tensor] | None  # `inputs` and `logits`; None: a checkpoint of the SpecDec++ authors, which has none
+    golden: (
+        Mapping[str, Tensor] | None
+    )  # `inputs` and `logits`; None: a checkpoint of the SpecDec++ authors, which has none
     train_prompts: TrainPrompts | None
     folder: Path | None = None  # the folder that was read
 
@@ -52,15 +56,22 @@ def write_files(folder: Path, files: HeadFiles) -> Path:
         files.train_prompts.write(folder)
     write_whole(folder / "model.safetensors", partial(write_tensors, files.tensors))
     write_whole(folder / "golden.safetensors", partial(write_tensors, files.golden or {}))
-    write_whole(folder / "README.md", lambda path: path.write_text(card(files.config), encoding="utf-8"))
-    write_json(folder / "config.json", files.config.to_dict())  # last: a folder with one is complete
+    write_whole(
+        folder / "README.md", lambda path: path.write_text(card(files.config), encoding="utf-8")
+    )
+    write_json(
+        folder / "config.json", files.config.to_dict()
+    )  # last: a folder with one is complete
     return folder
 
 
 def read_files(location: str | Path, hub: Mapping[str, Any]) -> HeadFiles:
-    """Return the content of a head's folder or hub id; raises UserError where there is none, or files cannot be read.
+    """Return the content of a head's folder or hub id.
 
-    Checkpoints of the SpecDec++ authors are converted. `hub`: arguments of huggingface_hub's snapshot_download.
+    Raises UserError where there is none, or files cannot be read.
+
+    Checkpoints of the SpecDec++ authors are converted. `hub`: arguments of huggingface_hub's
+    snapshot_download.
     """
     folder = _folder(location, hub)
     values = _read_json(folder / "config.json")
@@ -68,13 +79,20 @@ def read_files(location: str | Path, hub: Mapping[str, Any]) -> HeadFiles:
         config, tensors = _converted(values, _read_tensors(folder / "model.safetensors"), folder)
         return HeadFiles(config, tensors, None, None, folder)
     config = HeadConfig.from_dict(values, str(folder / "config.json"))
-    tensors, golden = (_read_tensors(folder / name) for name in ("model.safetensors", "golden.safetensors"))
+    tensors, golden = (
+        _read_tensors(folder / name) for name in ("model.safetensors", "golden.safetensors")
+    )
     if sorted(golden) != ["inputs", "logits"]:
         raise UserError(
-            f"{folder}/golden.safetensors holds {', '.join(sorted(golden))}, expected inputs and logits; export the head again."
+            f"{folder}/golden.safetensors holds {', '.join(sorted(golden))}, expected inputs and"
+            " logits; export the head again."
         )
     prompts = folder / train_prompts.FILE
-    learned = TrainPrompts.from_tensors(_read_tensors(prompts), str(prompts)) if prompts.exists() else None
+    learned = (
+        TrainPrompts.from_tensors(_read_tensors(prompts), str(prompts))
+        if prompts.exists()
+        else None
+    )
     return HeadFiles(config, tensors, golden, learned, folder)
 
 
@@ -86,14 +104,20 @@ def _folder(location: str | Path, hub: Mapping[str, Any]) -> Path:
         check_available("head", location)
     try:
         # The config first: an id may be that of a model, of any size.
-        values = _read_json(Path(snapshot_download(str(location), allow_patterns=["config.json"], **hub)) / "config.json")
+        values = _read_json(
+            Path(snapshot_download(str(location), allow_patterns=["config.json"], **hub))
+            / "config.json"
+        )
         if not _is_theirs(values):
             HeadConfig.from_dict(values, f"{location}/config.json")
-        return Path(snapshot_download(str(location), allow_patterns=[*FILES, train_prompts.FILE], **hub))
+        return Path(
+            snapshot_download(str(location), allow_patterns=[*FILES, train_prompts.FILE], **hub)
+        )
     except (OSError, ValueError) as error:
         raise UserError(
-            f"{str(location)!r} is no local folder, and no head of that name could be loaded from the hub: "
-            f"{str(error).splitlines()[0]}. Train one with specheads train, or use head=latest."
+            f"{str(location)!r} is no local folder, and no head of that name could be loaded from"
+            f" the hub: {str(error).splitlines()[0]}. Train one with specheads train, or use"
+            " head=latest."
         ) from error
 
 
@@ -101,7 +125,10 @@ def _read_json(path: Path) -> Any:
     try:
         return read_json(path)
     except FileNotFoundError:
-        raise UserError(f"{path.parent} has no {path.name}, so it is no head folder; expected one of specheads train.") from None
+        raise UserError(
+            f"{path.parent} has no {path.name}, so it is no head folder; expected one of specheads"
+            " train."
+        ) from None
     except ValueError as error:
         raise UserError(f"{path} is not valid JSON ({error}); export the head again.") from None
 
@@ -111,44 +138,68 @@ def _read_tensors(path: Path) -> dict[str, Tensor]:
         return read_tensors(path)
     except FileNotFoundError:
         pickled = (
-            " Its weights are a pickle, which is not read: save them as safetensors." if list(path.parent.glob("*.bin")) else ""
+            " Its weights are a pickle, which is not read: save them as safetensors."
+            if list(path.parent.glob("*.bin"))
+            else ""
         )
-        raise UserError(f"{path.parent} has no {path.name}; export the head again.{pickled}") from None
+        raise UserError(
+            f"{path.parent} has no {path.name}; export the head again.{pickled}"
+        ) from None
     except ValueError as error:
         raise UserError(f"{error} Export the head again.") from None
 
 
 def _is_theirs(config: Any) -> bool:
     """Whether the content of a `config.json` belongs to a checkpoint of SpecDec++'s authors."""
-    ours = {"format_version", "inputs", "model_type", "architectures"}  # keys of heads of this project, or of models
+    ours = {
+        "format_version",
+        "inputs",
+        "model_type",
+        "architectures",
+    }  # keys of heads of this project, or of models
     return isinstance(config, dict) and "hidden_size" in config and not ours & config.keys()
 
 
-def _converted(config: Mapping[str, Any], tensors: Mapping[str, Tensor], where: object) -> tuple[HeadConfig, dict[str, Tensor]]:
-    """Return config and float32 tensors of the head that computes the same as a checkpoint of SpecDec++'s authors.
+def _converted(
+    config: Mapping[str, Any], tensors: Mapping[str, Tensor], where: object
+) -> tuple[HeadConfig, dict[str, Tensor]]:
+    """Return config and float32 tensors of the head that computes the same as a checkpoint of
+    SpecDec++'s authors.
 
-    Their network is a `Sequential` of blocks `x + SiLU(W x + b)` and a linear layer with two logits: 0 rejects, 1 accepts. Where
-    the file holds a single block, as tensors that share memory are stored, that block is used `num_layers` times. Raises
-    UserError for a tensor that is missing, too many or of another shape.
+    Their network is a `Sequential` of blocks `x + SiLU(W x + b)` and a linear layer with two
+    logits: 0 rejects, 1 accepts. Where the file holds a single block, as tensors that share memory
+    are stored, that block is used `num_layers` times. Raises UserError for a tensor that is
+    missing, too many or of another shape.
 
-    Source: github.com/Kaffaljidhmah2/SpecDec_pp, specdec_pp/wrap_model.py and train.py; Huang et al. 2024.
+    Source: github.com/Kaffaljidhmah2/SpecDec_pp, specdec_pp/wrap_model.py and train.py; Huang et
+    al. 2024.
     """
-    size, depth = config["hidden_size"], config.get("num_layers", 0)
+    size = config["hidden_size"]
+    depth = config.get("num_layers", 0)
     ours = HeadConfig(hidden_size=size, depth=depth, predicts="input_token", width=size)
     stored = [place for place in range(depth) if f"model.{place}.linear.weight" in tensors]
     places = stored * depth if len(stored) == 1 else range(depth)
     shapes = {"linear.weight": (size, size), "linear.bias": (size,)}
-    expected = {f"model.{place}.{part}": shape for place in places for part, shape in shapes.items()}
+    expected = {
+        f"model.{place}.{part}": shape for place in places for part, shape in shapes.items()
+    }
     expected |= {f"model.{depth}.weight": (2, size), f"model.{depth}.bias": (2,)}
     for name in sorted(expected.keys() | tensors.keys()):
-        wanted, actual = expected.get(name, "no such tensor"), tuple(tensors[name].shape) if name in tensors else "no such tensor"
+        wanted = expected.get(name, "no such tensor")
+        actual = tuple(tensors[name].shape) if name in tensors else "no such tensor"
         if wanted != actual:
             raise UserError(
-                f"{where}/model.safetensors: tensor {name!r} is {actual}, expected {wanted} of a SpecDec++ head with "
-                f"hidden_size={size} and num_layers={depth}; save it again."
+                f"{where}/model.safetensors: tensor {name!r} is {actual}, expected {wanted} of a"
+                f" SpecDec++ head with hidden_size={size} and num_layers={depth}; save it again."
             )
-    blocks = {f"blocks.{block}.{part}": tensors[f"model.{place}.{part}"] for block, place in enumerate(places) for part in shapes}
-    reject, accept = zip(*(tensors[f"model.{depth}.{part}"].float() for part in ("weight", "bias")), strict=True)
+    blocks = {
+        f"blocks.{block}.{part}": tensors[f"model.{place}.{part}"]
+        for block, place in enumerate(places)
+        for part in shapes
+    }
+    reject, accept = zip(
+        *(tensors[f"model.{depth}.{part}"].float() for part in ("weight", "bias")), strict=True
+    )
     weight, bias = (yes - no for yes, no in zip(accept, reject, strict=True))
     return ours, {
         "input_mean": torch.zeros(size),

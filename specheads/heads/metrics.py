@@ -1,4 +1,6 @@
-"""Metrics of acceptance predictions against soft labels, the known acceptance probabilities, as expectations over outcomes."""
+"""Metrics of acceptance predictions against soft labels, the known acceptance probabilities, as
+expectations over outcomes.
+"""
 
 from dataclasses import dataclass
 
@@ -8,7 +10,9 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Calibration:
-    """A reliability curve: for each bin the share of positions, the mean prediction and the mean label; `ece` summarises it."""
+    """A reliability curve: for each bin the share of positions, the mean prediction and the mean
+    label; `ece` summarises it.
+    """
 
     share: Tensor
     predicted: Tensor
@@ -16,23 +20,30 @@ class Calibration:
 
     @property
     def ece(self) -> float:
-        """The expected calibration error: the mean distance between prediction and label over bins."""
+        """The expected calibration error: the mean distance between prediction and label over
+        bins.
+        """
         return (self.share * (self.predicted - self.observed).abs()).sum().item()
 
 
 def binary_kl(logits: Tensor, labels: Tensor) -> Tensor:
-    """Return the mean `a* log(a*/a) + (1-a*) log((1-a*)/(1-a))` in nats over positions (N,), with 0 log 0 = 0."""
+    """Return the mean `a* log(a*/a) + (1-a*) log((1-a*)/(1-a))` in nats over positions (N,), with 0
+    log 0 = 0.
+    """
     cross = torch.nn.functional.binary_cross_entropy_with_logits(logits, labels)
     return cross - (torch.special.entr(labels) + torch.special.entr(1 - labels)).mean()
 
 
 def auroc(scores: Tensor, labels: Tensor) -> float:
-    """Return the chance that an accepted outcome has a higher score than a rejected one, where ties count half.
+    """Return the chance that an accepted outcome has a higher score than a rejected one, where ties
+    count half.
 
     A position (N,) is accepted with weight `labels`, else rejected. NaN for one kind of outcome.
     """
     _, group = torch.unique(scores, return_inverse=True)
-    accepted, rejected = (torch.bincount(group, weights) for weights in (labels.double(), 1 - labels.double()))
+    accepted, rejected = (
+        torch.bincount(group, weights) for weights in (labels.double(), 1 - labels.double())
+    )
     below = rejected.cumsum(0) - rejected
     return ((accepted * (below + rejected / 2)).sum() / (accepted.sum() * rejected.sum())).item()
 
@@ -43,7 +54,10 @@ def brier(probs: Tensor, labels: Tensor) -> float:
 
 
 def calibration(probs: Tensor, labels: Tensor, num_bins: int = 15) -> Calibration:
-    """Return the reliability curve of predictions (N,) over bins of equal width; empty bins are left out."""
+    """Return the reliability curve of predictions (N,) over bins of equal width.
+
+    Empty bins are left out.
+    """
     bins = (probs * num_bins).long().clamp(0, num_bins - 1)
     count = torch.bincount(bins, minlength=num_bins).double()
     predicted = torch.bincount(bins, probs.double(), num_bins)
@@ -54,7 +68,9 @@ def calibration(probs: Tensor, labels: Tensor, num_bins: int = 15) -> Calibratio
 
 
 def prediction_metrics(logits: Tensor, labels: Tensor) -> dict[str, float]:
-    """Return binary KL, AUROC, Brier score and expected calibration error of logits (N,) against labels (N,)."""
+    """Return binary KL, AUROC, Brier score and expected calibration error of logits (N,) against
+    labels (N,).
+    """
     probs = torch.sigmoid(logits)
     return {
         "kl": binary_kl(logits, labels).item(),
@@ -65,13 +81,22 @@ def prediction_metrics(logits: Tensor, labels: Tensor) -> dict[str, float]:
 
 
 def fit_logistic(
-    features: Tensor, labels: Tensor, counts: Tensor | None = None, intercept: bool = True, ridge: float = 1e-9
+    features: Tensor,
+    labels: Tensor,
+    counts: Tensor | None = None,
+    intercept: bool = True,
+    ridge: float = 1e-9,
 ) -> Tensor:
-    """Return weights (F + 1,), the intercept last, of the logistic regression of soft labels (N,) on features (N, F), in float64.
+    """Return weights (F + 1,), the intercept last, of the logistic regression of soft labels (N,)
+    on features (N, F), in float64.
 
-    `counts` (N,) are the samples' weights; the ridge, of each, keeps collinear features solvable, a larger one separable labels.
+    `counts` (N,) are the samples' weights; the ridge, of each, keeps collinear features solvable, a
+    larger one separable labels.
     """
-    inputs = torch.cat([features.double(), torch.full((len(features), 1), float(intercept), dtype=torch.float64)], dim=1)
+    inputs = torch.cat(
+        [features.double(), torch.full((len(features), 1), float(intercept), dtype=torch.float64)],
+        dim=1,
+    )
     weights = torch.zeros(inputs.shape[1], dtype=torch.float64)
     penalty = ridge * max(1, len(inputs)) * torch.eye(inputs.shape[1], dtype=torch.float64)
     counted = inputs if counts is None else inputs * counts.double().unsqueeze(1)

@@ -1,4 +1,6 @@
-"""The prompts that a head was trained on, by hashes of their words, in a file of its folder: no evaluation reports on them."""
+"""The prompts that a head was trained on, by hashes of their words, in a file of its folder: no
+evaluation reports on them.
+"""
 
 import hashlib
 from collections.abc import Iterable, Mapping
@@ -17,7 +19,9 @@ FILE = "train_prompts.safetensors"
 
 @dataclass(frozen=True, eq=False)
 class TrainPrompts:
-    """Numbers (n,) int64 of the prompts that a head was trained on, and of the dev prompts that it was calibrated on."""
+    """Numbers (n,) int64 of the prompts that a head was trained on, and of the dev prompts that it
+    was calibrated on.
+    """
 
     train: Tensor
     dev: Tensor
@@ -29,11 +33,23 @@ class TrainPrompts:
 
     @classmethod
     def from_tensors(cls, tensors: Mapping[str, Tensor], where: str) -> "TrainPrompts":
-        """Return the content of the file `where`; raises UserError for tensors of other names or types."""
-        types = {name: (str(tensor.dtype).removeprefix("torch."), tensor.dim()) for name, tensor in tensors.items()}
+        """Return the content of the file `where`.
+
+        Raises UserError for tensors of other names or types.
+        """
+        types = {
+            name: (str(tensor.dtype).removeprefix("torch."), tensor.dim())
+            for name, tensor in tensors.items()
+        }
         if types != {"train": ("int64", 1), "dev": ("int64", 1)}:
-            held = [f"{name} {dtype} of {dims} dimensions" for name, (dtype, dims) in sorted(types.items())] or ["nothing"]
-            raise UserError(f"{where} holds {', '.join(held)}, expected lists train and dev of int64; export the head again.")
+            held = [
+                f"{name} {dtype} of {dims} dimensions"
+                for name, (dtype, dims) in sorted(types.items())
+            ] or ["nothing"]
+            raise UserError(
+                f"{where} holds {', '.join(held)}, expected lists train and dev of int64; export"
+                " the head again."
+            )
         return cls(tensors["train"], tensors["dev"])
 
     def write(self, folder: Path) -> None:
@@ -42,7 +58,9 @@ class TrainPrompts:
 
 def text_hash(text: str) -> int:
     """Return the hash of a prompt's words, regardless of case and white space."""
-    return int.from_bytes(hashlib.sha256(" ".join(text.lower().split()).encode()).digest()[:8], "big", signed=True)
+    return int.from_bytes(
+        hashlib.sha256(" ".join(text.lower().split()).encode()).digest()[:8], "big", signed=True
+    )
 
 
 def _numbers(texts: Iterable[str]) -> Tensor:

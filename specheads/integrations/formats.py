@@ -1,4 +1,7 @@
-"""What other decoders take: files of a head, written into its folder; settings of engines, by what an evaluation measured."""
+"""What other decoders take: files of a head, written into its folder.
+
+Settings of engines, by what an evaluation measured.
+"""
 
 import json
 import logging
@@ -25,34 +28,45 @@ logger = logging.getLogger(__name__)
 
 
 def write_onnx(head: AcceptanceHead, folder: Path) -> Path:  # pragma: no mutate block
-    """Write `head.onnx`; return its path. Raises UserError for missing packages, or a graph that computes something else.
+    """Write `head.onnx`; return its path.
 
-    Its inputs are the head's features by name, (batch, size) or (batch,) float32, and `index` (batch,) int64; its outputs are
-    `logit` and `acceptance`, (batch,) each.
+    Raises UserError for missing packages, or a graph that computes something else.
+
+    Its inputs are the head's features by name, (batch, size) or (batch,) float32, and `index`
+    (batch,) int64; its outputs are `logit` and `acceptance`, (batch,) each.
     """
     try:
         import onnxruntime
         import onnxscript  # noqa: F401  what torch writes graphs with
     except ImportError as error:
         raise UserError(f"format=onnx needs {error.name}: pip install 'specheads[onnx]'.") from None
-    path, names = folder / "head.onnx", [*_example_inputs(head, 1)[0], "index"]
+    path = folder / "head.onnx"
+    names = [*_example_inputs(head, 1)[0], "index"]
     # It warns that torchvision is missing, which a head does not use.
     logging.getLogger("torch.onnx._internal.exporter._registration").setLevel(logging.ERROR)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # torch warns about its pytrees
-        graph = torch.onnx.export(_traced(head), input_names=names, output_names=["logit", "acceptance"], verbose=False)
+        graph = torch.onnx.export(
+            _traced(head), input_names=names, output_names=["logit", "acceptance"], verbose=False
+        )
     assert graph is not None  # only torch's former exporter returns None
 
     def write(temporary: Path) -> None:
         graph.save(temporary)
-        _check_same(head, onnxruntime.InferenceSession(temporary, providers=["CPUExecutionProvider"]), path.name)
+        _check_same(
+            head,
+            onnxruntime.InferenceSession(temporary, providers=["CPUExecutionProvider"]),
+            path.name,
+        )
 
     write_whole(path, write)
     return path
 
 
 class _CalibratedHead(nn.Module):
-    """Features (B, size) or (B,) -> `logit` (B,) and `acceptance` (B,), calibrated by the token's `index` (B,) in its draft."""
+    """Features (B, size) or (B,) -> `logit` (B,) and `acceptance` (B,), calibrated by the token's
+    `index` (B,) in its draft.
+    """
 
     lines: Tensor  # (2, 1, indices), slopes and intercepts
 
@@ -69,10 +83,15 @@ class _CalibratedHead(nn.Module):
 
 
 def _example_inputs(head: AcceptanceHead, batch: int) -> tuple[dict[str, Tensor], Tensor]:
-    """Return random inputs of a _CalibratedHead for `batch` tokens: features by name, and indices (batch,) long."""
-    generator, features, names = torch.Generator().manual_seed(batch), dict[str, Tensor](), head.config.inputs
+    """Return random inputs of a _CalibratedHead for `batch` tokens: features by name, and indices
+    (batch,) long.
+    """
+    generator = torch.Generator().manual_seed(batch)
+    features = dict[str, Tensor]()
+    names = head.config.inputs
     sizes = [input_size([name], vars(head.config)) for name in names]
-    # Vectors have the scale that the head was trained on; at another scale its outputs are far from any that occur.
+    # Vectors have the scale that the head was trained on; at another scale its outputs are far from
+    # any that occur.
     scales = (tensor.cpu().split(sizes) for tensor in (head.input_mean, head.input_scale))
     for name, mean, scale in zip(names, *scales, strict=True):
         if FEATURES[name].size is None:
@@ -84,29 +103,37 @@ def _example_inputs(head: AcceptanceHead, batch: int) -> tuple[dict[str, Tensor]
 
 def _traced(head: AcceptanceHead) -> torch.export.ExportedProgram:  # pragma: no mutate block
     """Return a head with its calibration as a graph for batches of any size."""
-    inputs, batch = _example_inputs(head, 2), torch.export.Dim("batch")
+    inputs = _example_inputs(head, 2)
+    batch = torch.export.Dim("batch")
     shapes = {name: {0: batch} for name in inputs[0]}, {0: batch}
     return torch.export.export(_CalibratedHead(head).eval(), inputs, dynamic_shapes=shapes)
 
 
 def _check_same(head: AcceptanceHead, session: Any, where: str) -> None:
-    """Raise UserError unless an onnxruntime session computes what the head computes, on batches of several sizes."""
+    """Raise UserError unless an onnxruntime session computes what the head computes, on batches of
+    several sizes.
+    """
     original = _CalibratedHead(head)
     for batch in BATCHES:
         features, index = _example_inputs(head, batch)
-        computed = session.run(None, {name: value.numpy() for name, value in {**features, "index": index}.items()})
+        computed = session.run(
+            None, {name: value.numpy() for name, value in {**features, "index": index}.items()}
+        )
         with torch.no_grad():
             pairs = zip(map(torch.from_numpy, computed), original(features, index), strict=True)
-        errors = [(actual - expected).abs() / expected.abs().clamp_min(1) for actual, expected in pairs]
+        errors = [
+            (actual - expected).abs() / expected.abs().clamp_min(1) for actual, expected in pairs
+        ]
         difference = torch.cat(errors).max().item()  # NaN if one of them is
         if not difference < TOLERANCE:
             raise UserError(
-                f"{where} differs from the head by {difference:.3g}, expected at most {TOLERANCE}; use format=standalone, or "
-                "another version of the exporter."
+                f"{where} differs from the head by {difference:.3g}, expected at most {TOLERANCE};"
+                " use format=standalone, or another version of the exporter."
             )
 
 
-# By name a sentence about what is written, and the function that writes it into a head's folder and returns its path.
+# By name a sentence about what is written, and the function that writes it into a head's folder and
+# returns its path.
 FORMATS: dict[str, tuple[str, Callable[[AcceptanceHead, Path], Path]]] = {
     "standalone": (
         "acceptance_head.py, which needs torch and safetensors alone",
@@ -120,8 +147,12 @@ class Drafting(NamedTuple):
     """How engines without heads should draft."""
 
     draft: str
-    lengths: Sequence[tuple[int, int]]  # up to so many requests at once, so many drafted tokens; 0: none. Ascending.
-    least_probability: float | None  # of the draft's most likely token, below which a draft ends; None: fixed lengths are faster
+    lengths: Sequence[
+        tuple[int, int]
+    ]  # up to so many requests at once, so many drafted tokens; 0: none. Ascending.
+    least_probability: (
+        float | None
+    )  # of the draft's most likely token, below which a draft ends; None: fixed lengths are faster
 
     @property
     def longest(self) -> int:
@@ -129,41 +160,63 @@ class Drafting(NamedTuple):
 
 
 def drafting_of(report: Mapping[str, Any], ratio: str) -> Drafting:
-    """Return what a `report.json` found best on dev prompts at one ratio of costs; of batches, where drafts were faster decoded.
+    """Return what a `report.json` found best on dev prompts at one ratio of costs.
 
-    Raises UserError where it has no fixed lengths at this ratio, or none that is clearly faster than the target alone.
+    Of batches, where drafts were faster decoded.
+
+    Raises UserError where it has no fixed lengths at this ratio, or none that is clearly faster
+    than the target alone.
     """
-    rules = [row for data_set in report["data_sets"] if data_set["role"] == "dev" for row in data_set["rules"]]
+    rules = [
+        row
+        for data_set in report["data_sets"]
+        if data_set["role"] == "dev"
+        for row in data_set["rules"]
+    ]
 
     def best(family: str) -> Mapping[str, Any] | None:
         rows = [row for row in rules if row["family"] == family and ratio in row["speedup"]]
         return max(rows, key=lambda row: row["speedup"][ratio]["value"], default=None)
 
-    fixed, by_probability = best("fixed_length"), best("max_probability")
+    fixed = best("fixed_length")
+    by_probability = best("max_probability")
     if fixed is None:
         known = sorted({each for row in rules for each in row["speedup"]})
         raise UserError(
-            f"ratio={ratio}: the report has no fixed lengths on dev prompts at it, expected one of {', '.join(known)}."
+            f"ratio={ratio}: the report has no fixed lengths on dev prompts at it, expected one of"
+            f" {', '.join(known)}."
         )
     lengths = [
-        (table["concurrency"], int(re.findall(r"num_tokens=(\d+)", row["name"])[0]) * (row["over_alone"] > 1))
+        (
+            table["concurrency"],
+            int(re.findall(r"num_tokens=(\d+)", row["name"])[0]) * (row["over_alone"] > 1),
+        )
         for table in report.get("batches", ())
         for row in table["rows"]
         if row["family"] == "fixed_length"
     ]
     speed = fixed["speedup"][ratio]
-    lengths = sorted(lengths) or [(1, int(fixed["value"]) * (speed["low"] > 1))]  # as a report recommends: clearly faster
+    lengths = sorted(lengths) or [
+        (1, int(fixed["value"]) * (speed["low"] > 1))
+    ]  # as a report recommends: clearly faster
     if not any(length for _, length in lengths):
         raise UserError(
-            f"at ratio={ratio} no fixed length is clearly faster than the target alone: serve the target without a draft."
+            f"at ratio={ratio} no fixed length is clearly faster than the target alone: serve the"
+            " target without a draft."
         )
-    is_faster = by_probability is not None and by_probability["speedup"][ratio]["value"] > speed["value"]
+    is_faster = (
+        by_probability is not None and by_probability["speedup"][ratio]["value"] > speed["value"]
+    )
     least = float(by_probability["value"]) if by_probability is not None and is_faster else None
     return Drafting(str(report["context"]["draft"]), lengths, least)
 
 
 def _vllm(given: Drafting) -> str:
-    config: dict[str, Any] = {"method": "draft_model", "model": given.draft, "num_speculative_tokens": given.longest}
+    config: dict[str, Any] = {
+        "method": "draft_model",
+        "model": given.draft,
+        "num_speculative_tokens": given.longest,
+    }
     if len(given.lengths) > 1:
         firsts = [1, *(last + 1 for last, _ in given.lengths)]
         bounds = [[first, *bound] for first, bound in zip(firsts, given.lengths, strict=False)]
@@ -172,7 +225,11 @@ def _vllm(given: Drafting) -> str:
 
 
 def _tensorrt(given: Drafting) -> str:
-    lines = ["decoding_type: Draft_Target", f"max_draft_len: {given.longest}", f"speculative_model: {json.dumps(given.draft)}"]
+    lines = [
+        "decoding_type: Draft_Target",
+        f"max_draft_len: {given.longest}",
+        f"speculative_model: {json.dumps(given.draft)}",
+    ]
     if len(given.lengths) > 1:
         lines += ["draft_len_schedule:  # up to so many requests, and none above"]
         lines += [f"  {last}: {length}" for last, length in given.lengths if length]
@@ -181,12 +238,21 @@ def _tensorrt(given: Drafting) -> str:
 
 def _llama(given: Drafting) -> str:
     least = given.least_probability or 0.0
-    return f"--spec-type draft-simple --spec-draft-n-max {given.longest} --spec-draft-p-min {least:g}  # and -md <draft.gguf>"
+    return (
+        f"--spec-type draft-simple --spec-draft-n-max {given.longest} --spec-draft-p-min {least:g} "
+        " # and -md <draft.gguf>"
+    )
 
 
 def _sglang(given: Drafting) -> str:
-    steps = f"--speculative-num-steps {given.longest} --speculative-num-draft-tokens {given.longest + 1}"
-    return f"--speculative-algorithm STANDALONE --speculative-draft-model-path {given.draft} {steps} --speculative-eagle-topk 1"
+    steps = (
+        f"--speculative-num-steps {given.longest} --speculative-num-draft-tokens"
+        f" {given.longest + 1}"
+    )
+    return (
+        f"--speculative-algorithm STANDALONE --speculative-draft-model-path {given.draft} {steps}"
+        " --speculative-eagle-topk 1"
+    )
 
 
 # By name the engine's version whose settings these are, and the function that returns them as text.

@@ -1,16 +1,20 @@
-"""A head on top of vLLM's own draft model: it decides when the draft of each request ends, inside vLLM's drafting.
+"""A head on top of vLLM's own draft model: it decides when the draft of each request ends, inside
+vLLM's drafting.
 
     speculative_config={"method": "draft_model", "model": "<the draft>", "num_speculative_tokens": 8}
     additional_config={"specheads": {"head": "<folder or hub id>"}}
 
-vLLM finds this module by the entry point `vllm.general_plugins` of an installed specheads. Drafts end where they pay no more by
-the times of rounds that are measured meanwhile, one by one and all together (see pace.py), down to none. With a `threshold` a
-request's draft ends by it, and the drafting of all ends once the mean of their survival, 0 where a draft has ended, is below what
-the threshold asks of one. Other keys: `min_tokens`, `max_tokens`, at most vLLM's num_speculative_tokens, and `any_draft`, which
-accepts a head of another draft. Drafts by argmax and drafts that are sampled are both lossless.
+vLLM finds this module by the entry point `vllm.general_plugins` of an installed specheads. Drafts
+end where they pay no more by the times of rounds that are measured meanwhile, one by one and all
+together (see pace.py), down to none. With a `threshold` a request's draft ends by it, and the
+drafting of all ends once the mean of their survival, 0 where a draft has ended, is below what the
+threshold asks of one. Other keys: `min_tokens`, `max_tokens`, at most vLLM's
+num_speculative_tokens, and `any_draft`, which accepts a head of another draft. Drafts by argmax and
+drafts that are sampled are both lossless.
 
-Made for vLLM's model runner V1 (vllm/v1/spec_decode/llm_base_proposer.py); configurations that would ignore the head are refused.
-In runner V2 StandaloneARSpeculator drafts (vllm/v1/worker/gpu/spec_decode/standalone_ar), one length for all requests.
+Made for vLLM's model runner V1 (vllm/v1/spec_decode/llm_base_proposer.py); configurations that
+would ignore the head are refused. In runner V2 StandaloneARSpeculator drafts
+(vllm/v1/worker/gpu/spec_decode/standalone_ar), one length for all requests.
 """
 
 import logging
@@ -40,7 +44,8 @@ logger = logging.getLogger(__name__)
 
 BOUNDS = ("threshold", "min_tokens", "max_tokens")
 KEYS = ("any_draft", "head", *BOUNDS)
-RUNNER, DRAFT_MODEL = "vllm.v1.worker.gpu_model_runner", "vllm.v1.spec_decode.draft_model"
+RUNNER = "vllm.v1.worker.gpu_model_runner"
+DRAFT_MODEL = "vllm.v1.spec_decode.draft_model"
 
 
 class _DraftsEnded(Exception):
@@ -54,22 +59,30 @@ class _Progress(NamedTuple):
 
 
 class _AfterStep(nn.Module):
-    """What follows a step of a draft model: features, head and rule, for one more token of each draft."""
+    """What follows a step of a draft model: features, head and rule, for one more token of each
+    draft.
+    """
 
     ends: Tensor  # the tokens that end a response
 
     def __init__(self, rule: HeadThreshold, ends: Tensor) -> None:
         super().__init__()
-        self.rule, self.head = rule, rule.head
+        self.rule = rule
+        self.head = rule.head
         self.register_buffer("ends", ends)
 
     def forward(
-        self, token: Tensor, logits: Tensor, hidden: Tensor, rest: tuple[Tensor, _Progress, Tensor, Tensor]
+        self,
+        token: Tensor,
+        logits: Tensor,
+        hidden: Tensor,
+        rest: tuple[Tensor, _Progress, Tensor, Tensor],
     ) -> tuple[_Progress, Tensor]:
         """Return the progress, and (2,) the summed gains of drafts that go on, and their number.
 
-        The tokens (R,) long were taken from `logits` (R, V) of `hidden` (R, H). `rest` are their embedding (R, E), the progress
-        before them, the gains (KNOTS,) of survivals, and the least gain () with which a draft goes on.
+        The tokens (R,) long were taken from `logits` (R, V) of `hidden` (R, H). `rest` are their
+        embedding (R, E), the progress before them, the gains (KNOTS,) of survivals, and the least
+        gain () with which a draft goes on.
         """
         embedding, (state, lengths, going), gains, least = rest
         features = drafting_features(self.rule.needs, logits, token, hidden, lambda _: embedding)
@@ -84,7 +97,9 @@ class _AfterStep(nn.Module):
 
 
 class DraftStopping:
-    """A head with its rule, for the drafts of all requests: `begin`, `step` until _DraftsEnded, `drafts`."""
+    """A head with its rule, for the drafts of all requests: `begin`, `step` until _DraftsEnded,
+    `drafts`.
+    """
 
     def __init__(self, given: Any, longest: int) -> None:
         if not isinstance(given, dict) or not given.get("head"):
@@ -93,7 +108,10 @@ class DraftStopping:
                 'additional_config={"specheads": {"head": "<folder or hub id>"}}.'
             )
         if unknown := sorted(given.keys() - KEYS):
-            raise UserError(f"additional_config names {unknown[0]!r}, which is not known; it takes {', '.join(sorted(KEYS))}.")
+            raise UserError(
+                f"additional_config names {unknown[0]!r}, which is not known; it takes"
+                f" {', '.join(sorted(KEYS))}."
+            )
         self.any_draft = bool(given.get("any_draft", False))
         self.location = str(given["head"])
         self.head = load_head(self.location, self.any_draft)
@@ -102,47 +120,73 @@ class DraftStopping:
         most = min(bounds_of(config.to_dict(), **bounds)["max_tokens"], longest)
         bounds = bounds_of(config.to_dict(), **bounds | {"max_tokens": most})
         self.pace = Pace() if given.get("threshold") is None else None
-        self._usual = 1 - bounds["threshold"]  # the least gain, until times are known or where a threshold is given
+        self._usual = (
+            1 - bounds["threshold"]
+        )  # the least gain, until times are known or where a threshold is given
         self.rule = HeadThreshold(self.head, **bounds | ({"threshold": 1.0} if self.pace else {}))
-        self.draft_temperature = 1.0  # which vLLM does not know; heads learned from logits that it divides
+        self.draft_temperature = (
+            1.0  # which vLLM does not know; heads learned from logits that it divides
+        )
         self.probs: list[Tensor] = []  # (R, V) for each step, where drafts are sampled
         self._start = cache(self._new_progress)
 
-    def prepare(self, draft: Any, config: Any, location: str, hidden_size: int, device: torch.device) -> None:
-        """Fit the head to vLLM's draft and its config, UserError if it is another's, and compile what follows its steps."""
+    def prepare(
+        self, draft: Any, config: Any, location: str, hidden_size: int, device: torch.device
+    ) -> None:
+        """Fit the head to vLLM's draft and its config, UserError if it is another's, and compile
+        what follows its steps.
+        """
         trained = self.head.config
         if hidden_size != trained.hidden_size:
             raise UserError(
-                f"the head {self.location} reads hidden states of size {trained.hidden_size}, but the draft {location} has "
-                f"{hidden_size}; it was trained for {trained.draft.get('id', 'another draft')}."
+                f"the head {self.location} reads hidden states of size {trained.hidden_size}, but"
+                f" the draft {location} has {hidden_size}; it was trained for"
+                f" {trained.draft.get('id', 'another draft')}."
             )
         self.head.check_trained_for(location, "" if self.any_draft else revision_at(location))
         self.head.to(device).requires_grad_(False).eval()
         self.draft_temperature = draft_temperature(config)
         ends = getattr(draft.config, "eos_token_id", None)
-        ends = torch.tensor([] if ends is None else [ends] if isinstance(ends, int) else ends, dtype=torch.long)
+        ends = torch.tensor(
+            [] if ends is None else [ends] if isinstance(ends, int) else ends, dtype=torch.long
+        )
         self._embed = draft.embed_input_ids
         self._after = self._compiled(_AfterStep(self.rule, ends.to(device)), draft, device)
         logger.info("the head %s ends the drafts of %s", self.location, location)
 
     @torch.no_grad()
-    def _compiled(self, module: _AfterStep, draft: Any, device: torch.device) -> Callable[..., tuple[_Progress, Tensor]]:
-        """Return the module's call, compiled for any number of requests; the module, where nothing can be compiled."""
-        # As it is it consists of some sixty small operations, which together take a quarter of a step of a small draft.
+    def _compiled(
+        self, module: _AfterStep, draft: Any, device: torch.device
+    ) -> Callable[..., tuple[_Progress, Tensor]]:
+        """Return the module's call, compiled for any number of requests.
+
+        The module, where nothing can be compiled.
+        """
+        # As it is it consists of some sixty small operations, which together take a quarter of a
+        # step of a small draft.
         token = torch.zeros(3, dtype=torch.long, device=device)
         embedding = self._embed(token).clone()
         hidden = embedding.new_zeros(3, self.head.config.hidden_size)
         progress = self._new_progress(3, device)
-        self._gains = torch.linspace(0, 1, KNOTS).to(progress.state.survival)  # a survival is its gain where a threshold is given
+        self._gains = torch.linspace(0, 1, KNOTS).to(
+            progress.state.survival
+        )  # a survival is its gain where a threshold is given
         rest = embedding, progress, self._gains, self._gains[0].clone()
         example = (token, self._known(draft.compute_logits(hidden)), hidden, rest)
-        # One thread: these loops are short, and a second pool of threads would compete with torch's.
+        # One thread: these loops are short, and a second pool of threads would compete with
+        # torch's.
         options = OPTIONS if device.type != "cpu" else CPU_OPTIONS | {"cpp.threads": 1}
         by_row = [(0,)] * 2  # of the embedding, and of all that is in the progress
         try:
-            return CompiledProgram.compile(module, example, {0: 0, 1: 0, 2: 0}, options, by_row).bind(module, [])
+            return CompiledProgram.compile(
+                module, example, {0: 0, 1: 0, 2: 0}, options, by_row
+            ).bind(module, [])
         except Exception as error:  # noqa: BLE001  # of many kinds; without it drafts are the same
-            logger.warning("the head %s is not compiled, so it is slower: %s", self.location, str(error).strip().split("\n")[0])
+            logger.warning(
+                "the head %s is not compiled, so it is slower: %s",
+                self.location,
+                str(error).strip().split("\n")[0],
+            )
             return module
 
     def _new_progress(self, num_requests: int, device: torch.device) -> _Progress:
@@ -160,7 +204,8 @@ class DraftStopping:
         self._tokens: list[Tensor] = []  # (R,) for each step
         self._survivals: list[Tensor] = []  # likewise
         self.probs = []
-        bounds, self._least = None, self._gains.new_zeros(())
+        bounds = None
+        self._least = self._gains.new_zeros(())
         if self.pace is not None:
             bounds = self.pace.bounds(num_requests)
             self._gains = torch.from_numpy(self.pace.gains()).to(self._gains)
@@ -168,7 +213,10 @@ class DraftStopping:
         self._bounds = bounds or Bounds(self._usual * num_requests, 0.0)
 
     def step(self, logits: Tensor, token: Tensor, hidden: Tensor, longest: int) -> None:
-        """Take in tokens (R,) from `logits` (R, V) of `hidden` (R, H); raises _DraftsEnded where drafting ends."""
+        """Take in tokens (R,) from `logits` (R, V) of `hidden` (R, H).
+
+        Raises _DraftsEnded where drafting ends.
+        """
         began = time.perf_counter()
         rest = self._embed(token), self._progress, self._gains, self._least
         self._progress, totals = self._after(token, self._known(logits), hidden, rest)
@@ -177,56 +225,71 @@ class DraftStopping:
         if self.pace is not None:
             self._survivals.append(self._progress.state.survival)
             self.pace.step(began, time.perf_counter())
-        pays = gain >= self._bounds.step + self._bounds.each * going or len(self._tokens) < self.rule.min_tokens
+        pays = (
+            gain >= self._bounds.step + self._bounds.each * going
+            or len(self._tokens) < self.rule.min_tokens
+        )
         if len(self._tokens) >= min(longest, self.rule.max_tokens) or not (going and pays):
             raise _DraftsEnded
 
     def drafts(self) -> list[list[int]]:
         """Return the draft of each request, in the order of the rows."""
-        tokens, lengths = torch.stack(self._tokens, dim=1).tolist(), self._progress.lengths.tolist()
+        tokens = torch.stack(self._tokens, dim=1).tolist()
+        lengths = self._progress.lengths.tolist()
         if self.pace is not None:
-            self.pace.end(time.perf_counter(), lengths, torch.stack(self._survivals).float().cpu().numpy())
+            self.pace.end(
+                time.perf_counter(), lengths, torch.stack(self._survivals).float().cpu().numpy()
+            )
         return [row[:length] for row, length in zip(tokens, lengths, strict=True)]
 
 
 def _check_supported(vllm_config: Any) -> None:
-    """Raise UserError for settings of vLLM under which drafts of different lengths cannot be handed over."""
+    """Raise UserError for settings of vLLM under which drafts of different lengths cannot be handed
+    over.
+    """
     spec = vllm_config.speculative_config
     if getattr(vllm_config.scheduler_config, "async_scheduling", False):
         raise UserError(
-            "a head gives each request a draft of its own length, which vLLM's asynchronous scheduling cannot take; add "
-            "async_scheduling=False."
+            "a head gives each request a draft of its own length, which vLLM's asynchronous"
+            " scheduling cannot take; add async_scheduling=False."
         )
     for name in ("parallel_drafting", "use_local_argmax_reduction", "use_heterogeneous_vocab"):
         if getattr(spec, name, False):
-            raise UserError(f"speculative_config has {name}=True, under which a head cannot follow the draft; leave it out.")
+            raise UserError(
+                f"speculative_config has {name}=True, under which a head cannot follow the draft;"
+                " leave it out."
+            )
     draft: Any = getattr(spec, "draft_model_config", None)
     if getattr(getattr(draft, "hf_config", None), SIZE, None) is not None:
         raise UserError(
-            f"the draft {draft.model} has an output over some tokens, which vLLM's draft models cannot have; decode with "
-            "specheads, or use a draft with all tokens."
+            f"the draft {draft.model} has an output over some tokens, which vLLM's draft models"
+            " cannot have; decode with specheads, or use a draft with all tokens."
         )
 
 
 def _check_asked(config: Any, uses_v2: bool) -> None:
     """Raise UserError where `additional_config` names a head that vLLM would draft without."""
-    given, spec = getattr(config, "additional_config", None), getattr(config, "speculative_config", None)
+    given = getattr(config, "additional_config", None)
+    spec = getattr(config, "speculative_config", None)
     if not isinstance(given, dict) or given.get("specheads") is None:
         return
     if (method := getattr(spec, "method", None)) != "draft_model":
         raise UserError(
-            f"additional_config names a head, but speculative_config has the method {method}: it would be ignored; heads end the "
-            'drafts of speculative_config={"method": "draft_model", ...}.'
+            f"additional_config names a head, but speculative_config has the method {method}: it"
+            ' would be ignored; heads end the drafts of speculative_config={"method":'
+            ' "draft_model", ...}.'
         )
     if uses_v2:
         raise UserError(
-            "additional_config names a head, but vLLM would run its model runner V2, where it would be ignored; set "
-            "VLLM_USE_V2_MODEL_RUNNER=0 before vLLM starts."
+            "additional_config names a head, but vLLM would run its model runner V2, where it would"
+            " be ignored; set VLLM_USE_V2_MODEL_RUNNER=0 before vLLM starts."
         )
 
 
 def proposer_class(base: type) -> type:
-    """Return a subclass of vLLM's draft-model proposer that asks a head, where `additional_config` names one."""
+    """Return a subclass of vLLM's draft-model proposer that asks a head, where `additional_config`
+    names one.
+    """
 
     class HeadDraftModel(base):
         """vLLM's draft model; a head ends the draft of each request."""
@@ -236,7 +299,9 @@ def proposer_class(base: type) -> type:
             config = getattr(vllm_config, "additional_config", None)
             if isinstance(config, dict) and (given := config.get("specheads")) is not None:
                 _check_supported(vllm_config)
-                self.stopping = DraftStopping(given, vllm_config.speculative_config.num_speculative_tokens)
+                self.stopping = DraftStopping(
+                    given, vllm_config.speculative_config.num_speculative_tokens
+                )
             super().__init__(vllm_config, device, runner)
             self.drafting = False
 
@@ -244,36 +309,54 @@ def proposer_class(base: type) -> type:
             super().load_model(target_model)
             if self.stopping is not None:
                 draft = self.speculative_config.draft_model_config
-                self.stopping.prepare(self.model, draft.hf_config, draft.model, self.hidden_size, self.device)
+                self.stopping.prepare(
+                    self.model, draft.hf_config, draft.model, self.hidden_size, self.device
+                )
 
         def propose(self, **given: Any) -> Any:
-            """Return drafted tokens: of different lengths as lists, or what vLLM does without a head."""
+            """Return drafted tokens: of different lengths as lists, or what vLLM does without a
+            head.
+            """
             if self.stopping is None or not given["num_speculative_tokens"]:
                 return super().propose(**given)
-            about, rejected, pace = given["common_attn_metadata"], given.get("num_rejected_tokens_gpu"), self.stopping.pace
+            about = given["common_attn_metadata"]
+            rejected = given.get("num_rejected_tokens_gpu")
+            pace = self.stopping.pace
             num_requests = about.batch_size()
             if pace is not None:
                 counts = None if rejected is None else rejected.tolist()
-                steady = about.max_query_len <= 1 + (0 if counts is None else self.speculative_config.num_speculative_tokens)
-                pace.begin(time.perf_counter(), num_requests, about.num_actual_tokens, counts, steady)
+                steady = about.max_query_len <= 1 + (
+                    0 if counts is None else self.speculative_config.num_speculative_tokens
+                )
+                pace.begin(
+                    time.perf_counter(), num_requests, about.num_actual_tokens, counts, steady
+                )
                 most = min(given["num_speculative_tokens"], self.stopping.rule.max_tokens)
                 if (length := pace.length(num_requests, most)) is not None:  # without the head
-                    drafts: list[list[int]] = super().propose(**given | {"num_speculative_tokens": length}).tolist()
-                    pace.end(time.perf_counter(), [length] * len(drafts), np.zeros((0, len(drafts))))
+                    drafts: list[list[int]] = (
+                        super().propose(**given | {"num_speculative_tokens": length}).tolist()
+                    )
+                    pace.end(
+                        time.perf_counter(), [length] * len(drafts), np.zeros((0, len(drafts)))
+                    )
                     return drafts
             self.stopping.begin(num_requests, self.device)
             self.drafting = True
             with suppress(_DraftsEnded):
                 super().propose(**given)
-            self.drafting, probs = False, self.stopping.probs
+            self.drafting = False
+            probs = self.stopping.probs
             self._last_draft_probs = torch.stack(probs, dim=1).contiguous() if probs else None
             return self.stopping.drafts()
 
-        def _sample_draft_tokens(self, hidden_states: Tensor, sampling_metadata: Any) -> tuple[Tensor, Tensor | None]:
+        def _sample_draft_tokens(
+            self, hidden_states: Tensor, sampling_metadata: Any
+        ) -> tuple[Tensor, Tensor | None]:
             """Return a token for each request, and show it to the head."""
             if self.stopping is None:
                 return super()._sample_draft_tokens(hidden_states, sampling_metadata)
-            logits, temperature = self.model.compute_logits(hidden_states), self.stopping.draft_temperature
+            logits = self.model.compute_logits(hidden_states)
+            temperature = self.stopping.draft_temperature
             logits = logits if temperature == 1 else logits / temperature
             token, probs = self._sample_from_logits(logits, sampling_metadata)
             if not self.drafting:
@@ -294,7 +377,9 @@ def register() -> None:
     if getattr(module.DraftModelProposer, "takes_heads", False):
         return
     config = import_module("vllm.config").VllmConfig
-    if isinstance(runner := getattr(config, "use_v2_model_runner", None), property):  # each worker asks for it
+    if isinstance(
+        runner := getattr(config, "use_v2_model_runner", None), property
+    ):  # each worker asks for it
 
         def use_v2_model_runner(self: Any) -> bool:
             assert runner.fget is not None

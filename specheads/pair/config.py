@@ -1,4 +1,6 @@
-"""The description of a pair: the keys of conf/model/*.yaml, which are also keyword arguments and keys on command lines."""
+"""The description of a pair: the keys of conf/model/*.yaml, which are also keyword arguments and
+keys on command lines.
+"""
 
 import json
 import os
@@ -22,19 +24,28 @@ INSTRUCTION = "{instruction}"  # an instruction format takes the text there
 def _check_format(value: Any) -> Any:
     if value is not None and (not isinstance(value, str) or INSTRUCTION not in value):
         raise ValueError(
-            f"does not say where the instruction goes; write {INSTRUCTION} there, as in '[INST] {INSTRUCTION} [/INST]'"
+            f"does not say where the instruction goes; write {INSTRUCTION} there, as in '[INST]"
+            f" {INSTRUCTION} [/INST]'"
         )
     return value
 
 
 def _check_arguments(value: Any) -> Any:
     if isinstance(value, Mapping):
-        if taken := sorted({"messages", "conversation", "tools", "add_generation_prompt", "tokenize"} & value.keys()):
-            raise ValueError(f"has the argument {taken[0]}, which is set for each prompt; leave it out")
+        if taken := sorted(
+            {"messages", "conversation", "tools", "add_generation_prompt", "tokenize"}
+            & value.keys()
+        ):
+            raise ValueError(
+                f"has the argument {taken[0]}, which is set for each prompt; leave it out"
+            )
         try:
             json.dumps(value)
         except TypeError as error:
-            raise ValueError(f"must hold text, numbers, true, false and lists of them ({error}); put dates in quotes") from None
+            raise ValueError(
+                f"must hold text, numbers, true, false and lists of them ({error}); put dates in"
+                " quotes"
+            ) from None
     return value
 
 
@@ -43,7 +54,10 @@ def checked_dtype(dtype: str | torch.dtype) -> str | torch.dtype:
     torch_dtype = getattr(torch, dtype, None) if isinstance(dtype, str) else dtype
     if dtype == "auto" or (isinstance(torch_dtype, torch.dtype) and torch_dtype.is_floating_point):
         return torch_dtype or dtype
-    raise UserError(f"dtype={dtype!r} must be a floating-point type; use auto, float32, bfloat16, float16 or float64.")
+    raise UserError(
+        f"dtype={dtype!r} must be a floating-point type; use auto, float32, bfloat16, float16 or"
+        " float64."
+    )
 
 
 Location = Text | InstanceOf[Path]
@@ -53,7 +67,9 @@ Quantization = Annotated[str | None, BeforeValidator(check_quantization)]
 class PairConfig(Settings):
     """The description of a pair."""
 
-    draft: Location = setting("", "a folder, a hub id, a GGUF file, embedded:mini/draft or synthetic:llama2-7b")
+    draft: Location = setting(
+        "", "a folder, a hub id, a GGUF file, embedded:mini/draft or synthetic:llama2-7b"
+    )
     target: Location = setting("", "the same for the target")
     name: Text | None = setting(None, "what reports call the pair; null: made of the two locations")
     tokenizer: Location | None = setting(None, "the tokenizer's location; null: with the target")
@@ -61,38 +77,51 @@ class PairConfig(Settings):
     target_revision: Text | None = setting(None, "a hub commit or tag")
     dtype: Annotated[str | torch.dtype, BeforeValidator(checked_dtype)] = setting(
         "auto",
-        "a torch dtype or its name; auto takes the checkpoint's on a GPU, and on a CPU bfloat16 or float32, what is faster there",
+        "a torch dtype or its name; auto takes the checkpoint's on a GPU, and on a CPU bfloat16 or"
+        " float32, what is faster there",
     )
     quantization: Quantization = setting(
         None,
-        "how the target's weights are stored: int8, int4 (torchao on a GPU; on a CPU rounded to GGUF's Q8_0, Q4_1), fp8 "
-        "(torchao, GPUs), nf4 or llm_int8 (bitsandbytes)",
+        "how the target's weights are stored: int8, int4 (torchao on a GPU; on a CPU rounded to"
+        " GGUF's Q8_0, Q4_1), fp8 (torchao, GPUs), nf4 or llm_int8 (bitsandbytes)",
     )
-    draft_quantization: Quantization = setting(None, "the same for the draft; the output distribution stays the target's")
+    draft_quantization: Quantization = setting(
+        None, "the same for the draft; the output distribution stays the target's"
+    )
     device: Text | None = setting(
-        None, "where the draft goes, and the target unless device_map spreads it; null: cuda if there is one"
+        None,
+        "where the draft goes, and the target unless device_map spreads it; null: cuda if there"
+        " is one",
     )
     device_map: Text | None = setting(None, "auto spreads the target over all devices")
-    chat: Flag | None = setting(None, "whether instructions go through the chat template; null: if the tokenizer has one")
+    chat: Flag | None = setting(
+        None, "whether instructions go through the chat template; null: if the tokenizer has one"
+    )
     instruction_format: Annotated[str | None, BeforeValidator(_check_format)] = setting(
         None, "how instructions are wrapped instead, such as [INST] {instruction} [/INST]"
     )
     chat_template_kwargs: Annotated[Mapping[str, Any], BeforeValidator(_check_arguments)] = setting(
-        {}, "the arguments of the chat template, such as {enable_thinking: false}, {reasoning_effort: low}"
+        {},
+        "the arguments of the chat template, such as {enable_thinking: false}, {reasoning_effort:"
+        " low}",
     )
     draft_temperature: PositiveNumber | None = setting(
         None,
-        "divides the draft's logits before any warp, and not the target's: a sharper or flatter draft may agree more often, and "
-        "the output stays the target's; null: the one in the draft's config, which a distillation writes, or 1",
+        "divides the draft's logits before any warp, and not the target's: a sharper or flatter"
+        " draft may agree more often, and the output stays the target's; null: the one in the"
+        " draft's config, which a distillation writes, or 1",
     )
     trust_remote_code: Flag | Literal["draft", "target"] = setting(
         False,
-        "run code that comes with a model: draft or target for that of one of them (the tokenizer's is the target's), true for "
-        "both",
+        "run code that comes with a model: draft or target for that of one of them (the tokenizer's"
+        " is the target's), true for both",
     )
 
     def source(self, role: str) -> "ModelSource":
-        """Return the draft or the target as it is to be loaded. Raises UserError for a device that does not exist here."""
+        """Return the draft or the target as it is to be loaded.
+
+        Raises UserError for a device that does not exist here.
+        """
         is_draft = role == "draft"
         return ModelSource(
             self.draft if is_draft else self.target,
@@ -105,7 +134,9 @@ class PairConfig(Settings):
         )
 
     def check_available(self, draft: bool) -> None:
-        """Raise UserError, within seconds, for a target (and with `draft`, a draft) that is neither here nor on the hub."""
+        """Raise UserError, within seconds, for a target (and with `draft`, a draft) that is neither
+        here nor on the hub.
+        """
         for role in ("target", "draft") if draft else ("target",):
             check_available(role, getattr(self, role), getattr(self, f"{role}_revision"))
 
@@ -118,7 +149,10 @@ class _Model(Settings):
 
 @dataclass(frozen=True)
 class ModelSource:
-    """Where a model is and how it is loaded; the keys are those of PairConfig, without the other model's."""
+    """Where a model is and how it is loaded.
+
+    The keys are those of PairConfig, without the other model's.
+    """
 
     location: str | Path
     revision: str | None = None
@@ -130,30 +164,43 @@ class ModelSource:
 
     @property
     def rounded_form(self) -> str | None:
-        """The GGUF name of the form to which weights are rounded, in place of a package that stores them."""
-        on_cpu = torch.device(self.device).type == "cpu" and not (self.device_map and torch.cuda.is_available())
+        """The GGUF name of the form to which weights are rounded, in place of a package that stores
+        them.
+        """
+        on_cpu = torch.device(self.device).type == "cpu" and not (
+            self.device_map and torch.cuda.is_available()
+        )
         return FORMS.get(self.quantization or "") if on_cpu else None
 
 
 def checked_device(device: str | None) -> str:
-    """Return the device for models; None is cuda if there is one, and each process's own. Raises UserError for an unknown one."""
+    """Return the device for models; None is cuda if there is one, and each process's own.
+
+    Raises UserError for an unknown one.
+    """
     if device is None:
         rank = os.environ.get("LOCAL_RANK")
         return ("cuda" if rank is None else f"cuda:{rank}") if torch.cuda.is_available() else "cpu"
     try:
         if torch.empty(0, device=device).is_meta:
             raise RuntimeError("its tensors have no numbers")
-    except (RuntimeError, AssertionError) as error:  # what torch raises for unknown names, and for a build without that device
+    except (
+        RuntimeError,
+        AssertionError,
+    ) as error:  # what torch raises for unknown names, and for a build without that device
         raise UserError(
-            f"device={device!r} cannot be used here ({str(error).splitlines()[0]}); use cpu, or null to choose automatically."
+            f"device={device!r} cannot be used here ({str(error).splitlines()[0]}); use cpu, or"
+            " null to choose automatically."
         ) from None
     return device
 
 
 def pair_config(name: str | None = None, **keys: Any) -> PairConfig:
-    """Return the config of conf/model/<name>.yaml with `keys` in place of its own, or of `keys` alone; null is a key's default.
+    """Return the config of conf/model/<name>.yaml with `keys` in place of its own, or of `keys`
+    alone; null is a key's default.
 
-    A name without a file is what reports call a pair whose target is given. Raises UserError for an unknown name or key.
+    A name without a file is what reports call a pair whose target is given. Raises UserError for an
+    unknown name or key.
     """
     path = config_folder() / "model" / f"{name}.yaml"
     if name is None or (not path.is_file() and keys.get("target") is not None):
@@ -164,5 +211,9 @@ def pair_config(name: str | None = None, **keys: Any) -> PairConfig:
         values = {key: value for key, value in content.items() if key != "defaults"} | keys
     else:
         known = ", ".join(sorted(file.stem for file in path.parent.glob("*.yaml")))
-        raise UserError(f"there is no model config {name!r}; known: {known}; or give draft= and target=.")
-    return _Model(model={key: value for key, value in values.items() if value is not None and value != "???"}).model
+        raise UserError(
+            f"there is no model config {name!r}; known: {known}; or give draft= and target=."
+        )
+    return _Model(
+        model={key: value for key, value in values.items() if value is not None and value != "???"}
+    ).model

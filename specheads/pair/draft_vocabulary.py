@@ -1,6 +1,8 @@
-"""A draft with an output over some of the tokens (FR-Spec, Zhao et al. 2025), in memory and in its folder.
+"""A draft with an output over some of the tokens (FR-Spec, Zhao et al. 2025), in memory and in its
+folder.
 
-In a folder it is as EAGLE-3's: `d2t` makes a token of a row's number, by addition; without embeddings it takes the target's.
+In a folder it is as EAGLE-3's: `d2t` makes a token of a row's number, by addition; without
+embeddings it takes the target's.
 """
 
 from collections.abc import Mapping
@@ -18,9 +20,16 @@ from specheads.pair.quantization import fits_lattice, lattice_from, lattice_of
 from specheads.pair.revisions import resolve
 
 KEPT = "kept_tokens"  # a model's buffer: (V_kept,) long, ascending, the tokens of its output's rows
-OFFSETS, OUTPUT = "d2t", "lm_head.weight"  # tensors in a folder
-SIZE, FORM = "draft_vocab_size", "stored_form"  # keys of config.json; weights in 8 bits have a form
-_BYTES, _STEPS = ".q", ".d"  # of a weight in 8 bits, in place of its tensor: (O, I) uint8, and (O, I / 32) float16
+# tensors in a folder
+OFFSETS = "d2t"
+OUTPUT = "lm_head.weight"
+# keys of config.json; weights in 8 bits have a form
+SIZE = "draft_vocab_size"
+FORM = "stored_form"
+_BYTES, _STEPS = (
+    ".q",
+    ".d",
+)  # of a weight in 8 bits, in place of its tensor: (O, I) uint8, and (O, I / 32) float16
 _BORROWS = "borrows_embedding"  # an attribute of a model
 _WEIGHTS = "model.safetensors"
 
@@ -32,16 +41,28 @@ def kept_tokens(model: nn.Module) -> Tensor | None:
 
 @torch.no_grad()
 def keep_tokens(model: PreTrainedModel, tokens: Tensor) -> None:
-    """Reduce a draft's output to the rows of some tokens (n,) long. Raises UserError if it lacks some or has no plain weights."""
+    """Reduce a draft's output to the rows of some tokens (n,) long.
+
+    Raises UserError if it lacks some or has no plain weights.
+    """
     output: Any = model.get_output_embeddings()
     if type(output) is not nn.Linear or output.bias is not None:
-        raise UserError(f"the output of {type(model).__name__} is a {type(output).__name__}, of which no rows can be taken.")
-    tokens, before = tokens.to(output.weight.device).unique(), kept_tokens(model)
-    rows = tokens if before is None else torch.searchsorted(before, tokens).clamp_max(len(before) - 1)
+        raise UserError(
+            f"the output of {type(model).__name__} is a {type(output).__name__}, of which no rows"
+            " can be taken."
+        )
+    tokens = tokens.to(output.weight.device).unique()
+    before = kept_tokens(model)
+    rows = (
+        tokens if before is None else torch.searchsorted(before, tokens).clamp_max(len(before) - 1)
+    )
     found = rows < len(output.weight) if before is None else before[rows] == tokens
     if not found.all():
         missing = tokens[~found].tolist()
-        raise UserError(f"the draft has no logits for {len(missing)} of the tokens to keep, for example {missing[0]}.")
+        raise UserError(
+            f"the draft has no logits for {len(missing)} of the tokens to keep, for example"
+            f" {missing[0]}."
+        )
     set_output(model, output.weight[rows].clone(), tokens)
 
 
@@ -57,11 +78,16 @@ def set_output(model: PreTrainedModel, weight: Tensor, tokens: Tensor) -> None:
 
 
 class _Checkpoint:
-    """The tensors of a model's folder or hub id, one by one; none where they are not in one safetensors file."""
+    """The tensors of a model's folder or hub id, one by one.
+
+    None where they are not in one safetensors file.
+    """
 
     def __init__(self, location: str | Path, revision: str | None) -> None:
         given = {"revision": revision} if revision else {}
-        path = cached_file(resolve(location), _WEIGHTS, _raise_exceptions_for_missing_entries=False, **given)
+        path = cached_file(
+            resolve(location), _WEIGHTS, _raise_exceptions_for_missing_entries=False, **given
+        )
         self._file = None if path is None else safe_open(path, "pt")
         self.names = frozenset(() if self._file is None else self._file.keys())
 
@@ -72,13 +98,19 @@ class _Checkpoint:
         assert self._file is not None
         if name in self.names:
             return self._file.get_tensor(name)
-        return lattice_from(self._file.get_tensor(name + _BYTES), self._file.get_tensor(name + _STEPS)).weight()
+        return lattice_from(
+            self._file.get_tensor(name + _BYTES), self._file.get_tensor(name + _STEPS)
+        ).weight()
 
 
 @torch.no_grad()
 def restore(model: PreTrainedModel, location: str | Path, revision: str | None) -> None:
-    """Give a model the kept tokens and weights in 8 bits of its folder. Raises UserError if they are missing or do not fit."""
-    stored, size = _Checkpoint(location, revision), getattr(model.config, SIZE, None)
+    """Give a model the kept tokens and weights in 8 bits of its folder.
+
+    Raises UserError if they are missing or do not fit.
+    """
+    stored = _Checkpoint(location, revision)
+    size = getattr(model.config, SIZE, None)
     weights = model.state_dict()
     for name in (each.removesuffix(_BYTES) for each in stored.names if each.endswith(_BYTES)):
         if name != OUTPUT or size is None:
@@ -87,27 +119,39 @@ def restore(model: PreTrainedModel, location: str | Path, revision: str | None) 
         return
     if missing := [name for name in (OUTPUT, OFFSETS) if name not in stored]:
         raise UserError(
-            f"{location} has {SIZE}={size} in its config, but no {' and '.join(sorted(missing))} in {_WEIGHTS}; such a draft is "
-            "stored as specheads distill, EAGLE-3 and speculators do."
+            f"{location} has {SIZE}={size} in its config, but no {' and '.join(sorted(missing))} in"
+            f" {_WEIGHTS}; such a draft is stored as specheads distill, EAGLE-3 and speculators do."
         )
-    weight, offsets = stored[OUTPUT], stored[OFFSETS].long()
+    weight = stored[OUTPUT]
+    offsets = stored[OFFSETS].long()
     tokens, order = (offsets + torch.arange(len(offsets))).sort()
     embedding: Any = model.get_input_embeddings()
-    fits = len(tokens) == len(weight) == len(tokens.unique()) and tokens[0] >= 0 and tokens[-1] < len(embedding.weight)
+    fits = (
+        len(tokens) == len(weight) == len(tokens.unique())
+        and tokens[0] >= 0
+        and tokens[-1] < len(embedding.weight)
+    )
     if not fits or weight.shape[1:] != embedding.weight.shape[1:]:
         raise UserError(
-            f"{location}: {OUTPUT} {tuple(weight.shape)} and {OFFSETS} {tuple(offsets.shape)} do not fit; expected a row for "
-            f"each of {len(offsets)} different tokens from 0 to {len(embedding.weight) - 1}."
+            f"{location}: {OUTPUT} {tuple(weight.shape)} and {OFFSETS} {tuple(offsets.shape)} do"
+            f" not fit; expected a row for each of {len(offsets)} different tokens from 0 to"
+            f" {len(embedding.weight) - 1}."
         )
     set_output(model, weight[order].to(embedding.weight), tokens.to(embedding.weight.device))
     setattr(model, _BORROWS, _embedding_name(model) not in stored)
 
 
 def stored_as(
-    model: PreTrainedModel, weights: Mapping[str, Tensor], dtype: torch.dtype, form: str | None = None
+    model: PreTrainedModel,
+    weights: Mapping[str, Tensor],
+    dtype: torch.dtype,
+    form: str | None = None,
 ) -> dict[str, Tensor]:
-    """Return `weights` of a draft as they are stored: in `dtype`, linear maps in 8 bits with the form Q8_0, and kept tokens."""
-    kept, stored = kept_tokens(model), {name: weight.to(dtype) for name, weight in weights.items()}
+    """Return `weights` of a draft as they are stored: in `dtype`, linear maps in 8 bits with the
+    form Q8_0, and kept tokens.
+    """
+    kept = kept_tokens(model)
+    stored = {name: weight.to(dtype) for name, weight in weights.items()}
     if borrows_embedding(model):
         del stored[_embedding_name(model)]
     for name in [name for name in stored if form is not None and fits_lattice(weights[name])]:
@@ -120,7 +164,9 @@ def stored_as(
 
 
 def borrows_embedding(draft: nn.Module) -> bool:
-    """Whether a draft's input embeddings are its target's: they are not trained, and not stored with it."""
+    """Whether a draft's input embeddings are its target's: they are not trained, and not stored
+    with it.
+    """
     return getattr(draft, _BORROWS, False)
 
 
@@ -130,29 +176,43 @@ def _embedding_name(model: PreTrainedModel) -> str:
 
 
 def check_embedding(draft: PreTrainedModel, target: PreTrainedModel) -> tuple[Any, Any]:
-    """Return the input embeddings of a draft and of its target. Raises UserError if they are of different sizes."""
-    mine, theirs = draft.get_input_embeddings(), target.get_input_embeddings()
+    """Return the input embeddings of a draft and of its target.
+
+    Raises UserError if they are of different sizes.
+    """
+    mine = draft.get_input_embeddings()
+    theirs = target.get_input_embeddings()
     if theirs.weight.shape != mine.weight.shape:
         raise UserError(
-            f"the draft uses its target's input embeddings, but those are {tuple(theirs.weight.shape)}, and it needs "
-            f"{tuple(mine.weight.shape)}; use the target that it was distilled for, or distil it with embedding=own."
+            "the draft uses its target's input embeddings, but those are"
+            f" {tuple(theirs.weight.shape)}, and it needs {tuple(mine.weight.shape)}; use the"
+            " target that it was distilled for, or distil it with embedding=own."
         )
     return mine, theirs
 
 
 def borrow_embedding(
-    draft: PreTrainedModel, target: PreTrainedModel, location: str | Path = "", revision: str | None = None
+    draft: PreTrainedModel,
+    target: PreTrainedModel,
+    location: str | Path = "",
+    revision: str | None = None,
 ) -> None:
-    """Give a draft the target's input embeddings, in the same memory where type and device are the same.
+    """Give a draft the target's input embeddings, in the same memory where type and device are the
+    same.
 
-    A target without weights has them at its `location`. Raises UserError for embeddings of another size, or unreadable ones.
+    A target without weights has them at its `location`. Raises UserError for embeddings of another
+    size, or unreadable ones.
     """
     mine, theirs = check_embedding(draft, target)
     weight = theirs.weight.detach()
     if weight.is_meta:
-        stored, name = _Checkpoint(location, revision), _embedding_name(target)
+        stored = _Checkpoint(location, revision)
+        name = _embedding_name(target)
         if name not in stored.names:
-            raise UserError(f"the draft uses its target's input embeddings, but {location} has no {name} in {_WEIGHTS}.")
+            raise UserError(
+                f"the draft uses its target's input embeddings, but {location} has no {name} in"
+                f" {_WEIGHTS}."
+            )
         weight = stored[name]
     mine.weight = nn.Parameter(weight.to(mine.weight), requires_grad=False)
     setattr(draft, _BORROWS, True)

@@ -21,15 +21,23 @@ NAMES = tuple(each.name for each in fields(Warp))
 
 @dataclass(frozen=True)
 class TargetWarp(Warp):
-    """A warp whose values but the `given` ones are a target's; `of` takes them from it, until then they are the usual ones."""
+    """A warp whose values but the `given` ones are a target's.
 
-    top_k: Count = argument(50, "the number of most likely tokens to keep; 50 is transformers' default; 0: all")
+    `of` takes them from it, until then they are the usual ones.
+    """
+
+    top_k: Count = argument(
+        50, "the number of most likely tokens to keep; 50 is transformers' default; 0: all"
+    )
     given: tuple[str, ...] = ()
 
     def of(self, pair: "Pair") -> Warp:
-        """Return the warp for a pair, and log once where its values are from. Raises UserError for values that no warp has.
+        """Return the warp for a pair, and log once where its values are from.
 
-        `do_sample` is not read: false is what nearly all have, and from greedy data heads would learn 0 and 1 only.
+        Raises UserError for values that no warp has.
+
+        `do_sample` is not read: false is what nearly all have, and from greedy data heads would
+        learn 0 and 1 only.
         """
         config = getattr(pair.target, "generation_config", None)
         said = {name: value for name in NAMES if (value := getattr(config, name, None)) is not None}
@@ -41,9 +49,17 @@ class TargetWarp(Warp):
         try:
             warp = Warp(**values)
         except UserError as error:
-            raise UserError(f"the generation config of {pair.target_id}: {error} Give another value by the keys warp.*") from None
-        origins = {name: "given" if name in self.given else "the target's" if name in said else "usual" for name in NAMES}
-        line = "warp: " + ", ".join(f"{name}={value:g} ({origins[name]})" for name, value in values.items())
+            raise UserError(
+                f"the generation config of {pair.target_id}: {error} Give another value by the keys"
+                " warp.*"
+            ) from None
+        origins = {
+            name: "given" if name in self.given else "the target's" if name in said else "usual"
+            for name in NAMES
+        }
+        line = "warp: " + ", ".join(
+            f"{name}={value:g} ({origins[name]})" for name, value in values.items()
+        )
         if line not in pair.said:
             logger.info("%s", line)
             pair.said.add(line)
@@ -51,7 +67,10 @@ class TargetWarp(Warp):
 
 
 def _or_targets(value: Any) -> Any:
-    """Return the values of a config as a TargetWarp; those that are not there, or None, are the target's."""
+    """Return the values of a config as a TargetWarp.
+
+    Those that are not there, or None, are the target's.
+    """
     if value is None or isinstance(value, Mapping):
         given = {name: each for name, each in (value or {}).items() if each is not None}
         return TargetWarp(**given, given=tuple(given)) if set(given) <= set(NAMES) else value
@@ -63,8 +82,8 @@ class Warped(Settings):
 
     warp: Annotated[Built[Warp], BeforeValidator(_or_targets)] = setting(
         None,
-        "how draft and target turn logits into probabilities, in data, training and decoding; null: as the target's "
-        "generation config says, or else temperature=1, top_k=50",
+        "how draft and target turn logits into probabilities, in data, training and decoding; null:"
+        " as the target's generation config says, or else temperature=1, top_k=50",
         config=dict.fromkeys(NAMES),
         decides=False,  # of a training: it is part of the data set's provenance
     )

@@ -1,4 +1,6 @@
-"""A draft before training that is not the pair's: the target's embeddings and some of its layers."""
+"""A draft before training that is not the pair's: the target's embeddings and some of its
+layers.
+"""
 
 import copy
 from collections.abc import Sequence
@@ -13,27 +15,39 @@ from specheads.pair.language_model import place_of_layers
 
 @dataclass(frozen=True)
 class TargetLayers:
-    """Makes a draft of the target's embeddings and the given layers, in order, or of as many layers, spread evenly."""
+    """Makes a draft of the target's embeddings and the given layers, in order, or of as many
+    layers, spread evenly.
+    """
 
     layers: Sequence[int] | int
 
     @property
     def name(self) -> str:
         """What the draft is called before it is saved."""
-        return f"the target's layers {self.layers if isinstance(self.layers, int) else list(self.layers)}"
+        return (
+            "the target's layers"
+            f" {self.layers if isinstance(self.layers, int) else list(self.layers)}"
+        )
 
     def numbers(self, count: int) -> list[int]:
-        """Return the numbers of the layers, of `count`. Raises UserError for layers that the target does not have."""
+        """Return the numbers of the layers, of `count`.
+
+        Raises UserError for layers that the target does not have.
+        """
         if isinstance(self.layers, int):
             if not is_count(self.layers, least=1) or self.layers > count:
                 raise UserError(
-                    f"init_layers={self.layers} must be an integer from 1 to {count}, the number of the target's layers."
+                    f"init_layers={self.layers} must be an integer from 1 to {count}, the number of"
+                    " the target's layers."
                 )
-            return [round(number * (count - 1) / max(1, self.layers - 1)) for number in range(self.layers)]
+            return [
+                round(number * (count - 1) / max(1, self.layers - 1))
+                for number in range(self.layers)
+            ]
         if not self.layers or any(not is_count(layer) or layer >= count for layer in self.layers):
             raise UserError(
-                f"init_layers={list(self.layers)} are not layers of a target that has the layers 0 to {count - 1}; give for "
-                f"example init_layers=[0,{count - 1}]."
+                f"init_layers={list(self.layers)} are not layers of a target that has the layers 0"
+                f" to {count - 1}; give for example init_layers=[0,{count - 1}]."
             )
         return list(self.layers)
 
@@ -47,12 +61,17 @@ class TargetLayers:
             text_config.layer_types = [types[layer] for layer in layers]
         with torch.random.fork_rng(devices=[]):  # its random weights are replaced
             model = AutoModelForCausalLM.from_config(config, dtype=target.dtype)
-        prefix, states = f"{place_of_layers(target)}.", {}
+        prefix = f"{place_of_layers(target)}."
+        states = {}
         for name, tensor in target.state_dict().items():
             if not name.startswith(prefix):
                 states[name] = tensor
                 continue
             number, rest = name.removeprefix(prefix).split(".", 1)
-            states |= {f"{prefix}{new}.{rest}": tensor for new, layer in enumerate(layers) if layer == int(number)}
+            states |= {
+                f"{prefix}{new}.{rest}": tensor
+                for new, layer in enumerate(layers)
+                if layer == int(number)
+            }
         model.load_state_dict(states)
         return model.to(target.device)

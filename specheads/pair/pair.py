@@ -1,4 +1,6 @@
-"""A draft and a target that fit together: load them, check that they do, and turn text into token ids."""
+"""A draft and a target that fit together: load them, check that they do, and turn text into token
+ids.
+"""
 
 import hashlib
 import json
@@ -22,27 +24,72 @@ from specheads.errors import UserError
 from specheads.pair.config import INSTRUCTION, ModelSource, PairConfig, checked_dtype, pair_config
 from specheads.pair.draft_vocabulary import borrow_embedding, borrows_embedding, kept_tokens
 from specheads.pair.initial_draft import TargetLayers
-from specheads.pair.language_model import LanguageModel, load_model, load_tokenizer, weightless_model
+from specheads.pair.language_model import (
+    LanguageModel,
+    load_model,
+    load_tokenizer,
+    weightless_model,
+)
 from specheads.pair.quantization import is_quantized
-from specheads.pair.revisions import commit_of, draft_temperature, resolve, revision_of, set_draft_temperature
+from specheads.pair.revisions import (
+    commit_of,
+    draft_temperature,
+    resolve,
+    revision_of,
+    set_draft_temperature,
+)
 from specheads.storage.files import without_home
 
 logger = logging.getLogger(__name__)
 
-_TEXT = "def f(x):\n    return x ** 2  # \u00e9, \u4e2d, 1234"  # to which both tokenizers must give the same ids
-# What `generate` does to outputs and no warp does, and the value besides None with which it does nothing.
+_TEXT = (  # to which both tokenizers must give the same ids
+    "def f(x):\n    return x ** 2  # \u00e9, \u4e2d, 1234"
+)
+# What `generate` does to outputs and no warp does, and the value besides None with which it does
+# nothing.
 _UNDONE: dict[str, Any] = {
-    **dict.fromkeys(("repetition_penalty", "encoder_repetition_penalty", "typical_p", "guidance_scale", "num_beams"), 1),
-    **dict.fromkeys(("no_repeat_ngram_size", "encoder_no_repeat_ngram_size", "min_length", "min_new_tokens"), 0),
+    **dict.fromkeys(
+        (
+            "repetition_penalty",
+            "encoder_repetition_penalty",
+            "typical_p",
+            "guidance_scale",
+            "num_beams",
+        ),
+        1,
+    ),
+    **dict.fromkeys(
+        ("no_repeat_ngram_size", "encoder_no_repeat_ngram_size", "min_length", "min_new_tokens"), 0
+    ),
     **dict.fromkeys(("epsilon_cutoff", "eta_cutoff", "penalty_alpha"), 0),
-    **dict.fromkeys(("bad_words_ids", "suppress_tokens", "begin_suppress_tokens", "sequence_bias", "stop_strings"), ()),
-    **dict.fromkeys(("forced_bos_token_id", "forced_eos_token_id", "exponential_decay_length_penalty", "top_h", "dola_layers")),
+    **dict.fromkeys(
+        (
+            "bad_words_ids",
+            "suppress_tokens",
+            "begin_suppress_tokens",
+            "sequence_bias",
+            "stop_strings",
+        ),
+        (),
+    ),
+    **dict.fromkeys(
+        (
+            "forced_bos_token_id",
+            "forced_eos_token_id",
+            "exponential_decay_length_penalty",
+            "top_h",
+            "dola_layers",
+        )
+    ),
     "watermarking_config": None,
 }
 
 
 def checked_ids(ids: Any) -> list[int]:
-    """Return token ids as integers; raises TypeError for numbers with a point, true or false, bytes, text and the like."""
+    """Return token ids as integers.
+
+    Raises TypeError for numbers with a point, true or false, bytes, text and the like.
+    """
     given = ids.flatten().tolist() if isinstance(ids, Tensor) else list(ids)
     if isinstance(ids, bytes | bytearray) or any(isinstance(each, bool) for each in given):
         raise TypeError(f"{ids!r} are no token ids")
@@ -51,7 +98,9 @@ def checked_ids(ids: Any) -> list[int]:
 
 @dataclass(repr=False)
 class Pair:
-    """Target, draft and their tokenizer, which are ordinary transformers objects, with their ids and revisions."""
+    """Target, draft and their tokenizer, which are ordinary transformers objects, with their ids
+    and revisions.
+    """
 
     target: PreTrainedModel
     draft: PreTrainedModel
@@ -61,19 +110,35 @@ class Pair:
     target_revision: str
     draft_id: str
     draft_revision: str
-    chat: bool | None = None  # whether instructions go through the chat template; None: if there is one
-    instruction_format: str | None = None  # how instructions are wrapped instead, "[INST] {instruction} [/INST]"
+    chat: bool | None = (
+        None  # whether instructions go through the chat template; None: if there is one
+    )
+    instruction_format: str | None = (
+        None  # how instructions are wrapped instead, "[INST] {instruction} [/INST]"
+    )
     known_to_draft: Tensor | None = None  # (V,) bool, the tokens that the draft knows; None: all
-    chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict)  # more arguments of the chat template
-    loaded_at: datetime = field(default_factory=datetime.now)  # for templates that write today's date into prompts
-    said: set[str] = field(default_factory=set, repr=False, compare=False)  # lines of the log that are not repeated
+    chat_template_kwargs: Mapping[str, Any] = field(
+        default_factory=dict
+    )  # more arguments of the chat template
+    loaded_at: datetime = field(
+        default_factory=datetime.now
+    )  # for templates that write today's date into prompts
+    said: set[str] = field(
+        default_factory=set, repr=False, compare=False
+    )  # lines of the log that are not repeated
 
     def __repr__(self) -> str:
-        return f"Pair({self.name}: target {self.target_id}, draft {self.draft_id}, {self.vocab_size:,} tokens)"
+        return (
+            f"Pair({self.name}: target {self.target_id}, draft {self.draft_id}, {self.vocab_size:,}"
+            " tokens)"
+        )
 
     @cached_property
     def vocab_size(self) -> int:
-        """Number of tokens that the tokenizer knows and the target has logits for; embeddings may be padded beyond it."""
+        """Number of tokens that the tokenizer knows and the target has logits for.
+
+        Embeddings may be padded beyond it.
+        """
         return _num_tokens(self.tokenizer, self.target)
 
     @cached_property
@@ -84,7 +149,9 @@ class Pair:
     @cached_property
     def draft_lm(self) -> LanguageModel:
         """The draft in two steps, over the vocabulary of the tokenizer, at its own temperature."""
-        return LanguageModel(self.draft, self.vocab_size, draft_temperature(self.draft.config), self.known_to_draft)
+        return LanguageModel(
+            self.draft, self.vocab_size, draft_temperature(self.draft.config), self.known_to_draft
+        )
 
     @property
     def window(self) -> int:
@@ -93,7 +160,9 @@ class Pair:
 
     @property
     def stop_tokens(self) -> frozenset[int]:
-        """End-of-sequence tokens of the target's generation config, or else of its config or tokenizer."""
+        """End-of-sequence tokens of the target's generation config, or else of its config or
+        tokenizer.
+        """
         stop = self.target.generation_config.eos_token_id
         stop = self.target.config.eos_token_id if stop is None else stop
         stop = self.tokenizer.eos_token_id if stop is None else stop
@@ -102,28 +171,44 @@ class Pair:
     @cached_property
     def appends_end(self) -> bool:
         """Whether the tokenizer ends every text with an end token; prompts are without it."""
-        last, plain = (self.tokenizer("a", add_special_tokens=special)["input_ids"][-1:] for special in (True, False))
-        return last != plain and last in [[end] for end in (*self.stop_tokens, self.tokenizer.eos_token_id)]
+        last, plain = (
+            self.tokenizer("a", add_special_tokens=special)["input_ids"][-1:]
+            for special in (True, False)
+        )
+        return last != plain and last in [
+            [end] for end in (*self.stop_tokens, self.tokenizer.eos_token_id)
+        ]
 
     @property
     def chats(self) -> bool:
-        """Whether instructions are wrapped as a user's message; otherwise the models continue the text."""
+        """Whether instructions are wrapped as a user's message.
+
+        Otherwise the models continue the text.
+        """
         if self.instruction_format is not None:
             return True
         return bool(self.tokenizer.chat_template) if self.chat is None else self.chat
 
     @property
     def reads_chats(self) -> bool:
-        """Whether instructions, and the conversations of a data set, go through the chat template."""
+        """Whether instructions, and the conversations of a data set, go through the chat
+        template.
+        """
         return self.instruction_format is None and self.chats
 
     @property
     def chat_template(self) -> str | None:
-        """The tokenizer's chat template, with the date of loading for today's: a run may last until another day."""
+        """The tokenizer's chat template, with the date of loading for today's: a run may last until
+        another day.
+        """
         template = self.tokenizer.chat_template
         if not isinstance(template, str) or "date_string" in self.chat_template_kwargs:
             return template
-        return re.sub(r"strftime_now\(\s*(['\"])(.*?)\1\s*\)", lambda call: repr(self.loaded_at.strftime(call[2])), template)
+        return re.sub(
+            r"strftime_now\(\s*(['\"])(.*?)\1\s*\)",
+            lambda call: repr(self.loaded_at.strftime(call[2])),
+            template,
+        )
 
     def origin(self, role: str) -> dict[str, str]:
         """Return id and revision of the draft or the target, and its commit if it is of the hub."""
@@ -132,55 +217,86 @@ class Pair:
         return origin if commit is None else origin | {"commit": commit}
 
     def encode(self, prompt: str | Sequence[dict[str, str]] | Sequence[int] | Tensor) -> Tensor:
-        """Return the ids (T,) long of a prompt: a string, chat messages or ids. Raises UserError unless they fit the target."""
-        if isinstance(prompt, Tensor) and (prompt.ndim not in (1, 2) or (prompt.ndim == 2 and len(prompt) != 1)):
+        """Return the ids (T,) long of a prompt: a string, chat messages or ids.
+
+        Raises UserError unless they fit the target.
+        """
+        if isinstance(prompt, Tensor) and (
+            prompt.ndim not in (1, 2) or (prompt.ndim == 2 and len(prompt) != 1)
+        ):
             raise UserError(
-                f"the prompt has shape {tuple(prompt.shape)}, but one prompt is decoded at a time; give ids of shape (T,)."
+                f"the prompt has shape {tuple(prompt.shape)}, but one prompt is decoded at a time;"
+                " give ids of shape (T,)."
             )
         if isinstance(prompt, str):
             ids = self._ids(prompt) if prompt else []
-        elif isinstance(prompt, Sequence) and len(prompt) and all(isinstance(each, Mapping) for each in prompt):
-            ids = self._ids(self.render(cast(Sequence[dict[str, Any]], prompt)), add_special_tokens=False)
+        elif (
+            isinstance(prompt, Sequence)
+            and len(prompt)
+            and all(isinstance(each, Mapping) for each in prompt)
+        ):
+            ids = self._ids(
+                self.render(cast(Sequence[dict[str, Any]], prompt)), add_special_tokens=False
+            )
         else:
             try:
-                ids = checked_ids(prompt if isinstance(prompt, Sequence | Tensor | np.ndarray) else None)
+                ids = checked_ids(
+                    prompt if isinstance(prompt, Sequence | Tensor | np.ndarray) else None
+                )
             except TypeError:
                 raise UserError(
-                    f"the prompt {prompt!r:.200} must be a text, a list of token ids, which are integers, or a list of chat "
-                    "messages."
+                    f"the prompt {prompt!r:.200} must be a text, a list of token ids, which are"
+                    " integers, or a list of chat messages."
                 ) from None
         if not ids:
             raise UserError("the prompt is empty; give at least one token to continue from.")
         if len(ids) >= (most := self.target_lm.window):
-            raise UserError(f"the prompt has {len(ids)} tokens, but the target's context is {most}; shorten it.")
+            raise UserError(
+                f"the prompt has {len(ids)} tokens, but the target's context is {most}; shorten it."
+            )
         wrong = next((i for i in ids if not 0 <= i < self.vocab_size), None)
         if wrong is not None:
             raise UserError(
-                f"prompt id {wrong} is outside the vocabulary of {self.vocab_size} tokens; encode with pair.tokenizer."
+                f"prompt id {wrong} is outside the vocabulary of {self.vocab_size} tokens; encode"
+                " with pair.tokenizer."
             )
         return torch.tensor(ids, dtype=torch.long)
 
     def encode_instruction(self, text: str) -> list[int]:
-        """Return the ids of one user instruction, wrapped as a message if this pair chats and as plain text if not."""
+        """Return the ids of one user instruction, wrapped as a message if this pair chats and as
+        plain text if not.
+        """
         if self.instruction_format is not None:
             return self._ids(self.instruction_format.replace(INSTRUCTION, text.strip()))
         if not self.chats:
             return self._ids(text)
         return self._ids(self.render([{"role": "user", "content": text}]), add_special_tokens=False)
 
-    def encode_chat(self, messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]] | None = None) -> list[int]:
-        """Return the ids of a conversation, through the chat template. Raises UserError for a pair that uses none."""
+    def encode_chat(
+        self, messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]] | None = None
+    ) -> list[int]:
+        """Return the ids of a conversation, through the chat template.
+
+        Raises UserError for a pair that uses none.
+        """
         if not self.reads_chats:
             raise UserError(
-                f"{self.target_id} reads no conversations without a chat template, or with model.instruction_format or "
-                "model.chat=false; take one text of them, for example 'data.template=\"{messages[0][content]}\"'."
+                f"{self.target_id} reads no conversations without a chat template, or with"
+                " model.instruction_format or model.chat=false; take one text of them, for example"
+                " 'data.template=\"{messages[0][content]}\"'."
             )
         return self._ids(self.render(messages, tools), add_special_tokens=False)
 
     def encoding_fingerprint(self) -> str:
-        """Return a hash of all that decides how text becomes ids: vocabulary, merges, special tokens, instruction format."""
+        """Return a hash of all that decides how text becomes ids: vocabulary, merges, special
+        tokens, instruction format.
+        """
         backend = getattr(self.tokenizer, "backend_tokenizer", None)
-        rules = backend.to_str() if backend is not None else json.dumps(sorted(self.tokenizer.get_vocab().items()))
+        rules = (
+            backend.to_str()
+            if backend is not None
+            else json.dumps(sorted(self.tokenizer.get_vocab().items()))
+        )
         template = self.instruction_format or (None if self.chat is False else self.chat_template)
         keys = dict(self.chat_template_kwargs) if self.reads_chats else {}
         given = json.dumps(keys, sort_keys=True) if keys else ""
@@ -188,32 +304,56 @@ class Pair:
         return hashlib.sha256(f"{rules} {template} {self.chat}{given}".encode()).hexdigest()[:16]
 
     def _ids(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """Return ids with one begin token, and without an end that a tokenizer adds. Raises UserError for an unknown token."""
-        ids = self.tokenizer(text, add_special_tokens=add_special_tokens, verbose=False)["input_ids"]  # says nothing of lengths
+        """Return ids with one begin token, and without an end that a tokenizer adds.
+
+        Raises UserError for an unknown token.
+        """
+        ids = self.tokenizer(text, add_special_tokens=add_special_tokens, verbose=False)[
+            "input_ids"
+        ]  # says nothing of lengths
         ids = ids[:-1] if add_special_tokens and self.appends_end else ids
         if (last := max(ids, default=0)) >= self.vocab_size:
             token = self.tokenizer.decode([last])
-            raise UserError(f"a prompt holds the token {token!r}, which {self.target_id} does not know; take it out.")
+            raise UserError(
+                f"a prompt holds the token {token!r}, which {self.target_id} does not know; take it"
+                " out."
+            )
         begin = self.tokenizer.bos_token_id
         return ids[1:] if begin is not None and ids[:2] == [begin, begin] else ids
 
-    def render(self, messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]] | None = None) -> str:
-        """Return chat messages as text with the begin token. Raises UserError if the template is missing or refuses them."""
+    def render(
+        self, messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]] | None = None
+    ) -> str:
+        """Return chat messages as text with the begin token.
+
+        Raises UserError if the template is missing or refuses them.
+        """
         if not self.tokenizer.chat_template:
             raise UserError(
-                f"the tokenizer of {self.target_id} has no chat template, which chat messages need; "
-                "give a string, or set model.chat=false."
+                f"the tokenizer of {self.target_id} has no chat template, which chat messages need;"
+                " give a string, or set model.chat=false."
             )
         given = dict(self.chat_template_kwargs) | ({"tools": list(tools)} if tools else {})
         if (template := self.chat_template) != self.tokenizer.chat_template:
             given["chat_template"] = template
         try:
-            return self.tokenizer.apply_chat_template(list(messages), add_generation_prompt=True, tokenize=False, **given)
+            return self.tokenizer.apply_chat_template(
+                list(messages), add_generation_prompt=True, tokenize=False, **given
+            )
         # The others are of templates that expect other values.
-        except (TemplateError, ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
+        except (
+            TemplateError,
+            ArithmeticError,
+            AttributeError,
+            LookupError,
+            RecursionError,
+            TypeError,
+            ValueError,
+        ) as error:
             roles = ", ".join(str(message.get("role")) for message in messages)
             raise UserError(
-                f"the chat template of {self.target_id} refuses the messages of {roles} ({error}); give others."
+                f"the chat template of {self.target_id} refuses the messages of {roles} ({error});"
+                " give others."
             ) from error
 
     def decode(self, tokens: Sequence[int] | Tensor) -> str:
@@ -221,30 +361,43 @@ class Pair:
         return self.tokenizer.decode(tokens, skip_special_tokens=True)
 
 
-def load_pair(name: str | None = None, *, only_draft: bool = False, new_draft: TargetLayers | None = None, **keys: Any) -> Pair:
-    """Load a pair by config name (`"mini"`), with `keys` of PairConfig in place of its own, or by `draft=` and `target=`.
+def load_pair(
+    name: str | None = None,
+    *,
+    only_draft: bool = False,
+    new_draft: TargetLayers | None = None,
+    **keys: Any,
+) -> Pair:
+    """Load a pair by config name (`"mini"`), with `keys` of PairConfig in place of its own, or by
+    `draft=` and `target=`.
 
     Args:
         only_draft: leave the target without weights, for a process that only needs its shape.
         new_draft: makes the draft of layers of the target, in place of one that is loaded.
 
-    Raises UserError for an unknown name or key, a folder or id that cannot be loaded, models that do not fit together.
+    Raises UserError for an unknown name or key, a folder or id that cannot be loaded, models that
+    do not fit together.
     """
     config = pair_config(name, **keys)
     if not config.target or not (config.draft or new_draft):
         raise UserError(
-            f"draft={config.draft or None} and target={config.target or None}: a pair needs both; give folders or hub ids."
+            f"draft={config.draft or None} and target={config.target or None}: a pair needs both;"
+            " give folders or hub ids."
         )
     if new_draft and (config.quantization or config.draft_quantization):
         raise UserError(
-            f"the draft '{new_draft.name}' is made of a target whose weights are as they are; leave out model.quantization and "
-            "model.draft_quantization."
+            f"the draft '{new_draft.name}' is made of a target whose weights are as they are; leave"
+            " out model.quantization and model.draft_quantization."
         )
     config.check_available(draft=new_draft is None)
     tokenizer, known = _tokenizer(config, new_draft)
     draft, target = _models(config, only_draft, new_draft)
     size = _num_tokens(tokenizer, target)
-    if known is None and kept_tokens(draft) is None and (of_draft := _num_tokens(tokenizer, draft)) < size:
+    if (
+        known is None
+        and kept_tokens(draft) is None
+        and (of_draft := _num_tokens(tokenizer, draft)) < size
+    ):
         known = torch.arange(size) < of_draft
     if known is not None:
         known = known[:size]
@@ -262,7 +415,11 @@ def load_pair(name: str | None = None, *, only_draft: bool = False, new_draft: T
         target_id=without_home(str(config.target)),
         target_revision=revision_of(target.config, config.target, stored["target"]),
         draft_id=without_home(draft_id),
-        draft_revision=f"{draft_id}, not saved" if new_draft else revision_of(draft.config, draft_id, stored["draft"]),
+        draft_revision=(
+            f"{draft_id}, not saved"
+            if new_draft
+            else revision_of(draft.config, draft_id, stored["draft"])
+        ),
         chat=config.chat,
         instruction_format=config.instruction_format,
         known_to_draft=known,
@@ -279,57 +436,93 @@ def load_pair(name: str | None = None, *, only_draft: bool = False, new_draft: T
 
 
 def remarks(pair: Pair) -> Iterator[str]:
-    """Yield warnings: of what the target's generation config asks for in vain, and of a tokenizer with another end of texts."""
-    config, ends = getattr(pair.target, "generation_config", None), pair.stop_tokens
-    asked = [name for name, off in _UNDONE.items() if getattr(config, name, None) not in (None, off, [], {})]
+    """Yield warnings: of what the target's generation config asks for in vain, and of a tokenizer
+    with another end of texts.
+    """
+    config = getattr(pair.target, "generation_config", None)
+    ends = pair.stop_tokens
+    asked = [
+        name
+        for name, off in _UNDONE.items()
+        if getattr(config, name, None) not in (None, off, [], {})
+    ]
     if asked:
         yield (
-            f"the generation config of {pair.target_id} has {', '.join(asked)}, which is not done here: outputs follow the "
-            "target's probabilities under the warp alone"
+            f"the generation config of {pair.target_id} has {', '.join(asked)}, which is not done"
+            " here: outputs follow the target's probabilities under the warp alone"
         )
     if (end := pair.tokenizer.eos_token_id) is not None and end not in ends:
         yield (
-            f"the tokenizer of {pair.target_id} ends texts with token {end} ({pair.tokenizer.eos_token}), but responses end with "
-            f"{sorted(ends)}, as its generation config says; if they do not end in time, add {end} to its eos_token_id"
+            f"the tokenizer of {pair.target_id} ends texts with token {end}"
+            f" ({pair.tokenizer.eos_token}), but responses end with {sorted(ends)}, as its"
+            f" generation config says; if they do not end in time, add {end} to its eos_token_id"
         )
     if pair.appends_end:
-        yield f"the tokenizer of {pair.target_id} appends an end token to every text; prompts go without it"
+        yield (
+            f"the tokenizer of {pair.target_id} appends an end token to every text; prompts go"
+            " without it"
+        )
 
 
 def _num_tokens(tokenizer: PreTrainedTokenizerBase, model: PreTrainedModel) -> int:
-    """Return the number of tokens, without added ones at the end that a model was not resized for, often a pad token."""
-    tokens, size = tokenizer.get_vocab().values(), model.get_output_embeddings().weight.shape[0]
+    """Return the number of tokens, without added ones at the end that a model was not resized for,
+    often a pad token.
+    """
+    tokens = tokenizer.get_vocab().values()
+    size = model.get_output_embeddings().weight.shape[0]
     beyond = {token for token in tokens if token >= size}
-    return size if beyond and beyond <= set(getattr(tokenizer, "get_added_vocab", dict)().values()) else max(tokens) + 1
+    return (
+        size
+        if beyond and beyond <= set(getattr(tokenizer, "get_added_vocab", dict)().values())
+        else max(tokens) + 1
+    )
 
 
-def _tokenizer(config: PairConfig, new_draft: TargetLayers | None) -> tuple[PreTrainedTokenizerBase, Tensor | None]:
-    """Return the pair's tokenizer, and which tokens the draft knows, None for all. Raises UserError if models have others."""
-    location, source = config.tokenizer or config.target, config.source("target")
-    tokenizer = load_tokenizer(location, None if config.tokenizer else source.revision, source.trust_remote_code)
+def _tokenizer(
+    config: PairConfig, new_draft: TargetLayers | None
+) -> tuple[PreTrainedTokenizerBase, Tensor | None]:
+    """Return the pair's tokenizer, and which tokens the draft knows, None for all.
+
+    Raises UserError if models have others.
+    """
+    location = config.tokenizer or config.target
+    source = config.source("target")
+    tokenizer = load_tokenizer(
+        location, None if config.tokenizer else source.revision, source.trust_remote_code
+    )
 
     def compared(role: str) -> Tensor | None:
         source = config.source(role)
-        if config.tokenizer is not None and not (Path(resolve(source.location)) / "tokenizer_config.json").is_file():
+        if (
+            config.tokenizer is not None
+            and not (Path(resolve(source.location)) / "tokenizer_config.json").is_file()
+        ):
             return None
         theirs = load_tokenizer(source.location, source.revision, source.trust_remote_code)
         return known_tokens(theirs, tokenizer, str(source.location), str(location))
 
     if compared("target") is not None:
-        raise UserError(f"the tokenizer {location} has other tokens than the target {config.target}; leave model.tokenizer out.")
+        raise UserError(
+            f"the tokenizer {location} has other tokens than the target {config.target}; leave"
+            " model.tokenizer out."
+        )
     known = None if new_draft else compared("draft")
     if known is not None:
         lacking = tokenizer.convert_ids_to_tokens((~known).nonzero().squeeze(1).tolist())
         logger.warning(
-            "the draft %s does not know %d of %d tokens (%s), so never proposes them; specheads probe says how likely they are",
+            "the draft %s does not know %d of %d tokens (%s), so never proposes them; specheads"
+            " probe says how likely they are",
             *(config.draft, len(lacking), len(known), ", ".join(map(str, lacking[:3]))),
         )
     return tokenizer, known
 
 
-def _models(config: PairConfig, only_draft: bool, new_draft: TargetLayers | None) -> tuple[PreTrainedModel, PreTrainedModel]:
+def _models(
+    config: PairConfig, only_draft: bool, new_draft: TargetLayers | None
+) -> tuple[PreTrainedModel, PreTrainedModel]:
     # The draft first: a target that may be spread over devices takes what is left.
-    draft, source = None if new_draft else load_model(config.source("draft")), config.source("target")
+    draft = None if new_draft else load_model(config.source("draft"))
+    source = config.source("target")
     target = weightless_model(source) if only_draft else load_model(source)
     if config.device_map and source.device.startswith("cuda"):
         _check_spread(getattr(target, "hf_device_map", {}), str(config.target))
@@ -340,9 +533,16 @@ def _models(config: PairConfig, only_draft: bool, new_draft: TargetLayers | None
     return draft, target
 
 
-def load_draft(location: str | Path, pair: Pair, dtype: str | torch.dtype = "auto") -> LanguageModel:
-    """Return another draft for a pair, on its draft's device. Raises UserError if it cannot be loaded or does not fit."""
-    model = load_model(ModelSource(location, dtype=checked_dtype(dtype), device=str(pair.draft_lm.device)))
+def load_draft(
+    location: str | Path, pair: Pair, dtype: str | torch.dtype = "auto"
+) -> LanguageModel:
+    """Return another draft for a pair, on its draft's device.
+
+    Raises UserError if it cannot be loaded or does not fit.
+    """
+    model = load_model(
+        ModelSource(location, dtype=checked_dtype(dtype), device=str(pair.draft_lm.device))
+    )
     if borrows_embedding(model):
         borrow_embedding(model, pair.target)
     _check_vocabulary(replace(pair, draft=model))
@@ -350,70 +550,118 @@ def load_draft(location: str | Path, pair: Pair, dtype: str | torch.dtype = "aut
 
 
 def _check_spread(device_map: Mapping[str, Any], target_id: str) -> None:
-    """Log what it costs if `device_map` spreads the target over devices. Raises UserError for parts outside the GPUs."""
+    """Log what it costs if `device_map` spreads the target over devices.
+
+    Raises UserError for parts outside the GPUs.
+    """
     outside = [name for name, place in device_map.items() if str(place) in ("cpu", "disk")]
     if outside:
         raise UserError(
-            f"the target {target_id} does not fit: {len(outside)} of {len(device_map)} parts, {outside[0]!r} first, "
-            "would lie outside the GPUs and slow down every token. Use more or larger GPUs, model.dtype=bfloat16, or move "
-            "the draft with model.device=cuda:1."
+            f"the target {target_id} does not fit: {len(outside)} of {len(device_map)} parts,"
+            f" {outside[0]!r} first, would lie outside the GPUs and slow down every token. Use more"
+            " or larger GPUs, model.dtype=bfloat16, or move the draft with model.device=cuda:1."
         )
     devices = sorted({str(place) for place in device_map.values()})
     if len(devices) > 1:
         logger.warning(
-            "the target %s is spread over %d devices (%s): it runs without compilation, layer by layer, with one device busy at "
-            "a time. Faster are a target that fits one of them (model.quantization=fp8 model.device_map=null) and vLLM, which "
-            "computes each layer on all of them.",
+            "the target %s is spread over %d devices (%s): it runs without compilation, layer by"
+            " layer, with one device busy at a time. Faster are a target that fits one of them"
+            " (model.quantization=fp8 model.device_map=null) and vLLM, which computes each layer on"
+            " all of them.",
             *(target_id, len(devices), ", ".join(devices)),
         )
 
 
 def _check_chat_template(pair: Pair) -> None:
-    """Raise UserError for arguments that the chat template does not read; warn of one that writes the date into prompts."""
+    """Raise UserError for arguments that the chat template does not read.
+
+    Warn of one that writes the date into prompts.
+    """
     template = str(pair.tokenizer.chat_template or "")
     for name, value in pair.chat_template_kwargs.items():
         if not re.search(rf"\b{re.escape(name)}\b", template):
             raise UserError(
-                f"model.chat_template_kwargs={{{name}: {value}}}: the chat template of {pair.target_id} reads no {name}; correct "
-                f"the name, or leave it out, of a config with '~model.chat_template_kwargs.{name}'."
+                f"model.chat_template_kwargs={{{name}: {value}}}: the chat template of"
+                f" {pair.target_id} reads no {name}; correct the name, or leave it out, of a config"
+                f" with '~model.chat_template_kwargs.{name}'."
             )
     if pair.reads_chats and pair.chat_template != pair.tokenizer.chat_template:
-        keep = "; model.chat_template_kwargs='{date_string: \"26 Jul 2024\"}' keeps one" if "date_string" in template else ""
-        logger.warning("the chat template of %s writes today's date, so another day's data is other data%s", pair.target_id, keep)
+        keep = (
+            "; model.chat_template_kwargs='{date_string: \"26 Jul 2024\"}' keeps one"
+            if "date_string" in template
+            else ""
+        )
+        logger.warning(
+            "the chat template of %s writes today's date, so another day's data is other data%s",
+            pair.target_id,
+            keep,
+        )
 
 
 def _check_vocabulary(pair: Pair) -> None:
-    """Raise UserError unless both models have a logit for every token of the tokenizer, or a draft says which it has."""
+    """Raise UserError unless both models have a logit for every token of the tokenizer, or a draft
+    says which it has.
+    """
     for role, model in (("draft", pair.draft), ("target", pair.target)):
-        size, kept = model.get_output_embeddings().weight.shape[0], kept_tokens(model)
+        size = model.get_output_embeddings().weight.shape[0]
+        kept = kept_tokens(model)
         if kept is not None and role == "draft":
-            fits, has = kept[-1] < pair.vocab_size, f"logits for token {kept[-1]}"
+            fits = kept[-1] < pair.vocab_size
+            has = f"logits for token {kept[-1]}"
         else:
-            fits, has = size >= pair.vocab_size, f"{size} logits"
+            fits = size >= pair.vocab_size
+            has = f"{size} logits"
         if not fits:
             raise UserError(
-                f"the {role} has {has}, but the tokenizer knows {pair.vocab_size} tokens; choose models with the same tokenizer."
+                f"the {role} has {has}, but the tokenizer knows {pair.vocab_size} tokens; choose"
+                " models with the same tokenizer."
             )
 
 
-def known_tokens(draft: PreTrainedTokenizerBase, target: PreTrainedTokenizerBase, draft_id: str, target_id: str) -> Tensor | None:
-    """Return which tokens of the target's vocabulary the draft knows, (V,) bool; None where it knows all.
+def known_tokens(
+    draft: PreTrainedTokenizerBase, target: PreTrainedTokenizerBase, draft_id: str, target_id: str
+) -> Tensor | None:
+    """Return which tokens of the target's vocabulary the draft knows, (V,) bool.
 
-    A draft never proposes an added token that it lacks. Raises UserError for tokenizers that differ in more than added tokens.
+    None where it knows all.
+
+    A draft never proposes an added token that it lacks. Raises UserError for tokenizers that differ
+    in more than added tokens.
     """
-    of_draft, of_target = draft.get_vocab(), target.get_vocab()
-    moved = sorted((token for token in of_draft.keys() & of_target.keys() if of_draft[token] != of_target[token]), key=str)
+    of_draft = draft.get_vocab()
+    of_target = target.get_vocab()
+    moved = sorted(
+        (
+            token
+            for token in of_draft.keys() & of_target.keys()
+            if of_draft[token] != of_target[token]
+        ),
+        key=str,
+    )
     single = of_draft.keys() ^ of_target.keys()
-    added = {token for tokenizer in (draft, target) for token in getattr(tokenizer, "get_added_vocab", dict)()}
+    added = {
+        token
+        for tokenizer in (draft, target)
+        for token in getattr(tokenizer, "get_added_vocab", dict)()
+    }
     example = ""
     if differing := [*moved, *sorted(single - added, key=str)]:
         example = f"{len(differing)} tokens differ, for example {differing[0]!r}"
-    elif len({tuple(tokenizer(_TEXT, add_special_tokens=False)["input_ids"]) for tokenizer in (draft, target)}) > 1:
+    elif (
+        len(
+            {
+                tuple(tokenizer(_TEXT, add_special_tokens=False)["input_ids"])
+                for tokenizer in (draft, target)
+            }
+        )
+        > 1
+    ):
         example = "the same text gets other ids"
     if example:
         raise UserError(
-            f"draft {draft_id} and target {target_id} have different tokenizers ({example}); speculative decoding needs a draft "
-            "with the target's own tokenizer, which may lack added tokens of it, or have others."
+            f"draft {draft_id} and target {target_id} have different tokenizers ({example});"
+            " speculative decoding needs a draft with the target's own tokenizer, which may lack"
+            " added tokens of it, or have others."
         )
     known = torch.zeros(max(of_target.values()) + 1, dtype=torch.bool)
     known[[place for token, place in of_target.items() if token in of_draft]] = True
@@ -422,14 +670,17 @@ def known_tokens(draft: PreTrainedTokenizerBase, target: PreTrainedTokenizerBase
 
 @torch.no_grad()
 def _fit_to_vocabulary(draft: PreTrainedModel, known: Tensor) -> None:
-    """Give a draft in memory embeddings of all tokens of the target: the mean of its own for those not `known` (V,) bool."""
+    """Give a draft in memory embeddings of all tokens of the target: the mean of its own for those
+    not `known` (V,) bool.
+    """
     if borrows_embedding(draft):
         return  # the target's own embeddings, which must not change
     if draft.get_input_embeddings().weight.shape[0] < len(known):
         if is_quantized(draft):
             raise UserError(
-                f"the quantized draft has {draft.get_input_embeddings().weight.shape[0]} embeddings, and the target knows "
-                f"{len(known)} tokens; use it without quantization."
+                f"the quantized draft has {draft.get_input_embeddings().weight.shape[0]}"
+                f" embeddings, and the target knows {len(known)} tokens; use it without"
+                " quantization."
             )
         output = draft.get_output_embeddings()
         draft.resize_token_embeddings(len(known), mean_resizing=False)

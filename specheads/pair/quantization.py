@@ -1,4 +1,6 @@
-"""Models whose weights are stored in fewer bits (on a GPU, by packages), or rounded as in GGUF files (on a CPU)."""
+"""Models whose weights are stored in fewer bits (on a GPU, by packages), or rounded as in GGUF
+files (on a CPU).
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -10,16 +12,21 @@ from torch import Tensor
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-# Imports inside functions: the packages are optional, and they and transformers take seconds to import, also for `--help`.
+# Imports inside functions: the packages are optional, and they and transformers take seconds to
+# import, also for `--help`.
 
 
 @dataclass(frozen=True)
 class _Quantization:
-    """A way to store weights: the package that does it, bytes per weight, and what its config is made of."""
+    """A way to store weights: the package that does it, bytes per weight, and what its config is
+    made of.
+    """
 
     package: str
     num_bytes: float
-    config: str | Mapping[str, Any]  # the class of torchao's config, or the arguments of bitsandbytes'
+    config: (
+        str | Mapping[str, Any]
+    )  # the class of torchao's config, or the arguments of bitsandbytes'
 
     def make(self) -> Any:
         import transformers
@@ -31,7 +38,11 @@ class _Quantization:
         return transformers.TorchAoConfig(getattr(torchao.quantization, self.config)())
 
 
-_NF4 = {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4", "bnb_4bit_compute_dtype": torch.bfloat16}
+_NF4 = {
+    "load_in_4bit": True,
+    "bnb_4bit_quant_type": "nf4",
+    "bnb_4bit_compute_dtype": torch.bfloat16,
+}
 FORMS = {"int8": "Q8_0", "int4": "Q4_1"}  # of linear layers on a CPU
 QUANTIZATIONS = {
     "int8": _Quantization("torchao", 1, "Int8WeightOnlyConfig"),
@@ -46,19 +57,30 @@ def _is_usable(package: str) -> bool:
     """Whether transformers can use a package: it is installed and new enough."""
     from transformers import utils
 
-    return {"torchao": utils.is_torchao_available, "bitsandbytes": utils.is_bitsandbytes_available}[package]()
+    return {"torchao": utils.is_torchao_available, "bitsandbytes": utils.is_bitsandbytes_available}[
+        package
+    ]()
 
 
 def check_quantization(name: Any) -> Any:
-    """Return `name`. Raises ValueError unless it is None or a known quantization that is possible with what is installed."""
+    """Return `name`.
+
+    Raises ValueError unless it is None or a known quantization that is possible with what is
+    installed.
+    """
     if name not in [None, *QUANTIZATIONS]:
-        raise ValueError(f"is not known; expected {', '.join(QUANTIZATIONS)}, or null for the weights as they are")
+        raise ValueError(
+            f"is not known; expected {', '.join(QUANTIZATIONS)}, or null for the weights as"
+            " they are"
+        )
     if name in FORMS and not torch.cuda.is_available():
         return name
     if name == "fp8" and not torch.cuda.is_available():
         raise ValueError("is for GPUs; on a CPU use int8 or int4")
     if name is not None and not _is_usable(package := QUANTIZATIONS[name].package):
-        raise ValueError(f"needs the package {package}, which is missing or too old (pip install -U {package})")
+        raise ValueError(
+            f"needs the package {package}, which is missing or too old (pip install -U {package})"
+        )
     return name
 
 
@@ -69,11 +91,14 @@ def is_quantized(model: "PreTrainedModel") -> bool:
 
 _GROUP = 32  # neighbouring inputs of an output that share numbers
 _CHUNK = 4096  # groups that a processor's cache holds
-_LEVELS, _ZEROS = {"Q4_1": 15, "Q4_0": 15, "Q8_0": 255}, {"Q4_0": 8, "Q8_0": 128}
+_LEVELS = {"Q4_1": 15, "Q4_0": 15, "Q8_0": 255}
+_ZEROS = {"Q4_0": 8, "Q8_0": 128}
 
 
 class Lattice(NamedTuple):
-    """Weights d q + m in groups of 32 inputs: q (O, I / 32, 32) in bytes, d and m (O, I / 32, 1) in float16."""
+    """Weights d q + m in groups of 32 inputs: q (O, I / 32, 32) in bytes, d and m (O, I / 32, 1) in
+    float16.
+    """
 
     q: Tensor
     d: Tensor
@@ -85,9 +110,12 @@ class Lattice(NamedTuple):
 
 
 def lattice_of(weight: Tensor, form: str) -> Lattice:
-    """Return weights (O, I), I a multiple of 32, rounded as GGUF rounds them in Q4_1, Q4_0 or Q8_0."""
+    """Return weights (O, I), I a multiple of 32, rounded as GGUF rounds them in Q4_1, Q4_0 or
+    Q8_0.
+    """
     groups = weight.float().unflatten(-1, (-1, _GROUP))
-    least, most = groups.amin(dim=-1, keepdim=True), groups.amax(dim=-1, keepdim=True)
+    least = groups.amin(dim=-1, keepdim=True)
+    most = groups.amax(dim=-1, keepdim=True)
     largest = torch.where(-least > most, least, most)
     step = {"Q4_1": (most - least) / 15, "Q4_0": largest / -8, "Q8_0": largest.abs() / 127}[form]
     step = torch.where(step == 0, 1, step)
@@ -108,7 +136,9 @@ def lattice_from(q: Tensor, d: Tensor) -> Lattice:
 
 
 def on_lattice(weight: Tensor, *forms: str) -> Lattice | None:
-    """Return the float32 weights (O, I) in the first of some forms that gives each of them its bits; None if none does."""
+    """Return the float32 weights (O, I) in the first of some forms that gives each of them its
+    bits; None if none does.
+    """
     if weight.shape[-1] % _GROUP:
         return None
     for form in forms:
@@ -120,15 +150,21 @@ def on_lattice(weight: Tensor, *forms: str) -> Lattice | None:
             parts.append(lattice)
         else:
             return Lattice(
-                *(torch.cat(each).view(*weight.shape[:-1], -1, each[0].shape[-1]) for each in zip(*parts, strict=True))
+                *(
+                    torch.cat(each).view(*weight.shape[:-1], -1, each[0].shape[-1])
+                    for each in zip(*parts, strict=True)
+                )
             )
     return None
 
 
 @torch.no_grad()
 def round_weights(model: "PreTrainedModel", form: str) -> float:
-    """Round the linear maps of a model with whole groups, the output embedding to Q8_0, and return their share of all weights."""
-    output, rounded = model.get_output_embeddings(), 0
+    """Round the linear maps of a model with whole groups, the output embedding to Q8_0, and return
+    their share of all weights.
+    """
+    output = model.get_output_embeddings()
+    rounded = 0
     for module in model.modules():
         if isinstance(module, torch.nn.Linear) and module.in_features % _GROUP == 0:
             rounded += module.weight.numel()

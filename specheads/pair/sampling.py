@@ -1,6 +1,7 @@
 """Logits -> probabilities -> tokens: the only place in the project where either happens.
 
-Sampling inverts the cumulative distribution at a given uniform number, so a token does not depend on the rest of its batch.
+Sampling inverts the cumulative distribution at a given uniform number, so a token does not depend
+on the rest of its batch.
 """
 
 from collections.abc import Iterator, Mapping
@@ -16,18 +17,29 @@ from torch import Tensor, nn
 from specheads.errors import UserError
 from specheads.settings import Count, Probability, argument, check_arguments, number
 
-LEAST = 1e-6  # of a top_p, and of a temperature above 0: with much smaller ones float32 has infinite logits and NaN probabilities
+# Of a top_p, and of a temperature above 0: with much smaller ones float32 has infinite logits and
+# NaN probabilities
+LEAST = 1e-6
 _TopP = Annotated[float, number(f"a number from {LEAST:g} to 1", lambda value: LEAST <= value <= 1)]
 _Temperature = Annotated[
-    float, number(f"0 or a number from {LEAST:g} to {1 / LEAST:g}", lambda value: value == 0 or LEAST <= value <= 1 / LEAST)
+    float,
+    number(
+        f"0 or a number from {LEAST:g} to {1 / LEAST:g}",
+        lambda value: value == 0 or LEAST <= value <= 1 / LEAST,
+    ),
 ]
 
 
 class Operations:
-    """Operations by torch, and heads and attention as they are; an engine for a device may have others of the same results."""
+    """Operations by torch, and heads and attention as they are.
+
+    An engine for a device may have others of the same results.
+    """
 
     def most_likely(self, x: Tensor) -> Tensor:
-        """Return the index (...) of the largest number of each row of `x` (..., V), the first NaN where there is one."""
+        """Return the index (...) of the largest number of each row of `x` (..., V), the first NaN
+        where there is one.
+        """
         return x.argmax(dim=-1)
 
     def kth_largest(self, x: Tensor, k: int) -> Tensor:
@@ -35,18 +47,24 @@ class Operations:
         return x.topk(k, dim=-1).values[..., -1:]
 
     def kept_softmax(self, logits: Tensor, least: Tensor) -> Tensor:
-        """Return the probabilities (..., V) of the logits (..., V) that are at least `least` (..., 1); the others have none."""
+        """Return the probabilities (..., V) of the logits (..., V) that are at least `least` (...,
+        1); the others have none.
+        """
         return logits.masked_fill(logits < least, -torch.inf).softmax(dim=-1)
 
     def nucleus(self, probs: Tensor, top_p: float) -> Tensor:
-        """Return `probs` (..., V) of the first smallest set of likely tokens whose mass reaches `top_p`, renormalised."""
+        """Return `probs` (..., V) of the first smallest set of likely tokens whose mass reaches
+        `top_p`, renormalised.
+        """
         ordered, index = probs.sort(dim=-1, descending=True, stable=True)
         mass_before = ordered.cumsum(dim=-1) - ordered
         kept = ordered.masked_fill(mass_before >= top_p, 0)
         return torch.zeros_like(probs).scatter_(-1, index, kept / kept.sum(dim=-1, keepdim=True))
 
     def token_at(self, probs: Tensor, uniform: Tensor) -> Tensor:
-        """Return the first token ids (...) at which the sum of `probs` (..., V) exceeds `uniform` (...) times their total."""
+        """Return the first token ids (...) at which the sum of `probs` (..., V) exceeds `uniform`
+        (...) times their total.
+        """
         return tokens_at(probs, uniform.unsqueeze(-1)).squeeze(-1)
 
     def head_logits(self, network: Any, features: Mapping[str, Tensor]) -> Tensor:
@@ -54,7 +72,14 @@ class Operations:
         return network.score(network.assemble(features))
 
     def attention(
-        self, plain: Any, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, **options: Any
+        self,
+        plain: Any,
+        module: nn.Module,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        mask: Tensor | None,
+        **options: Any,
     ) -> Any:
         """Return what transformers' attention `sdpa` returns, which is `plain`."""
         return plain(module, query, key, value, mask, **options)
@@ -71,7 +96,10 @@ def active() -> Operations:
 
 @contextmanager
 def computing_with(operations: Operations) -> Iterator[None]:
-    """While it is active, this thread computes with other operations than torch's; for code that is traced or captured."""
+    """While it is active, this thread computes with other operations than torch's.
+
+    For code that is traced or captured.
+    """
     before = _active.set(operations)
     try:
         yield
@@ -80,22 +108,33 @@ def computing_with(operations: Operations) -> Iterator[None]:
 
 
 def tokens_at(probs: Tensor, uniforms: Tensor) -> Tensor:
-    """Return token ids (..., Q) of the distributions `probs` (..., V) at Q numbers each, `uniforms` (..., Q); see `token_at`."""
+    """Return token ids (..., Q) of the distributions `probs` (..., V) at Q numbers each, `uniforms`
+    (..., Q); see `token_at`.
+    """
     cumulative = probs.cumsum(dim=-1, dtype=torch.float64)
     total = cumulative[..., -1:]
-    # Rounding must not move the point to the total, which only the tokens after the last possible one reach.
+    # Rounding must not move the point to the total, which only the tokens after the last possible
+    # one reach.
     point = torch.minimum(uniforms * total, total.nextafter(torch.zeros_like(total)))
     return torch.searchsorted(cumulative, point, right=True).clamp_max(probs.shape[-1] - 1)
 
 
 @dataclass(frozen=True)
 class Warp:
-    """Temperature, then top-k, then top-p, then min-p (Nguyen et al. 2024), as transformers' logits warpers apply them."""
+    """Temperature, then top-k, then top-p, then min-p (Nguyen et al. 2024), as transformers' logits
+    warpers apply them.
+    """
 
-    temperature: _Temperature = argument(1.0, "the number that divides the logits; 0: greedy, whatever the others are")
+    temperature: _Temperature = argument(
+        1.0, "the number that divides the logits; 0: greedy, whatever the others are"
+    )
     top_k: Count = argument(0, "the number of most likely tokens to keep, for example 50; 0: all")
-    top_p: _TopP = argument(1.0, "the probability that the most likely tokens to keep must reach together; 1: all")
-    min_p: Probability = argument(0.0, "the share of the largest probability that tokens to keep must reach; 0: all")
+    top_p: _TopP = argument(
+        1.0, "the probability that the most likely tokens to keep must reach together; 1: all"
+    )
+    min_p: Probability = argument(
+        0.0, "the share of the largest probability that tokens to keep must reach; 0: all"
+    )
 
     def __post_init__(self) -> None:
         check_arguments(self)
@@ -106,17 +145,25 @@ class Warp:
         return self.temperature == 0
 
     def values(self) -> dict[str, float]:
-        """Return the values by name, as caches and heads have them; min_p only where it is on: it is younger than they are."""
+        """Return the values by name, as caches and heads have them.
+
+        Min_p only where it is on: it is younger than they are.
+        """
         values = {each.name: getattr(self, each.name) for each in fields(Warp)}
         return {name: value for name, value in values.items() if name != "min_p" or value}
 
     def __call__(self, logits: Tensor) -> Tensor:
-        """Return probabilities (..., V), float32 or wider, of logits (..., V) of any float type; a NaN makes its row NaN."""
+        """Return probabilities (..., V), float32 or wider, of logits (..., V) of any float type.
+
+        A NaN makes its row NaN.
+        """
         logits = at_least_float32(logits)
         if self.greedy:
             best = active().most_likely(logits).unsqueeze(-1)
             index = torch.arange(logits.shape[-1], device=logits.device)
-            return torch.where(index == best, 1.0, 0.0).to(logits.dtype) + 0 * logits.gather(-1, best)
+            return torch.where(index == best, 1.0, 0.0).to(logits.dtype) + 0 * logits.gather(
+                -1, best
+            )
         logits = logits / self.temperature if self.temperature != 1 else logits  # not a copy more
         if 0 < self.top_k < logits.shape[-1]:
             probs = active().kept_softmax(logits, active().kth_largest(logits, self.top_k))
@@ -130,29 +177,39 @@ class Warp:
         return probs
 
     def draw(self, probs: Tensor, uniform: Tensor) -> Tensor:
-        """Return token ids (...) drawn at `uniform` (...) from distributions (..., V) that this warp made."""
+        """Return token ids (...) drawn at `uniform` (...) from distributions (..., V) that this
+        warp made.
+        """
         return active().most_likely(probs) if self.greedy else sample(probs, uniform)
 
 
 def at_least_float32(x: Tensor) -> Tensor:
-    """Return `x` in float32, or as it is where it is wider: half-precision logits must not reach a softmax."""
+    """Return `x` in float32, or as it is where it is wider: half-precision logits must not reach a
+    softmax.
+    """
     return x if x.dtype == torch.float64 else x.float()
 
 
 def sample(probs: Tensor, uniform: Tensor) -> Tensor:
-    """Return token ids (...) drawn from `probs` (..., V), which need not sum to one, at `uniform` (...) in [0, 1)."""
+    """Return token ids (...) drawn from `probs` (..., V), which need not sum to one, at `uniform`
+    (...) in [0, 1).
+    """
     return active().token_at(at_least_float32(probs), uniform.to(probs.device).double())
 
 
 class Uniforms:
-    """A stream of uniform numbers that depends on its seed alone, made on the host and copied to `device` in blocks."""
+    """A stream of uniform numbers that depends on its seed alone, made on the host and copied to
+    `device` in blocks.
+    """
 
     BLOCK = 1024
 
     def __init__(self, device: torch.device, *seed: int) -> None:
         self.device = device
         self._random = np.random.default_rng(seed)
-        self._block, self._next, self._end = torch.empty(0), 0, 0
+        self._block = torch.empty(0)
+        self._next = 0
+        self._end = 0
         self._numbers: list[float] | None = None
 
     def take(self, count: int) -> Tensor:
@@ -163,7 +220,10 @@ class Uniforms:
         return self._block[self._next - count : self._next]
 
     def take_up_to(self, count: int) -> Tensor:
-        """Return the next numbers, `count` or as many as were made at once; the stream is that of single numbers."""
+        """Return the next numbers, `count` or as many as were made at once.
+
+        The stream is that of single numbers.
+        """
         return self.take(min(count, self._end - self._next) or 1)
 
     def number(self) -> float:
@@ -176,40 +236,58 @@ class Uniforms:
         return self._numbers[self._next - 1]
 
     def give_back(self, count: int) -> None:
-        """Put the last `count` numbers of the last `take` back, so that the next `take` returns them again."""
+        """Put the last `count` numbers of the last `take` back, so that the next `take` returns
+        them again.
+        """
         self._next -= count
 
     def _begin_block(self, count: int) -> None:
         drawn = torch.from_numpy(self._random.random(max(self.BLOCK, count)))
-        self._block, self._next, self._end = drawn.to(self.device, non_blocking=True), 0, len(drawn)
+        self._block = drawn.to(self.device, non_blocking=True)
+        self._next = 0
+        self._end = len(drawn)
         self._numbers = None
 
 
 class GivenUniforms(Uniforms):
-    """A stream, on the host, of numbers (n,) that were made before; it does not go on after the last."""
+    """A stream, on the host, of numbers (n,) that were made before.
+
+    It does not go on after the last.
+    """
 
     def __init__(self, numbers: np.ndarray) -> None:
         super().__init__(torch.device("cpu"))
-        self._block, self._end = torch.from_numpy(np.ascontiguousarray(numbers)), len(numbers)
+        self._block = torch.from_numpy(np.ascontiguousarray(numbers))
+        self._end = len(numbers)
 
     def _begin_block(self, count: int) -> None:
         raise RuntimeError(f"all {self._end} given numbers are taken")
 
 
 def overlap(target_probs: Tensor, draft_probs: Tensor) -> Tensor:
-    """Return `sum_x min(t, d) = 1 - TV(t, d)` (...), the expected acceptance of one drafted token."""
+    """Return `sum_x min(t, d) = 1 - TV(t, d)` (...), the expected acceptance of one drafted
+    token.
+    """
     return torch.minimum(target_probs, draft_probs).sum(dim=-1)
 
 
 def accept_prob(target_prob: Tensor, draft_prob: Tensor) -> Tensor:
-    """Return `min(1, t / d)` (...), the probability that token verification accepts such a token; 0 / 0 counts as rejected."""
+    """Return `min(1, t / d)` (...), the probability that token verification accepts such a token.
+
+    0 / 0 counts as rejected.
+    """
     return torch.where(
-        draft_prob > 0, (target_prob / draft_prob.clamp_min(torch.finfo(draft_prob.dtype).tiny)).clamp_max(1.0), 0.0
+        draft_prob > 0,
+        (target_prob / draft_prob.clamp_min(torch.finfo(draft_prob.dtype).tiny)).clamp_max(1.0),
+        0.0,
     )
 
 
 def has_nan(probs: Tensor) -> Tensor:
-    """Return which distributions (...) of `probs` (..., V) come from logits with a NaN; a Warp makes all of such a row NaN."""
+    """Return which distributions (...) of `probs` (..., V) come from logits with a NaN.
+
+    A Warp makes all of such a row NaN.
+    """
     return probs[..., 0].isnan()
 
 
@@ -228,6 +306,6 @@ def nan_message(model_id: str, num_tokens: int | None = None) -> str:
     """Return what to say of a model whose logits had a NaN, after `num_tokens` of a response."""
     after = "" if num_tokens is None else f" after {num_tokens} tokens of the response"
     return (
-        f"{model_id} produced NaN logits, or infinite ones{after}; expected finite numbers. Try dtype=float32 (or "
-        "bfloat16 in place of float16), and check the weights."
+        f"{model_id} produced NaN logits, or infinite ones{after}; expected finite numbers. Try"
+        " dtype=float32 (or bfloat16 in place of float16), and check the weights."
     )

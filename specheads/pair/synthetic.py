@@ -1,4 +1,6 @@
-"""Models of real shapes with random weights, made when they are loaded, to time engines (by `verification=synthetic`)."""
+"""Models of real shapes with random weights, made when they are loaded, to time engines (by
+`verification=synthetic`).
+"""
 
 from pathlib import Path
 from typing import Any
@@ -15,18 +17,42 @@ _SYNTHETIC = "synthetic:"  # how a config names them, `synthetic:llama2-7b`
 _SEED = 0
 
 
-def _shape(base: dict[str, Any], hidden: int, intermediate: int, layers: int, heads: int, **others: Any) -> dict[str, Any]:
-    sizes = {"hidden_size": hidden, "intermediate_size": intermediate, "num_hidden_layers": layers, "num_attention_heads": heads}
+def _shape(
+    base: dict[str, Any], hidden: int, intermediate: int, layers: int, heads: int, **others: Any
+) -> dict[str, Any]:
+    sizes = {
+        "hidden_size": hidden,
+        "intermediate_size": intermediate,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+    }
     return base | sizes | others
 
 
 _SMALL: dict[str, Any] = {"vocab_size": 2048, "max_position_embeddings": 2048}
-_LLAMA2: dict[str, Any] = {"vocab_size": 32_000, "max_position_embeddings": 4096, "rms_norm_eps": 1e-5}
-_LLAMA3: dict[str, Any] = {"vocab_size": 128_256, "max_position_embeddings": 131_072, "rms_norm_eps": 1e-5}
+_LLAMA2: dict[str, Any] = {
+    "vocab_size": 32_000,
+    "max_position_embeddings": 4096,
+    "rms_norm_eps": 1e-5,
+}
+_LLAMA3: dict[str, Any] = {
+    "vocab_size": 128_256,
+    "max_position_embeddings": 131_072,
+    "rms_norm_eps": 1e-5,
+}
 _LLAMA3 |= {"num_key_value_heads": 8}
-_ROPE3: dict[str, Any] = {"rope_type": "llama3", "rope_theta": 5e5, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+_ROPE3: dict[str, Any] = {
+    "rope_type": "llama3",
+    "rope_theta": 5e5,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+}
 _ROPE3 |= {"original_max_position_embeddings": 8192}
-_LLAMA32: dict[str, Any] = {"head_dim": 64, "tie_word_embeddings": True, "rope_parameters": {**_ROPE3, "factor": 32.0}}
+_LLAMA32: dict[str, Any] = {
+    "head_dim": 64,
+    "tie_word_embeddings": True,
+    "rope_parameters": {**_ROPE3, "factor": 32.0},
+}
 SHAPES: dict[str, dict[str, Any]] = {
     "tiny": _shape({"vocab_size": 256}, 64, 128, 2, 4),
     "llama-1m": _shape(_SMALL, 128, 384, 2, 2),
@@ -49,22 +75,37 @@ def synthetic_config(location: str | Path) -> LlamaConfig:
     """Return the config of `synthetic:<name>`. Raises UserError for an unknown name."""
     name = str(location).removeprefix(_SYNTHETIC)
     if name not in SHAPES:
-        raise UserError(f"there is no synthetic model {location!r}; known: {', '.join(_SYNTHETIC + known for known in SHAPES)}.")
-    config = LlamaConfig(**SHAPES[name], dtype=torch.bfloat16, bos_token_id=None, eos_token_id=None, pad_token_id=None)
+        raise UserError(
+            f"there is no synthetic model {location!r}; known:"
+            f" {', '.join(_SYNTHETIC + known for known in SHAPES)}."
+        )
+    config = LlamaConfig(
+        **SHAPES[name],
+        dtype=torch.bfloat16,
+        bos_token_id=None,
+        eos_token_id=None,
+        pad_token_id=None,
+    )
     config._commit_hash = f"{location}, random weights of seed {_SEED}"
     return config
 
 
-def synthetic_model(location: str | Path, dtype: torch.dtype | str, device: str) -> LlamaForCausalLM:
+def synthetic_model(
+    location: str | Path, dtype: torch.dtype | str, device: str
+) -> LlamaForCausalLM:
     """Return a Llama of the named shape on `device`, with random weights of a fixed seed."""
     config = synthetic_config(location)
     with torch.random.fork_rng(), torch.device(device):
         torch.manual_seed(_SEED)
-        return LlamaForCausalLM._from_config(config, dtype=config.dtype if dtype == "auto" else dtype)
+        return LlamaForCausalLM._from_config(
+            config, dtype=config.dtype if dtype == "auto" else dtype
+        )
 
 
 def synthetic_tokenizer(location: str | Path) -> PreTrainedTokenizerFast:
-    """Return a tokenizer that reads each number below the vocabulary's size as the token with that id, and anything else as 0."""
+    """Return a tokenizer that reads each number below the vocabulary's size as the token with that
+    id, and anything else as 0.
+    """
     vocabulary = {str(number): number for number in range(synthetic_config(location).vocab_size)}
     tokenizer = Tokenizer(WordLevel(vocabulary, unk_token="0"))
     tokenizer.pre_tokenizer = WhitespaceSplit()

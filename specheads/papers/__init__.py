@@ -1,4 +1,7 @@
-"""Methods, theory and experiments of papers. They use the core as a user's own code does, and the core does not know them."""
+"""Methods, theory and experiments of papers.
+
+They use the core as a user's own code does, and the core does not know them.
+"""
 
 from specheads.papers.biased import BiasedVerification, BigLittle
 from specheads.papers.gsd import Graph, Tree

@@ -1,4 +1,6 @@
-"""Claims of papers next to what is computed or measured here, whether they held, and the sections of the theory's report."""
+"""Claims of papers next to what is computed or measured here, whether they held, and the sections
+of the theory's report.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -7,7 +9,13 @@ from typing import Literal
 import numpy as np
 
 from specheads.errors import UserError
-from specheads.evaluation.intervals import Groups, Interval, cross_fitted_gain, interval, resample_counts
+from specheads.evaluation.intervals import (
+    Groups,
+    Interval,
+    cross_fitted_gain,
+    interval,
+    resample_counts,
+)
 from specheads.papers.reproduction.settings import Claim, Comparison, Tally, priced, samples, sums
 
 Tallies = Mapping[str, Tally]  # the key is the method
@@ -17,7 +25,8 @@ Outcome = Literal["held", "held weakly", "did not hold"]
 
 @dataclass(frozen=True)
 class CheckedClaim:
-    """A claim, with our value and the published one as text, their ratio where both are numbers, and whether it held.
+    """A claim, with our value and the published one as text, their ratio where both are numbers,
+    and whether it held.
 
     It held weakly where its direction is right, but an interval includes the opposite.
     """
@@ -31,8 +40,12 @@ class CheckedClaim:
     why: str = ""  # what else to know; needed where it did not hold
 
 
-def direction(low: float, value: float, high: float, expected: Literal["more", "less"], neutral: float) -> Outcome:
-    """Return whether a value with its 95 % interval lies on the expected side of `neutral`, a ratio's 1 or a difference's 0."""
+def direction(
+    low: float, value: float, high: float, expected: Literal["more", "less"], neutral: float
+) -> Outcome:
+    """Return whether a value with its 95 % interval lies on the expected side of `neutral`, a
+    ratio's 1 or a difference's 0.
+    """
     if expected == "less":
         low, value, high, neutral = -high, -value, -low, -neutral
     if low > neutral:
@@ -40,15 +53,24 @@ def direction(low: float, value: float, high: float, expected: Literal["more", "
     return "held weakly" if value > neutral else "did not hold"
 
 
-def computed(claims: tuple[str, ...], says: str, ours: str, published: str | None, holds: bool, why: str = "") -> CheckedClaim:
+def computed(
+    claims: tuple[str, ...], says: str, ours: str, published: str | None, holds: bool, why: str = ""
+) -> CheckedClaim:
     """Return a claim that holds or does not."""
     return CheckedClaim(claims, says, ours, published, "held" if holds else "did not hold", why=why)
 
 
 def equality(
-    claims: tuple[str, ...], says: str, error: float, most: float, published: str = "equality", why: str = ""
+    claims: tuple[str, ...],
+    says: str,
+    error: float,
+    most: float,
+    published: str = "equality",
+    why: str = "",
 ) -> CheckedClaim:
-    """Return a claim that two numbers are equal: held if they differ by at most `most`, the precision they are computed with."""
+    """Return a claim that two numbers are equal: held if they differ by at most `most`, the
+    precision they are computed with.
+    """
     return computed(claims, says, f"equal within {error:.0e}", published, error <= most, why)
 
 
@@ -66,13 +88,15 @@ class ReportSection:
 
 
 def checked(claim: Claim, tallies: Tallies, groups: Groups) -> CheckedClaim:
-    """Return a claim with the value of its metric or ratio, its 95 % interval over groups of prompts, and the outcome.
+    """Return a claim with the value of its metric or ratio, its 95 % interval over groups of
+    prompts, and the outcome.
 
     Compared with another ratio, the value is the ratio of both, and published is that of both, too.
     """
     if claim.ratio is not None:
         tallies = {name: priced(tally, claim.ratio) for name, tally in tallies.items()}
-    estimate, neutral = _estimated(claim, tallies, groups), 1.0 if claim.over else 0.0
+    estimate = _estimated(claim, tallies, groups)
+    neutral = 1.0 if claim.over else 0.0
     if claim.than is not None and not isinstance(claim.than, Comparison):
         neutral = claim.than
     outcome = direction(estimate.low, estimate.value, estimate.high, claim.expected, neutral)
@@ -95,7 +119,10 @@ def is_measured(claim: Claim, tallies: Tallies) -> bool:
 
 def _estimated(claim: Claim, tallies: Tallies, groups: Groups) -> Interval:
     if len(claim.of) > 1 or len(claim.over) > 1:
-        ours, theirs = (np.stack([sums(tallies[name], claim.metric) for name in names]) for names in (claim.of, claim.over))
+        ours, theirs = (
+            np.stack([sums(tallies[name], claim.metric) for name in names])
+            for names in (claim.of, claim.over)
+        )
         return cross_fitted_gain(ours, theirs, groups)
     counts = resample_counts(groups)
     values = _compared(claim, claim.metric, tallies, counts)
@@ -104,13 +131,21 @@ def _estimated(claim: Claim, tallies: Tallies, groups: Groups) -> Interval:
     return interval(values)
 
 
-def _compared(comparison: Comparison, metric: str, tallies: Tallies, counts: np.ndarray) -> np.ndarray:
-    """Return a metric (1 + R,) of a method, over that of another if there is one; raises UserError where it does not apply."""
+def _compared(
+    comparison: Comparison, metric: str, tallies: Tallies, counts: np.ndarray
+) -> np.ndarray:
+    """Return a metric (1 + R,) of a method, over that of another if there is one.
+
+    Raises UserError where it does not apply.
+    """
     values = []
     for name in (*comparison.of, *comparison.over):
         value = samples(tallies[name], metric, counts)
         if value is None:
-            raise UserError(f"{metric} of {name} is not defined, because nothing was drafted; compare another metric or method.")
+            raise UserError(
+                f"{metric} of {name} is not defined, because nothing was drafted; compare another"
+                " metric or method."
+            )
         values.append(value)
     return values[0] / values[1] if len(values) > 1 else values[0]
 
@@ -118,7 +153,10 @@ def _compared(comparison: Comparison, metric: str, tallies: Tallies, counts: np.
 def measured(tallies: Tallies, metrics: Sequence[str], groups: Groups) -> Measured:
     """Return by method and metric the values with their intervals, of the metrics that apply."""
     counts = resample_counts(groups)
-    values = {name: {metric: samples(tally, metric, counts) for metric in metrics} for name, tally in tallies.items()}
+    values = {
+        name: {metric: samples(tally, metric, counts) for metric in metrics}
+        for name, tally in tallies.items()
+    }
     return {
         name: {metric: interval(value) for metric, value in of_method.items() if value is not None}
         for name, of_method in values.items()

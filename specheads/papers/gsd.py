@@ -1,7 +1,8 @@
-"""GSD (Gong et al. 2024): trees of the most likely tokens (TSD), and graphs that copy what a draft repeats.
+"""GSD (Gong et al. 2024): trees of the most likely tokens (TSD), and graphs that copy what a draft
+repeats.
 
-In a tree every node that is not pruned gets its top-k children. In a graph, where a draft repeats itself on another branch, the
-continuation is copied from there.
+In a tree every node that is not pruned gets its top-k children. In a graph, where a draft repeats
+itself on another branch, the continuation is copied from there.
 """
 
 from collections.abc import Mapping, Sequence
@@ -23,21 +24,36 @@ from specheads.settings import Count, PositiveCount, Probability, argument, chec
 
 @dataclass(eq=False)
 class Tree(TreeDrafting):
-    """`drafting=tree`: top-k children for every node that is not pruned, as deep as the stopping rule lets each path grow.
+    """`drafting=tree`: top-k children for every node that is not pruned, as deep as the stopping
+    rule lets each path grow.
 
-    A node has no children where the rule stops on its path (a head prunes by predicted survival), where its probability is below
-    `theta_prob`, or below `theta_sib` times that of its most likely sibling.
+    A node has no children where the rule stops on its path (a head prunes by predicted survival),
+    where its probability is below `theta_prob`, or below `theta_sib` times that of its most likely
+    sibling.
 
-    Source: the baseline of GSD (Gong et al. 2024, section 4), with its defaults; SpecInfer (Miao et al. 2024).
+    Source: the baseline of GSD (Gong et al. 2024, section 4), with its defaults; SpecInfer (Miao et
+    al. 2024).
     """
 
     kind = CHOSEN
     top_k: PositiveCount = argument(4, "the number of a node's children")
-    theta_prob: Probability = argument(0.2, "the probability below which a node gets no children, for example 0.2; 0: none")
-    theta_sib: Probability = argument(0.3, "a share of the most likely sibling's probability, for example 0.3; 0: none")
-    max_nodes: PositiveCount = argument(64, "the most nodes of a tree; those on the most likely paths are taken")
-    max_width: PositiveCount = argument(16, "the most nodes of a level that get children, the most likely ones")
-    study: Count = argument(0, "the length of the runs whose repetition in drafts is counted, for experiments; 0: not counted")
+    theta_prob: Probability = argument(
+        0.2, "the probability below which a node gets no children, for example 0.2; 0: none"
+    )
+    theta_sib: Probability = argument(
+        0.3, "a share of the most likely sibling's probability, for example 0.3; 0: none"
+    )
+    max_nodes: PositiveCount = argument(
+        64, "the most nodes of a tree; those on the most likely paths are taken"
+    )
+    max_width: PositiveCount = argument(
+        16, "the most nodes of a level that get children, the most likely ones"
+    )
+    study: Count = argument(
+        0,
+        "the length of the runs whose repetition in drafts is counted, for experiments; 0: not"
+        " counted",
+    )
 
     def most_read(self, max_tokens: int) -> int:
         return self.max_nodes
@@ -52,81 +68,126 @@ class _TopDrafter(TreeDrafter):
         self.choices = choices
 
     def begin(self, committed: Sequence[int], limit: int) -> None:
-        self._joint, self._log_probs = {ROOT: 0.0}, dict[int, Tensor]()
+        self._joint = {ROOT: 0.0}
+        self._log_probs = dict[int, Tensor]()
 
     def propose(self, frontier: Frontier, uniforms: Uniforms) -> tuple[Tensor, Tensor, Tensor]:
         probs = self.distribution(frontier.logits)
         if self.choices.study:
             self._log_probs |= zip(frontier.nodes, probs.double().log(), strict=True)
         top = probs.topk(min(self.choices.top_k, self.engine.lm.vocab_size), dim=-1)
-        rows = torch.arange(len(top.values), device=top.values.device)[:, None].expand_as(top.indices)
+        rows = torch.arange(len(top.values), device=top.values.device)[:, None].expand_as(
+            top.indices
+        )
         return rows.flatten(), top.indices.flatten(), top.values.flatten().double()
 
     def admit(self, proposals: Sequence[Proposal]) -> tuple[dict[int, Proposal], list[int]]:
-        choices, tree = self.choices, self.tree
+        choices = self.choices
+        tree = self.tree
         possible = [proposal for proposal in proposals if proposal.prob > 0]
-        joint = {proposal.number: self._joint[proposal.parent] + log(proposal.prob) for proposal in possible}
+        joint = {
+            proposal.number: self._joint[proposal.parent] + log(proposal.prob)
+            for proposal in possible
+        }
         ranked = sorted(possible, key=lambda proposal: -joint[proposal.number])
         largest: dict[int, float] = {}
         for proposal in ranked:
             largest[proposal.parent] = max(largest.get(proposal.parent, 0.0), proposal.prob)
         # In the order in which they were proposed, so that the first child is the most likely.
-        taken = sorted(ranked[: choices.max_nodes - len(tree)], key=lambda proposal: proposal.number)
-        admitted, onward = {}, []
+        taken = sorted(
+            ranked[: choices.max_nodes - len(tree)], key=lambda proposal: proposal.number
+        )
+        admitted = {}
+        onward = []
         for proposal in taken:
             node = tree.add(proposal.parent, proposal.token)
-            admitted[node], self._joint[node] = proposal, joint[proposal.number]
-            small = proposal.prob < choices.theta_prob or proposal.prob < choices.theta_sib * largest[proposal.parent]
+            admitted[node] = proposal
+            self._joint[node] = joint[proposal.number]
+            small = (
+                proposal.prob < choices.theta_prob
+                or proposal.prob < choices.theta_sib * largest[proposal.parent]
+            )
             if not (proposal.stop or small):
                 onward.append(node)
-        onward = sorted(onward, key=lambda node: -self._joint[node]) if len(tree) < choices.max_nodes else []
-        parents = self.without_repeats(onward, [node for node, proposal in admitted.items() if not proposal.stop])
+        onward = (
+            sorted(onward, key=lambda node: -self._joint[node])
+            if len(tree) < choices.max_nodes
+            else []
+        )
+        parents = self.without_repeats(
+            onward, [node for node, proposal in admitted.items() if not proposal.stop]
+        )
         return admitted, sorted(parents)
 
     def without_repeats(self, onward: Sequence[int], new: Sequence[int]) -> Sequence[int]:
-        """Return which of the nodes `onward`, the most likely first, get children; no rule stopped at the level's nodes `new`."""
+        """Return which of the nodes `onward`, the most likely first, get children.
+
+        No rule stopped at the level's nodes `new`.
+        """
         return onward[: self.choices.max_width]
 
     def marks(self, path: Sequence[int]) -> Mapping[str, float]:
-        tree, study = self.tree, self.choices.study
+        tree = self.tree
+        study = self.choices.study
         later = sum(tree.parents.index(tree.parents[node]) < node for node in path)
         found = {"full_drafts": tree.num_drafted >= self.choices.max_nodes, "later_children": later}
         if not study:
             return found
-        same, known = recurring(tree, study), self._log_probs
-        merged = [(known[first], known[node]) for node, first in same.items() if first < node and {node, first} <= known.keys()]
-        nats = sum(kl_div(used, own, reduction="sum", log_target=True).item() for used, own in merged)
+        same = recurring(tree, study)
+        known = self._log_probs
+        merged = [
+            (known[first], known[node])
+            for node, first in same.items()
+            if first < node and {node, first} <= known.keys()
+        ]
+        nats = sum(
+            kl_div(used, own, reduction="sum", log_target=True).item() for used, own in merged
+        )
         in_runs = len({above for node in same for above in tree.path(node)[-study:]})
         return found | {"in_runs": in_runs, "merges": len(merged), "merge_nats": nats}
 
 
 def recurring(tree: Draft, length: int) -> dict[int, int]:
-    """Return the drafted nodes whose last `length` tokens another branch has too, each with the first such node there.
+    """Return the drafted nodes whose last `length` tokens another branch has too, each with the
+    first such node there.
 
-    Nodes of one path are not on different branches. Source: Gong et al. 2024, section 5.1 and figure 3.
+    Nodes of one path are not on different branches. Source: Gong et al. 2024, section 5.1 and
+    figure 3.
     """
-    paths, ends = [tree.path(node) for node in range(tree.num_drafted)], dict[tuple[int, ...], list[int]]()
+    paths = [tree.path(node) for node in range(tree.num_drafted)]
+    ends = dict[tuple[int, ...], list[int]]()
     for node, path in enumerate(paths):
         if len(path) >= length:
             ends.setdefault(tuple(tree.tokens[above] for above in path[-length:]), []).append(node)
-    pairs = [(node, other) for nodes in ends.values() for node in nodes for other in reversed(nodes)]
-    return {node: other for node, other in pairs if other not in paths[node] and node not in paths[other]}
+    pairs = [
+        (node, other) for nodes in ends.values() for node in nodes for other in reversed(nodes)
+    ]
+    return {
+        node: other
+        for node, other in pairs
+        if other not in paths[node] and node not in paths[other]
+    }
 
 
 @dataclass(eq=False)
 class Graph(Tree):
-    """`drafting=graph`: a tree that is not extended at a node whose last `tau` tokens occur in the draft already.
+    """`drafting=graph`: a tree that is not extended at a node whose last `tau` tokens occur in the
+    draft already.
 
-    Before verification the continuation of an earlier occurrence is copied to the node, as deep as the draft may be, so that the
-    target verifies it there too.
+    Before verification the continuation of an earlier occurrence is copied to the node, as deep as
+    the draft may be, so that the target verifies it there too.
 
-    Source: Gong et al. 2024 (GSD), section 5. Their code (github.com/gzhch/gsd) copies continuations, too; it links to the first
-    occurrence outside the node's path, where here that of a level is its most likely node, and also to a node that has no
-    continuation.
+    Source: Gong et al. 2024 (GSD), section 5. Their code (github.com/gzhch/gsd) copies
+    continuations, too; it links to the first occurrence outside the node's path, where here that of
+    a level is its most likely node, and also to a node that has no continuation.
     """
 
-    tau: PositiveCount = argument(2, "the number of tokens that must agree, including the last tokens of the context")
-    max_verified: PositiveCount = argument(64, "the most nodes that the target reads, including copies; shallow ones first")
+    tau: PositiveCount = argument(
+        2, "the number of tokens that must agree, including the last tokens of the context"
+    )
+    max_verified: PositiveCount = argument(
+        64, "the most nodes that the target reads, including copies; shallow ones first"
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -148,12 +209,19 @@ class _GraphDrafter(_TopDrafter):
 
     def begin(self, committed: Sequence[int], limit: int) -> None:
         super().begin(committed, limit)
-        self._occurrences: dict[tuple[int, ...], int] = {}  # the node of each run that gets children
-        self._same: dict[int, int] = {}  # for each merged node the node with the same run that it is linked to
-        self._context, self._deepest = list(committed[-self.choices.tau :]), limit
+        self._occurrences: dict[
+            tuple[int, ...], int
+        ] = {}  # the node of each run that gets children
+        self._same: dict[
+            int, int
+        ] = {}  # for each merged node the node with the same run that it is linked to
+        self._context = list(committed[-self.choices.tau :])
+        self._deepest = limit
 
     def without_repeats(self, onward: Sequence[int], new: Sequence[int]) -> Sequence[int]:
-        """Return the nodes that get children: of those with the same run a single one, from which the others copy."""
+        """Return the nodes that get children: of those with the same run a single one, from which
+        the others copy.
+        """
         new_runs: dict[tuple[int, ...], int] = {}
         for node in onward:
             if (run := self._run(node)) not in self._occurrences:
@@ -166,7 +234,9 @@ class _GraphDrafter(_TopDrafter):
         return taken
 
     def _run(self, node: int) -> tuple[int, ...]:
-        return (*self._context, *(self.tree.tokens[above] for above in self.tree.path(node)))[-self.choices.tau :]
+        return (*self._context, *(self.tree.tokens[above] for above in self.tree.path(node)))[
+            -self.choices.tau :
+        ]
 
     def finish(self) -> Draft:
         unmerge(self.tree, self._same, self._deepest, self.choices.max_verified)
@@ -174,12 +244,15 @@ class _GraphDrafter(_TopDrafter):
 
 
 def unmerge(tree: Draft, same: Mapping[int, int], depth: int, most: int) -> None:
-    """Copy to every merged node the continuation of the node that it repeats (`same`), to `depth` levels and `most` nodes."""
+    """Copy to every merged node the continuation of the node that it repeats (`same`), to `depth`
+    levels and `most` nodes.
+    """
     num_drafted = len(tree)
     children: dict[int, list[int]] = {}
     for node, parent in enumerate(tree.parents):
         children.setdefault(parent, []).append(node)
-    # By node the drafted node that it repeats or is: whatever follows the latter also follows the former.
+    # By node the drafted node that it repeats or is: whatever follows the latter also follows the
+    # former.
     repeated = [same.get(node, node) for node in range(num_drafted)]
     todo = [(tree.depth[node], node) for node in same]
     heapify(todo)

@@ -19,27 +19,44 @@ from specheads.settings import Count, argument
 
 @dataclass(eq=False)
 class LayerSkip(Autoregressive):
-    """`drafting=layer_skip`: chains of the target with the layers `skipped` left out; the pair's draft is not run.
+    """`drafting=layer_skip`: chains of the target with the layers `skipped` left out.
+
+    The pair's draft is not run.
 
     Source: Zhang et al. 2023 (Draft & Verify), section 3.
     """
 
-    skipped: Sequence[int] = argument(..., "the numbers of layers, from 0, for example [2,3]", tuple[Count, ...])
+    skipped: Sequence[int] = argument(
+        ..., "the numbers of layers, from 0, for example [2,3]", tuple[Count, ...]
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if len(set(self.skipped)) < len(self.skipped) or not len(self.skipped):
-            raise UserError(f"drafting.skipped={list(self.skipped)} must name at least one layer, and each layer once.")
+            raise UserError(
+                f"drafting.skipped={list(self.skipped)} must name at least one layer, and each"
+                " layer once."
+            )
         self.skipped = tuple(sorted(self.skipped))
 
     def pair(self, pair: Pair) -> Pair:
-        """Return the pair whose draft is the target without these layers; raises UserError for layers that it does not have."""
+        """Return the pair whose draft is the target without these layers.
+
+        Raises UserError for layers that it does not have.
+        """
         name = f"{pair.target_id} without layers {', '.join(map(str, self.skipped))}"
         revision = f"{pair.target_revision}-{'-'.join(map(str, self.skipped))}"
-        return replace(pair, draft=without_layers(pair.target, self.skipped), draft_id=name, draft_revision=revision)
+        return replace(
+            pair,
+            draft=without_layers(pair.target, self.skipped),
+            draft_id=name,
+            draft_revision=revision,
+        )
 
     def share(self, pair: Pair) -> float:
-        """Return the share of a step's weights that a draft step reads: not those of skipped layers."""
+        """Return the share of a step's weights that a draft step reads: not those of skipped
+        layers.
+        """
         return bytes_of_step(self.pair(pair).draft_lm)[0] / bytes_of_step(pair.target_lm)[0]
 
 
@@ -57,10 +74,16 @@ class _Skipped(nn.Module):
 
 
 def without_layers(model: PreTrainedModel, skipped: Sequence[int]) -> PreTrainedModel:
-    """Return `model` with some layers skipped, on the same weights. Raises UserError for layers that it does not have."""
+    """Return `model` with some layers skipped, on the same weights.
+
+    Raises UserError for layers that it does not have.
+    """
     count = model.config.get_text_config().num_hidden_layers
     if wrong := [layer for layer in skipped if layer >= count]:
-        raise UserError(f"drafting.skipped names layer {wrong[0]}, but {type(model).__name__} has layers 0 to {count - 1}.")
+        raise UserError(
+            f"drafting.skipped names layer {wrong[0]}, but {type(model).__name__} has layers 0 to"
+            f" {count - 1}."
+        )
     if len(skipped) == count:
         raise UserError(f"drafting.skipped leaves out all {count} layers; keep at least one.")
     place = place_of_layers(model)
@@ -77,9 +100,13 @@ def without_layers(model: PreTrainedModel, skipped: Sequence[int]) -> PreTrained
 def _returns_tuple(model: PreTrainedModel, layer: nn.Module) -> bool:
     """Whether a layer of this model returns its state within a tuple; a forward pass shows it."""
     tuples: list[bool] = []
-    handle = layer.register_forward_hook(lambda module, args, output: tuples.append(isinstance(output, tuple)))
+    handle = layer.register_forward_hook(
+        lambda module, args, output: tuples.append(isinstance(output, tuple))
+    )
     try:
-        token = torch.zeros(1, 1, dtype=torch.long, device=model.get_input_embeddings().weight.device)
+        token = torch.zeros(
+            1, 1, dtype=torch.long, device=model.get_input_embeddings().weight.device
+        )
         model.base_model(input_ids=token, use_cache=False)
     finally:
         handle.remove()

@@ -1,7 +1,9 @@
-"""MJSD (Qin et al. 2024, multi-token joint speculative decoding): tokens are chosen, and verified, by joint probabilities.
+"""MJSD (Qin et al. 2024, multi-token joint speculative decoding): tokens are chosen, and verified,
+by joint probabilities.
 
-The draft is the best of several beams. Joint verification is lossy by design: a likely token may make up for an unlikely one
-before it, and the output is more likely than samples are. `BlockSearch`, which it approximates, searches with the target alone.
+The draft is the best of several beams. Joint verification is lossy by design: a likely token may
+make up for an unlikely one before it, and the output is more likely than samples are.
+`BlockSearch`, which it approximates, searches with the target alone.
 """
 
 from collections.abc import Sequence
@@ -23,17 +25,25 @@ from specheads.decoding.verification import AcceptanceDistribution, Block, Verif
 from specheads.errors import UserError
 from specheads.pair.pair import Pair
 from specheads.pair.sampling import Uniforms, Warp
-from specheads.papers.trees.growth import Frontier, Proposal, TreeDrafter, TreeDrafting, usual_length
+from specheads.papers.trees.growth import (
+    Frontier,
+    Proposal,
+    TreeDrafter,
+    TreeDrafting,
+    usual_length,
+)
 from specheads.papers.trees.verification import BEAM, ROOT, Draft, TreeVerification
 from specheads.settings import PositiveCount, Probability, argument, check
 
 
 @dataclass(eq=False)
 class JointVerification(VerificationRule):
-    """`verification=joint`: the longest prefix of a chain is accepted whose `min(1, T / D)` exceeds `threshold`.
+    """`verification=joint`: the longest prefix of a chain is accepted whose `min(1, T / D)` exceeds
+    `threshold`.
 
-    T and D are the joint probabilities of its tokens under target and draft; a longer prefix may pass although a shorter one
-    failed. The threshold is tau of the paper: at 0 all is accepted that the target finds possible, at 1 nothing.
+    T and D are the joint probabilities of its tokens under target and draft; a longer prefix may
+    pass although a shorter one failed. The threshold is tau of the paper: at 0 all is accepted that
+    the target finds possible, at 1 nothing.
 
     Source: Qin et al. 2024, algorithm 1.
     """
@@ -51,19 +61,24 @@ class JointVerification(VerificationRule):
     def distribution(self, block: Block) -> AcceptanceDistribution:
         ratio = block.log_ratios().cumsum(dim=1).exp().clamp_max(1.0)
         passes = ((ratio > self.threshold) & block.within).double()
-        return AcceptanceDistribution(survival=passes.flip(1).cummax(dim=1).values.flip(1), weights=None, block=block)
+        return AcceptanceDistribution(
+            survival=passes.flip(1).cummax(dim=1).values.flip(1), weights=None, block=block
+        )
 
 
 @dataclass(eq=False)
 class Beam(TreeDrafting):
-    """`drafting=beam`: the most likely chain that a beam search finds, as long as the stopping rule lets it grow.
+    """`drafting=beam`: the most likely chain that a beam search finds, as long as the stopping rule
+    lets it grow.
 
-    Source: Qin et al. 2024, section 4, with its number of beams. Their code (github.com/ZongyueQin/MJSD) samples 2 continuations
-    per beam.
+    Source: Qin et al. 2024, section 4, with its number of beams. Their code
+    (github.com/ZongyueQin/MJSD) samples 2 continuations per beam.
     """
 
     kind = BEAM
-    num_beams: PositiveCount = argument(8, "B, the number of beams: the B most likely continuations of all are the next ones")
+    num_beams: PositiveCount = argument(
+        8, "B, the number of beams: the B most likely continuations of all are the next ones"
+    )
 
     def most_read(self, max_tokens: int) -> int:
         return self.num_beams * max_tokens
@@ -86,42 +101,61 @@ class Beam(TreeDrafting):
 
 class _BeamDrafter(TreeDrafter):
     def __init__(self, choices: Beam, parts: RoundParts) -> None:
-        most, memory = choices.most_read(usual_length(parts.stopping)), parts.memory
+        most = choices.most_read(usual_length(parts.stopping))
+        memory = parts.memory
         super().__init__(parts, most)
-        self.num_beams, self._memory, self._probs = choices.num_beams, memory, memory.distributions(most)
+        self.num_beams = choices.num_beams
+        self._memory = memory
+        self._probs = memory.distributions(most)
 
     def begin(self, committed: Sequence[int], limit: int) -> None:
-        self._joint, self._best = {ROOT: 0.0}, ROOT
+        self._joint = {ROOT: 0.0}
+        self._best = ROOT
         self._ended: dict[int, float] = {}
 
     def finish(self) -> Draft:
-        """Return the best beam, with the distributions along it, which are in the memory of chains, too."""
-        tree, chain, last = self.tree, Draft(), ROOT
+        """Return the best beam, with the distributions along it, which are in the memory of chains,
+        too.
+        """
+        tree = self.tree
+        chain = Draft()
+        last = ROOT
         self._path = tree.path(self._best)
         for index, node in enumerate(self._path):
             last = chain.add(last, tree.tokens[node])
             token = torch.tensor([tree.tokens[node]], device=self._probs.device)
-            self._memory.write(self._memory.indices[index], token, self._probs[tree.parents[node] + 1][None])
-        chain.draft_probs, chain.num_draft_calls = self._memory.probs[0, : len(chain)], tree.num_draft_calls
+            self._memory.write(
+                self._memory.indices[index], token, self._probs[tree.parents[node] + 1][None]
+            )
+        chain.draft_probs = self._memory.probs[0, : len(chain)]
+        chain.num_draft_calls = tree.num_draft_calls
         chain.nan = tree.nan
         return chain
 
     def propose(self, frontier: Frontier, uniforms: Uniforms) -> tuple[Tensor, Tensor, Tensor]:
-        probs, device = self.distribution(frontier.logits), frontier.logits.device
+        probs = self.distribution(frontier.logits)
+        device = frontier.logits.device
         self._probs[torch.tensor(frontier.nodes, device=device) + 1] = probs
-        before = torch.tensor([self._joint[node] for node in frontier.nodes], dtype=torch.float64, device=device)
+        before = torch.tensor(
+            [self._joint[node] for node in frontier.nodes], dtype=torch.float64, device=device
+        )
         joint = (before[:, None] + probs.double().log()).flatten()
         best = joint.topk(min(self.num_beams, len(joint))).indices
-        rows, tokens = best // probs.shape[1], best % probs.shape[1]
+        rows = best // probs.shape[1]
+        tokens = best % probs.shape[1]
         return rows, tokens, probs[rows, tokens].double()
 
     def admit(self, proposals: Sequence[Proposal]) -> tuple[dict[int, Proposal], list[int]]:
-        """Keep the best beams; one that has ended still competes, and the search is over once it is the best."""
+        """Keep the best beams.
+
+        One that has ended still competes, and the search is over once it is the best.
+        """
         admitted = {}
         for proposal in proposals:
             if proposal.prob > 0:
                 node = self.tree.add(proposal.parent, proposal.token)
-                admitted[node], self._joint[node] = proposal, self._joint[proposal.parent] + log(proposal.prob)
+                admitted[node] = proposal
+                self._joint[node] = self._joint[proposal.parent] + log(proposal.prob)
                 self._ended |= {node: self._joint[node]} if proposal.stop else {}
         running = {node: self._joint[node] for node in admitted} | self._ended
         best = sorted(running, key=lambda node: (-running[node], node))[: self.num_beams]
@@ -142,7 +176,8 @@ class _BeamChains(Drafter):
 
     def __init__(self, search: _BeamDrafter, memory: DraftMemory) -> None:
         super().__init__(search.engine, search.rule)
-        self.search, self._memory = search, memory
+        self.search = search
+        self._memory = memory
 
     def warm_up(self, ends: Tensor) -> None:
         self.search.warm_up()
@@ -150,9 +185,14 @@ class _BeamChains(Drafter):
     def draft(self, rows: Sequence[Row], ends: Tensor) -> None:
         (row,) = rows
         draft = self.search.draft(
-            row.committed, self.state, min(row.most_drafted, self.rule.max_tokens), row.draft_uniforms, ends
+            row.committed,
+            self.state,
+            min(row.most_drafted, self.rule.max_tokens),
+            row.draft_uniforms,
+            ends,
         )
-        row.num_drafted, row.num_draft_calls = len(draft), draft.num_draft_calls
+        row.num_drafted = len(draft)
+        row.num_draft_calls = draft.num_draft_calls
         self.state, _, _ = self.search.after([])
         if draft.nan:  # verification tells the model by it
             row.num_drafted = 1
@@ -163,7 +203,9 @@ class _BeamChains(Drafter):
 
 
 class BlockSearch(Decoder):
-    """The target alone, `block` tokens at a time: the most likely ones that a beam search finds. Seeds have no effect.
+    """The target alone, `block` tokens at a time: the most likely ones that a beam search finds.
+
+    Seeds have no effect.
 
     Args:
         block: K, the tokens that are chosen together.
@@ -185,10 +227,20 @@ class BlockSearch(Decoder):
     ) -> None:
         check("block", block, PositiveCount)
         check("beams", beams, PositiveCount)
-        self._choices = {"pair": pair, "block": block, "beams": beams, "warp": warp, "engine": engine, "window": window}
-        self.pair, window = pair, checked_window(pair, window)
+        self._choices = {
+            "pair": pair,
+            "block": block,
+            "beams": beams,
+            "warp": warp,
+            "engine": engine,
+            "window": window,
+        }
+        self.pair = pair
+        window = checked_window(pair, window)
         search_engine = make_engine(engine, pair.target_lm, window, Beam(beams).most_read(block))
-        self.single = RowsDecoder(pair, _SearchRounds(pair, search_engine, block, beams, warp or Warp()))
+        self.single = RowsDecoder(
+            pair, _SearchRounds(pair, search_engine, block, beams, warp or Warp())
+        )
 
     def _batch_of(self, num_rows: int) -> RowsDecoder:
         raise UserError("BlockSearch decodes one prompt at a time; use max_batch=1.")
@@ -197,9 +249,13 @@ class BlockSearch(Decoder):
 class _SearchRounds(Rounds):
     def __init__(self, pair: Pair, engine: Engine, block: int, beams: int, warp: Warp) -> None:
         super().__init__((engine,))
-        self._model_id, self._rule, lm = pair.target_id, FixedLength(block), engine.lm
+        self._model_id = pair.target_id
+        self._rule = FixedLength(block)
+        lm = engine.lm
         memory = DraftMemory(block, lm.vocab_size, lm.probs_dtype, lm.device)
-        self._search = Beam(beams).drafter(RoundParts(pair, self.engines, self._rule, None, warp, memory))
+        self._search = Beam(beams).drafter(
+            RoundParts(pair, self.engines, self._rule, None, warp, memory)
+        )
 
     def warm_up(self, ends: Tensor) -> None:
         self._search.warm_up()
@@ -208,9 +264,13 @@ class _SearchRounds(Rounds):
         self._state = self._rule.start_prompt(1, self.engines[0].lm.device)
 
     def take(self, rows: Sequence[Row], ends: Tensor, clock: Clock) -> tuple[list[Round], Mark]:
-        (row,), drafted = rows, clock.mark()
-        block = self._search.draft(row.committed, self._state, row.most_drafted + 1, row.verify_uniforms, ends)
-        # As far as it was read: its last token is read with the next block, as a decoder's is read in the next round.
+        (row,) = rows
+        drafted = clock.mark()
+        block = self._search.draft(
+            row.committed, self._state, row.most_drafted + 1, row.verify_uniforms, ends
+        )
+        # As far as it was read: its last token is read with the next block, as a decoder's is read
+        # in the next round.
         self._search.keep(range(len(block.tokens)))
         if block.nan:
             row.fail_by_nan(self._model_id)

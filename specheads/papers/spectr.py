@@ -1,4 +1,6 @@
-"""SpecTr (Sun et al. 2023): several independently sampled chains, and k-sequential selection of one of them."""
+"""SpecTr (Sun et al. 2023): several independently sampled chains, and k-sequential selection of one
+of them.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,8 +10,22 @@ from torch import Tensor
 
 from specheads.decoding.rounds import RoundParts
 from specheads.pair.sampling import Uniforms
-from specheads.papers.trees.growth import Frontier, Proposal, TreeDrafter, TreeDrafting, usual_length
-from specheads.papers.trees.verification import IID, ROOT, Draft, MultiRound, TreeBlock, TreeDistribution, TreeVerification
+from specheads.papers.trees.growth import (
+    Frontier,
+    Proposal,
+    TreeDrafter,
+    TreeDrafting,
+    usual_length,
+)
+from specheads.papers.trees.verification import (
+    IID,
+    ROOT,
+    Draft,
+    MultiRound,
+    TreeBlock,
+    TreeDistribution,
+    TreeVerification,
+)
 from specheads.settings import Flag, PositiveCount, argument
 
 
@@ -17,13 +33,17 @@ from specheads.settings import Flag, PositiveCount, argument
 class Multi(TreeDrafting):
     """`drafting=multi`: `num_chains` i.i.d. chains, each as long as the stopping rule lets it grow.
 
-    Without `merge` verification follows the first accepted chain alone (`drafting=batch`, Yin et al. 2024).
-    Source: SpecTr (Sun et al. 2023); SpecInfer (Miao et al. 2024) for the tree.
+    Without `merge` verification follows the first accepted chain alone (`drafting=batch`, Yin et
+    al. 2024). Source: SpecTr (Sun et al. 2023); SpecInfer (Miao et al. 2024) for the tree.
     """
 
     kind = IID
     num_chains: PositiveCount = argument(4, "k, the number of chains")
-    merge: Flag = argument(True, "whether chains share the nodes of a common prefix, so that all continue where it is accepted")
+    merge: Flag = argument(
+        True,
+        "whether chains share the nodes of a common prefix, so that all continue where it is"
+        " accepted",
+    )
 
     def most_read(self, max_tokens: int) -> int:
         return self.num_chains * max_tokens
@@ -39,7 +59,9 @@ class _MultiDrafter(TreeDrafter):
     def __init__(self, choices: Multi, parts: RoundParts) -> None:
         most = choices.most_read(usual_length(parts.stopping))
         super().__init__(parts, most)
-        self.choices, self.distribution, self._probs = choices, parts.warp, parts.memory.distributions(most + 1)
+        self.choices = choices
+        self.distribution = parts.warp
+        self._probs = parts.memory.distributions(most + 1)
 
     def begin(self, committed: Sequence[int], limit: int) -> None:
         self._chains = [ROOT] * self.choices.num_chains  # the end of each that still grows
@@ -49,11 +71,14 @@ class _MultiDrafter(TreeDrafter):
         return self.tree
 
     def propose(self, frontier: Frontier, uniforms: Uniforms) -> tuple[Tensor, Tensor, Tensor]:
-        probs, device = self.distribution(frontier.logits), frontier.logits.device
+        probs = self.distribution(frontier.logits)
+        device = frontier.logits.device
         self._probs[torch.tensor(frontier.nodes, device=device) + 1] = probs
         place = {node: row for row, node in enumerate(frontier.nodes)}
         rows = torch.tensor([place[end] for end in self._chains], device=device)
-        tokens = self.distribution.draw(probs[rows], uniforms.take(self.choices.num_chains)[: len(rows)])
+        tokens = self.distribution.draw(
+            probs[rows], uniforms.take(self.choices.num_chains)[: len(rows)]
+        )
         return rows, tokens, probs[rows, tokens].double()
 
     def admit(self, proposals: Sequence[Proposal]) -> tuple[dict[int, Proposal], list[int]]:
@@ -70,11 +95,13 @@ _NUM_HALVINGS = 40  # the interval has length k - 1; the remaining error only lo
 
 
 class SpecTr(TreeVerification):
-    """`verification=spectr`: all samples at a node are tested against one distribution, the target's lowered by rho.
+    """`verification=spectr`: all samples at a node are tested against one distribution, the
+    target's lowered by rho.
 
-    With k samples at a node, `beta(rho) = sum min(d, t / rho)` is the probability that one passes `min(1, t / (rho d))`, and rho
-    the solution of `1 - (1 - beta)^k = rho beta` in [1, k]. The first sample that passes is accepted; if none does, the next
-    token follows `t - min(d, t / rho) (1 - (1 - beta)^k) / beta`.
+    With k samples at a node, `beta(rho) = sum min(d, t / rho)` is the probability that one passes
+    `min(1, t / (rho d))`, and rho the solution of `1 - (1 - beta)^k = rho beta` in [1, k]. The
+    first sample that passes is accepted; if none does, the next token follows `t - min(d, t / rho)
+    (1 - (1 - beta)^k) / beta`.
 
     Source: Sun et al. 2023, algorithm 3 and theorem 2.
     """
@@ -87,21 +114,29 @@ class SpecTr(TreeVerification):
         target, draft = block.both_probs
         counts = (block.samples >= 0).sum(dim=1)
         # A single sample, in most rows, is tested against the target itself.
-        rho, rows = torch.ones(len(counts), dtype=torch.float64, device=target.device), block.crowded
+        rho = torch.ones(len(counts), dtype=torch.float64, device=target.device)
+        rows = block.crowded
         rho[rows] = _spectr_factor(target[rows], draft[rows], counts[rows])
         passing = torch.minimum(draft, target / rho[:, None].to(target.dtype))
         beta = passing.double().sum(dim=1)
         taken = 1 - (1 - beta).clamp_min(0) ** counts
-        there, node = block.samples >= 0, block.samples.clamp_min(0)
+        there = block.samples >= 0
+        node = block.samples.clamp_min(0)
         token = block.tokens[node]
         sampled_prob = draft.gather(1, token).double()
-        share = passing.gather(1, token).double() / sampled_prob.clamp_min(torch.finfo(torch.float64).tiny)
+        share = passing.gather(1, token).double() / sampled_prob.clamp_min(
+            torch.finfo(torch.float64).tiny
+        )
         passes = torch.where(there & (sampled_prob > 0), share.clamp_max(1.0), 0.0)
-        reach = torch.nn.functional.pad((1 - passes).cumprod(dim=1), (1, 0), value=1.0)[:, :-1]  # all before were rejected
+        reach = torch.nn.functional.pad((1 - passes).cumprod(dim=1), (1, 0), value=1.0)[
+            :, :-1
+        ]  # all before were rejected
         moves = torch.zeros(len(block.tokens), dtype=torch.float64, device=target.device)
         moves = moves.index_add(0, node.flatten(), (reach * passes).flatten())
         scale = torch.where(beta > 0, taken / beta.clamp_min(torch.finfo(torch.float64).tiny), 0.0)
-        return TreeDistribution(moves, (target - passing * scale[:, None].to(target.dtype)).clamp_min(0), block)
+        return TreeDistribution(
+            moves, (target - passing * scale[:, None].to(target.dtype)).clamp_min(0), block
+        )
 
 
 def _spectr_factor(target: Tensor, draft: Tensor, counts: Tensor) -> Tensor:
@@ -115,5 +150,6 @@ def _spectr_factor(target: Tensor, draft: Tensor, counts: Tensor) -> Tensor:
         middle = (low + high) / 2
         beta = torch.minimum(draft, target / middle[:, None].to(target.dtype)).double().sum(dim=1)
         enough = 1 - (1 - beta).clamp_min(0) ** counts <= middle * beta
-        low, high = torch.where(enough, low, middle), torch.where(enough, middle, high)
+        low = torch.where(enough, low, middle)
+        high = torch.where(enough, middle, high)
     return high

@@ -1,4 +1,6 @@
-"""Prompts from any data set that `datasets` loads, through a template: how a row becomes the text of a prompt."""
+"""Prompts from any data set that `datasets` loads, through a template: how a row becomes the text
+of a prompt.
+"""
 
 import logging
 from collections.abc import Mapping, Sequence
@@ -8,55 +10,97 @@ from typing import Any, Literal
 
 from specheads.errors import UserError
 from specheads.prompts.prompt import FINAL, SPLITS, Prompt, check_some, scaled_down, text_id
-from specheads.prompts.rows import NO_QUESTION, SourceRows, Template, as_json, check_values, from_json, messages_of, value_at
+from specheads.prompts.rows import (
+    NO_QUESTION,
+    SourceRows,
+    Template,
+    as_json,
+    check_values,
+    from_json,
+    messages_of,
+    value_at,
+)
 from specheads.settings import Count, Flag, Text, argument, check_arguments, shown
 
 logger = logging.getLogger(__name__)
 
-_REFERENCE = "FULL BENCHMARK DATA SHOULD BE FETCHED FROM THE SOURCE"  # stands in SPEED-Bench on the hub for texts of others
+_REFERENCE = (  # stands in SPEED-Bench on the hub for texts of others
+    "FULL BENCHMARK DATA SHOULD BE FETCHED FROM THE SOURCE"
+)
 
 
 @dataclass(frozen=True)
 class DatasetSource:
-    """`data=alpaca` and the like: rows of a hub data set, a file or a folder, through a template. Raises UserError for mistakes.
+    """`data=alpaca` and the like: rows of a hub data set, a file or a folder, through a template.
 
-    The first `num_train` prompts are the train prompts, the next the dev prompts, and the next the test prompts unless those
-    have a split of their own; final prompts, if any, follow the test prompts.
+    Raises UserError for mistakes.
+
+    The first `num_train` prompts are the train prompts, the next the dev prompts, and the next the
+    test prompts unless those have a split of their own; final prompts, if any, follow the test
+    prompts.
     """
 
     path: Text = argument(
-        ..., "a hub data set, a folder of save_to_disk, or a JSON, JSONL, CSV, Parquet or text file, here or at an https address"
+        ...,
+        "a hub data set, a folder of save_to_disk, or a JSON, JSONL, CSV, Parquet or text file,"
+        " here or at an https address",
     )
     name: Text | None = argument(..., "the configuration of a hub data set; null: its default")
-    split: Text = argument(..., "the split that the prompts come from; slices work, of local files too: train[:500]")
-    test_split: Text | None = argument(..., "the split of the test prompts; null: they follow the dev prompts, as in local files")
+    split: Text = argument(
+        ..., "the split that the prompts come from; slices work, of local files too: train[:500]"
+    )
+    test_split: Text | None = argument(
+        ..., "the split of the test prompts; null: they follow the dev prompts, as in local files"
+    )
     template: str | Sequence[str] = argument(
         ...,
-        "text over the data set's fields, such as {question}, {translation[de]} or {turns[0]}, or a list of texts: the first "
-        "whose fields are not blank is used; a single field with the messages of a conversation is that, {messages}",
+        "text over the data set's fields, such as {question}, {translation[de]} or {turns[0]}, or a"
+        " list of texts: the first whose fields are not blank is used; a single field with the"
+        " messages of a conversation is that, {messages}",
         Any,
     )
     completion_template: str | Sequence[str] | None = argument(
-        ..., "the template for a pair that continues a text and takes no instructions; null: template", Any
+        ...,
+        "the template for a pair that continues a text and takes no instructions; null: template",
+        Any,
     )
-    num_train: Count = argument(..., "the number of train prompts; with fewer rows than asked for, splits shrink in proportion")
+    num_train: Count = argument(
+        ...,
+        "the number of train prompts; with fewer rows than asked for, splits shrink in proportion",
+    )
     num_dev: Count = argument(..., "the number of dev prompts, which follow the train prompts")
-    num_test: Count = argument(..., "the number of test prompts, which follow the dev prompts or are the first of test_split")
+    num_test: Count = argument(
+        ...,
+        "the number of test prompts, which follow the dev prompts or are the first of test_split",
+    )
     response_template: str | Sequence[str] | None = argument(
-        None, "the template of the data set's own responses, for specheads distill samples=text; null: it has none", Any
+        None,
+        "the template of the data set's own responses, for specheads distill samples=text; null: it"
+        " has none",
+        Any,
     )
     num_final: Count = argument(
-        0, "the number of final prompts, which follow the test prompts; split=final reads them once, to publish a figure"
+        0,
+        "the number of final prompts, which follow the test prompts; split=final reads them once,"
+        " to publish a figure",
     )
-    revision: Text | None = argument(None, "a commit, tag or branch of a hub data set; null: the newest")
+    revision: Text | None = argument(
+        None, "a commit, tag or branch of a hub data set; null: the newest"
+    )
     shuffled: Flag = argument(
-        False, "whether rows are taken in an order that looks random but is fixed, where they are sorted by task; reads all"
+        False,
+        "whether rows are taken in an order that looks random but is fixed, where they are sorted"
+        " by task; reads all",
     )
     turns: Literal["last", "all"] = argument(
-        "last", "which responses of a conversation are generated: last, or all, each with the data set's own history before it"
+        "last",
+        "which responses of a conversation are generated: last, or all, each with the data set's"
+        " own history before it",
     )
     where: Mapping[str, Any] | None = argument(
-        None, "which rows are taken, by values of columns: {category: coding}, {category: [coding, math]}; null: all"
+        None,
+        "which rows are taken, by values of columns: {category: coding}, {category: [coding,"
+        " math]}; null: all",
     )
 
     def __post_init__(self) -> None:
@@ -67,28 +111,39 @@ class DatasetSource:
         for name in ("template", "completion_template", "response_template"):
             if name == "template" or getattr(self, name) is not None:
                 self._parsed(name)
-        splits = {"data.split": self.split} | ({} if self.test_split is None else {"data.test_split": self.test_split})
+        splits = {"data.split": self.split} | (
+            {} if self.test_split is None else {"data.test_split": self.test_split}
+        )
         data_set.check(self.path, splits)
 
     def check_final(self) -> None:
         if not self.num_final:
             raise UserError(
-                f"split={FINAL} needs final prompts, but data.num_final={self.num_final} asks for none; give a number, for "
-                "example data.num_final=500."
+                f"split={FINAL} needs final prompts, but data.num_final={self.num_final} asks for"
+                " none; give a number, for example data.num_final=500."
             )
 
     def provenance(self) -> dict[str, str]:
         return {}  # the keys of data alone decide the prompts
 
     def load(self, chats: bool, responses: bool = False) -> list[Prompt]:
-        """Return the prompts, for a pair that takes instructions (`chats`) or not; a short data set gives fewer in proportion.
+        """Return the prompts, for a pair that takes instructions (`chats`) or not.
 
-        With `responses` they have the data set's own. Raises UserError where it cannot be loaded, or the template does not fit.
+        A short data set gives fewer in proportion.
+
+        With `responses` they have the data set's own. Raises UserError where it cannot be loaded,
+        or the template does not fit.
         """
         from specheads.prompts import data_set
 
-        template = self._parsed("template" if chats or self.completion_template is None else "completion_template")
-        answers = self._parsed("response_template") if responses and self.response_template is not None else None
+        template = self._parsed(
+            "template" if chats or self.completion_template is None else "completion_template"
+        )
+        answers = (
+            self._parsed("response_template")
+            if responses and self.response_template is not None
+            else None
+        )
         tables = data_set.load_tables(self.path, self.name, self.revision)
         splits: tuple[str, ...] = (*SPLITS, FINAL) if self.num_final else SPLITS
         takes = {"split": splits}
@@ -101,34 +156,59 @@ class DatasetSource:
                 rows = data_set.cut(tables, self.path, f"data.{key}", getattr(self, key))
                 earlier = {prompt.prompt_id for prompt in prompts}
                 found = self._found(rows, template, answers, earlier, limit=sum(counts.values()))
-                names = [split for split, count in self._available(counts, len(found)).items() for _ in range(count)]
-                prompts += _kept_together([replace(prompt, split=split) for split, prompt in zip(names, found, strict=True)])
+                names = [
+                    split
+                    for split, count in self._available(counts, len(found)).items()
+                    for _ in range(count)
+                ]
+                prompts += _kept_together(
+                    [
+                        replace(prompt, split=split)
+                        for split, prompt in zip(names, found, strict=True)
+                    ]
+                )
         if not responses:
             return [replace(prompt, response=None) for prompt in prompts]
         if self.response_template is None and not any(prompt.response for prompt in prompts):
             raise UserError(
-                "data.response_template=null, but the data set's own responses are asked for; say where they are, for example "
-                "'data.response_template=\"{output}\"', or take other samples."
+                "data.response_template=null, but the data set's own responses are asked for; say"
+                " where they are, for example 'data.response_template=\"{output}\"', or take other"
+                " samples."
             )
         return prompts
 
     def _available(self, counts: dict[str, int], num_texts: int) -> dict[str, int]:
-        """Return how many of `num_texts` prompts each split gets: as many as asked for, or in that proportion."""
+        """Return how many of `num_texts` prompts each split gets: as many as asked for, or in that
+        proportion.
+        """
         asked = sum(counts.values())
         if num_texts == asked:
             return counts
         scaled = dict(zip(counts, scaled_down(list(counts.values()), num_texts), strict=True))
         shares = ", ".join(f"{count} {split}" for split, count in scaled.items())
-        logger.info("data: %s has %d prompts, not the %d asked for; in proportion: %s", self.path, num_texts, asked, shares)
+        logger.info(
+            "data: %s has %d prompts, not the %d asked for; in proportion: %s",
+            self.path,
+            num_texts,
+            asked,
+            shares,
+        )
         return scaled
 
     def _parsed(self, name: str) -> Template:
         return Template.parse(f"data.{name}", getattr(self, name))
 
     def _found(
-        self, tables: Sequence[SourceRows], template: Template, answers: Template | None, earlier: set[str], limit: int
+        self,
+        tables: Sequence[SourceRows],
+        template: Template,
+        answers: Template | None,
+        earlier: set[str],
+        limit: int,
     ) -> list[Prompt]:
-        """Return up to `limit` different prompts of rows that fit the template, none of an `earlier` id."""
+        """Return up to `limit` different prompts of rows that fit the template, none of an
+        `earlier` id.
+        """
         known = list(dict.fromkeys(field for table in tables for field in table.fields))
         template = template.restricted(known, self.path)
         answers = answers and answers.restricted(known, self.path)
@@ -136,10 +216,17 @@ class DatasetSource:
         prompts: list[Prompt] = []
         num_rows = num_unfit = num_repeated = 0
         given = (self.where or {}).items()
-        where = {column: [*map(str, values if isinstance(values, list) else [values])] for column, values in given}
+        where = {
+            column: [*map(str, values if isinstance(values, list) else [values])]
+            for column, values in given
+        }
         seen: dict[str, set[str]] = {column: set() for column in where}
         try:
-            for place, row in (each for table in tables for each in table.numbered([*fields, "system", "tools", *where])):
+            for place, row in (
+                each
+                for table in tables
+                for each in table.numbered([*fields, "system", "tools", *where])
+            ):
                 if len(prompts) >= limit and not self.shuffled:
                     break
                 is_wanted = True
@@ -156,11 +243,17 @@ class DatasetSource:
                     response = answers.fill(row) if answers and text is not None else None
                     if text is not None and text.startswith(_REFERENCE):
                         raise UserError(
-                            f"data.path={self.path!r}, {place} refers to another data set in place of its text; run the "
-                            "prepare.py that SPEED-Bench's card links, and give the file that it writes: data.path=<file>."
+                            f"data.path={self.path!r}, {place} refers to another data set in place"
+                            " of its text; run the prepare.py that SPEED-Bench's card links, and"
+                            " give the file that it writes: data.path=<file>."
                         )
-                    of_row = [] if text is None else [Prompt(text_id(text), "", text, response, place=place)]
-                num_rows, num_unfit = num_rows + 1, num_unfit + (not of_row)
+                    of_row = (
+                        []
+                        if text is None
+                        else [Prompt(text_id(text), "", text, response, place=place)]
+                    )
+                num_rows = num_rows + 1
+                num_unfit = num_unfit + (not of_row)
                 new = [prompt for prompt in of_row if prompt.prompt_id not in earlier]
                 num_repeated += len(of_row) - len(new)
                 earlier.update(prompt.prompt_id for prompt in new)
@@ -168,42 +261,69 @@ class DatasetSource:
         except UserError:
             raise
         except (ValueError, OSError) as error:  # a damaged column, which shows only now
-            raise UserError(f"data.path={self.path!r} cannot be read ({error}); write it again.") from error
-        if not num_rows:
-            there = "; ".join(f"{column}: {', '.join(sorted(values)[:20])}" for column, values in seen.items())
             raise UserError(
-                f"data.where={shown(self.where)} fits no row of {self.path} (columns {', '.join(known)}), which has {there}; "
-                "choose among these."
+                f"data.path={self.path!r} cannot be read ({error}); write it again."
+            ) from error
+        if not num_rows:
+            there = "; ".join(
+                f"{column}: {', '.join(sorted(values)[:20])}" for column, values in seen.items()
+            )
+            raise UserError(
+                f"data.where={shown(self.where)} fits no row of {self.path} (columns"
+                f" {', '.join(known)}), which has {there}; choose among these."
             )
         if num_unfit:
             message = "data: %d of %d rows of %s left out: no text in fields of %s"
             logger.info(message, num_unfit, num_rows, self.path, template.key)
         if num_repeated:
-            logger.info("data: %d prompts of %s left out: earlier ones are the same", num_repeated, self.path)
+            logger.info(
+                "data: %d prompts of %s left out: earlier ones are the same",
+                num_repeated,
+                self.path,
+            )
         if not prompts:
-            repeated = f"the {num_repeated} of the split are prompts of an earlier one, and " if num_repeated else ""
+            repeated = (
+                f"the {num_repeated} of the split are prompts of an earlier one, and "
+                if num_repeated
+                else ""
+            )
             raise UserError(
-                f"data.path={self.path!r} gives no prompt: {repeated}none of {num_unfit} rows has text in "
-                f"{', '.join(template.fields)}, the fields of {template.key}; check it and the split."
+                f"data.path={self.path!r} gives no prompt: {repeated}none of {num_unfit} rows has"
+                f" text in {', '.join(template.fields)}, the fields of {template.key}; check it and"
+                " the split."
             )
         if self.shuffled:
             prompts.sort(key=lambda prompt: prompt.group or prompt.prompt_id)
         return prompts[:limit]
 
     def _turns(self, row: Mapping, field: str, value: Sequence, place: str) -> list[Prompt]:
-        """Return the prompts of a conversation, without those that end in an empty message: what precedes each response."""
+        """Return the prompts of a conversation, without those that end in an empty message: what
+        precedes each response.
+        """
         messages = messages_of(row, field, value, self.path, place)
         check_values(row, ["system"], self.path, place, has_parts=False)
-        system, tools = value_at(row, "system"), value_at(row, "tools")
-        if messages and str(system or "").strip() and messages[0]["role"] not in ("system", "developer"):
+        system = value_at(row, "system")
+        tools = value_at(row, "tools")
+        if (
+            messages
+            and str(system or "").strip()
+            and messages[0]["role"] not in ("system", "developer")
+        ):
             messages.insert(0, {"role": "system", "content": str(system)})
         if isinstance(tools, str):
             tools = from_json(tools, "tools", self.path, place) if tools.strip() else None
-        group, found = text_id(as_json(messages, self.path, place)), []
+        group = text_id(as_json(messages, self.path, place))
+        found = []
         for end, (message, after) in enumerate(zip_longest(messages, messages[1:]), 1):
-            if message["role"] in NO_QUESTION or (after and after["role"] != "assistant") or not message["content"].strip():
+            if (
+                message["role"] in NO_QUESTION
+                or (after and after["role"] != "assistant")
+                or not message["content"].strip()
+            ):
                 continue
-            is_chat = end > 1 or bool(tools) or message != {"role": "user", "content": message["content"]}
+            is_chat = (
+                end > 1 or bool(tools) or message != {"role": "user", "content": message["content"]}
+            )
             given = {"messages": messages[:end]} | ({"tools": tools} if tools else {})
             text = as_json(given, self.path, place) if is_chat else message["content"]
             response = after["content"] if after else None
@@ -213,10 +333,14 @@ class DatasetSource:
 
 def _kept_together(prompts: Sequence[Prompt]) -> list[Prompt]:
     """Return prompts without those whose conversation began in an earlier split."""
-    kept, first = [], dict[str | None, str]()
+    kept = []
+    first = dict[str | None, str]()
     for prompt in prompts:
         if prompt.group is None or first.setdefault(prompt.group, prompt.split) == prompt.split:
             kept.append(prompt)
     if len(kept) < len(prompts):
-        logger.info("data: %d prompts left out, whose conversations began in an earlier split", len(prompts) - len(kept))
+        logger.info(
+            "data: %d prompts left out, whose conversations began in an earlier split",
+            len(prompts) - len(kept),
+        )
     return kept

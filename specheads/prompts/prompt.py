@@ -18,7 +18,9 @@ if TYPE_CHECKING:  # importing torch takes seconds, and what describes prompts d
 logger = logging.getLogger(__name__)
 
 SPLITS = ("train", "dev", "test")  # those that data is generated for
-FINAL = "final"  # prompts on which nothing is chosen: each is read once, for a figure that is published
+FINAL = (  # prompts on which nothing is chosen: each is read once, for a figure that is published
+    "final"
+)
 
 
 @dataclass(frozen=True)
@@ -29,21 +31,35 @@ class Prompt:
     split: str
     text: str  # goes through the pair's chat template, if it has one
     response: str | None = None  # that in the data set, if there is one and it was requested
-    group: str | None = None  # of prompts whose responses resemble each other, as from one file; no id or cache depends on it
+    group: str | None = (
+        # Of prompts whose responses resemble each other, as from one file; no id or cache depends
+        # on it
+        None
+    )
     is_chat: bool = False  # the text is JSON of the arguments of `Pair.encode_chat`
     place: str | None = field(default=None, compare=False)  # that of the row in its data set
 
 
 def unique(prompts: Iterable[Prompt]) -> list[Prompt]:
-    """Return the prompts without repeated ids, a text in its first split. Raises UserError if this leaves a split without any."""
-    first, counts = dict[str, Prompt](), Counter[str]()
+    """Return the prompts without repeated ids, a text in its first split.
+
+    Raises UserError if this leaves a split without any.
+    """
+    first = dict[str, Prompt]()
+    counts = Counter[str]()
     for prompt in prompts:
         counts[prompt.split] += 1
         first.setdefault(prompt.prompt_id, prompt)
     if lost := counts.keys() - {prompt.split for prompt in first.values()}:
-        raise UserError(f"all {lost.pop()} prompts are prompts of an earlier split, too; give others.")
+        raise UserError(
+            f"all {lost.pop()} prompts are prompts of an earlier split, too; give others."
+        )
     if num_repeated := counts.total() - len(first):
-        logger.info("data: %d of %d prompts left out: earlier ones are the same", num_repeated, counts.total())
+        logger.info(
+            "data: %d of %d prompts left out: earlier ones are the same",
+            num_repeated,
+            counts.total(),
+        )
     return list(first.values())
 
 
@@ -65,16 +81,26 @@ def ids_hash(prompt_ids: Iterable[str]) -> str:
 def check_some(*counts: int) -> None:
     """Raise UserError if the numbers of prompts of all splits are 0."""
     if not any(counts):
-        raise UserError("data.num_train, data.num_dev, data.num_test are all 0, so there would be no prompts; ask for some.")
+        raise UserError(
+            "data.num_train, data.num_dev, data.num_test are all 0, so there would be no prompts;"
+            " ask for some."
+        )
 
 
 def scaled_down(counts: Sequence[int], available: int) -> list[int]:
-    """Return counts in the proportions of `counts` with the sum `available`, which is less; none falls to 0 while that allows."""
+    """Return counts in the proportions of `counts` with the sum `available`, which is less.
+
+    None falls to 0 while that allows.
+    """
     total = sum(counts)
     scaled = [max(count * available // total, min(count, 1)) for count in counts]
     while sum(scaled) < available:
-        scaled[max(range(len(counts)), key=lambda i: counts[i] * available - scaled[i] * total)] += 1
-    while sum(scaled) > available:  # what keeps others from 0 comes from the largest, at a tie from the last
+        scaled[
+            max(range(len(counts)), key=lambda i: counts[i] * available - scaled[i] * total)
+        ] += 1
+    while (
+        sum(scaled) > available
+    ):  # what keeps others from 0 comes from the largest, at a tie from the last
         scaled[max(reversed(range(len(counts))), key=scaled.__getitem__)] -= 1
     return scaled
 
@@ -91,29 +117,58 @@ class ResponseLimits:
     batch_size: int = 64
 
 
-def encode_prompts(pair: "Pair", prompts: Sequence[Prompt], limits: ResponseLimits) -> list[EncodedPrompt]:
-    """Return each prompt with its ids; those over the limit or refused by the pair are left out and counted in the log."""
-    encoded, refused = list[EncodedPrompt](), list[str]()
+def encode_prompts(
+    pair: "Pair", prompts: Sequence[Prompt], limits: ResponseLimits
+) -> list[EncodedPrompt]:
+    """Return each prompt with its ids.
+
+    Those over the limit or refused by the pair are left out and counted in the log.
+    """
+    encoded = list[EncodedPrompt]()
+    refused = list[str]()
     for prompt in prompts:
         try:
-            ids = pair.encode_chat(**json.loads(prompt.text)) if prompt.is_chat else pair.encode_instruction(prompt.text)
+            ids = (
+                pair.encode_chat(**json.loads(prompt.text))
+                if prompt.is_chat
+                else pair.encode_instruction(prompt.text)
+            )
             encoded.append((prompt, ids))
         except UserError as error:
             refused.append(f"{prompt.place or 'a prompt'}: {error}")
     if refused:
-        logger.warning("data: %d of %d prompts left out, the first in %s", len(refused), len(prompts), refused[0])
+        logger.warning(
+            "data: %d of %d prompts left out, the first in %s",
+            len(refused),
+            len(prompts),
+            refused[0],
+        )
     most = min(limits.max_prompt_tokens, pair.window - 1)
     kept = [(prompt, ids) for prompt, ids in encoded if 0 < len(ids) <= most]
     if not kept:
-        why = f"; the first: {refused[0]}" if refused else "; check data.path, data.template and the limits."
+        why = (
+            f"; the first: {refused[0]}"
+            if refused
+            else "; check data.path, data.template and the limits."
+        )
         raise UserError(f"none of {len(prompts)} prompts has between 1 and {most} tokens{why}")
     if len(kept) < len(encoded):
-        logger.info("data: %d of %d prompts left out, over %d tokens", len(encoded) - len(kept), len(prompts), most)
+        logger.info(
+            "data: %d of %d prompts left out, over %d tokens",
+            len(encoded) - len(kept),
+            len(prompts),
+            most,
+        )
     return kept
 
 
-def response_provenance(pair: "Pair", prompts: Sequence[Prompt], warp: "Warp", seed: int) -> dict[str, Any]:
-    """Return the settings that decide responses, except for limits and sizes; they are in every cache's fingerprint."""
+def response_provenance(
+    pair: "Pair", prompts: Sequence[Prompt], warp: "Warp", seed: int
+) -> dict[str, Any]:
+    """Return the settings that decide responses, except for limits and sizes.
+
+    They are in every cache's fingerprint.
+    """
     return {
         "target": pair.target_revision,
         "draft": pair.draft_revision,
@@ -127,13 +182,19 @@ def response_provenance(pair: "Pair", prompts: Sequence[Prompt], warp: "Warp", s
 
 
 def prompts_fingerprint(prompts: Sequence[Prompt]) -> str:
-    """Return a key of a list of prompts, from whatever source: of their ids, their order and their splits."""
-    return hashlib.sha256("".join(f"{prompt.prompt_id} {prompt.split} " for prompt in prompts).encode()).hexdigest()[:16]
+    """Return a key of a list of prompts, from whatever source: of their ids, their order and their
+    splits.
+    """
+    return hashlib.sha256(
+        "".join(f"{prompt.prompt_id} {prompt.split} " for prompt in prompts).encode()
+    ).hexdigest()[:16]
 
 
 @dataclass(frozen=True)
 class GeneratedData:
-    """The folder of a complete data set, its prompts with their groups, and the limits of its responses."""
+    """The folder of a complete data set, its prompts with their groups, and the limits of its
+    responses.
+    """
 
     folder: Path
     prompts: Sequence[Prompt]

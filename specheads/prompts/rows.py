@@ -1,4 +1,6 @@
-"""Rows with the places that they have in their source, so that a message can name one, and templates that make texts of them."""
+"""Rows with the places that they have in their source, so that a message can name one, and
+templates that make texts of them.
+"""
 
 import json
 import logging
@@ -17,13 +19,19 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _SURROGATE = re.compile("[\ud800-\udfff]")
-_MESSAGES_AS_TEXT = re.compile(r"""\s*\[\s*\{\s*['"](role|content|from|value)['"]\s*:|\s*\[\s*\]\s*$""")
+_MESSAGES_AS_TEXT = re.compile(
+    r"""\s*\[\s*\{\s*['"](role|content|from|value)['"]\s*:|\s*\[\s*\]\s*$"""
+)
 _FIELD = re.compile(r"[^.\[\]]+(\[[^\[\]]+\])*")  # "input", "translation[de]", "turns[0]"
 
 
 @dataclass(frozen=True)
 class SourceRows:
-    """Rows in order. `row_name` is the name of a row in its source ("line"), `first` the number of the first row there."""
+    """Rows in order.
+
+    `row_name` is the name of a row in its source ("line"), `first` the number of the first row
+    there.
+    """
 
     rows: "list[dict] | datasets.Dataset"
     row_name: str = "row"
@@ -37,13 +45,22 @@ class SourceRows:
 
     def part(self, start: int, stop: int) -> "SourceRows":
         """Return the rows from number `start` to before `stop`, counted from 0."""
-        rows = self.rows[start:stop] if isinstance(self.rows, list) else self.rows.select(range(start, stop))
+        rows = (
+            self.rows[start:stop]
+            if isinstance(self.rows, list)
+            else self.rows.select(range(start, stop))
+        )
         return SourceRows(rows, self.row_name, self.first + start)
 
     def numbered(self, fields: Sequence[str]) -> Iterator[tuple[str, dict]]:
-        """Yield ("line 3", row) and so on; columns that `fields` do not name, such as images, are not decoded."""
+        """Yield ("line 3", row) and so on.
+
+        Columns that `fields` do not name, such as images, are not decoded.
+        """
         known = self.fields
-        columns = dict.fromkeys(column for field in fields if (column := _column_of(field)) in known)
+        columns = dict.fromkeys(
+            column for field in fields if (column := _column_of(field)) in known
+        )
         rows = self.rows if isinstance(self.rows, list) else self.rows.select_columns(list(columns))
         for number, row in enumerate(rows, self.first):
             yield f"{self.row_name} {number}", row
@@ -51,7 +68,9 @@ class SourceRows:
 
 @dataclass(frozen=True)
 class Template:
-    """Texts over a row's fields, such as "{instruction}", tried in order; `key` is the config key that messages name.
+    """Texts over a row's fields, such as "{instruction}", tried in order.
+
+    `key` is the config key that messages name.
 
     A field may be a part of a column that holds several values: "{translation[de]}", "{turns[0]}".
     """
@@ -61,15 +80,28 @@ class Template:
 
     @classmethod
     def parse(cls, key: str, value: str | Sequence[str]) -> "Template":
-        """Return the template of a text or a list of texts; raises UserError for anything else and for malformed texts."""
-        texts = (value,) if isinstance(value, str) else tuple(value) if isinstance(value, Sequence) else ()
+        """Return the template of a text or a list of texts.
+
+        Raises UserError for anything else and for malformed texts.
+        """
+        texts = (
+            (value,)
+            if isinstance(value, str)
+            else tuple(value)
+            if isinstance(value, Sequence)
+            else ()
+        )
         if not texts or not all(isinstance(text, str) for text in texts):
-            raise UserError(f"{key}={value!r} must be text or a list of texts, for example '{key}=\"{{instruction}}\"'.")
+            raise UserError(
+                f"{key}={value!r} must be text or a list of texts, for example"
+                f" '{key}=\"{{instruction}}\"'."
+            )
         for text in texts:
             if problem := _problem(text):
                 raise UserError(
-                    f"{key}={text!r}: {problem}; write plain names of fields in braces, such as {{instruction}}, or parts of "
-                    "them, such as {translation[de]} and {turns[0]}, and double a brace that is meant as one."
+                    f"{key}={text!r}: {problem}; write plain names of fields in braces, such as"
+                    " {instruction}, or parts of them, such as {translation[de]} and"
+                    " {turns[0]}, and double a brace that is meant as one."
                 )
         return cls(key, texts)
 
@@ -79,37 +111,61 @@ class Template:
         return list(dict.fromkeys(field for text in self.texts for field in _fields(text)))
 
     def restricted(self, known: Collection[str], path: str) -> "Template":
-        """Return the template without texts that name a column which is not `known`; raises UserError if none is left."""
-        lacking = {text: [column for field in _fields(text) if (column := _column_of(field)) not in known] for text in self.texts}
+        """Return the template without texts that name a column which is not `known`.
+
+        Raises UserError if none is left.
+        """
+        lacking = {
+            text: [column for field in _fields(text) if (column := _column_of(field)) not in known]
+            for text in self.texts
+        }
         texts = tuple(text for text in self.texts if not lacking[text])
         if not texts:
-            text, chats = self.texts[0], [name for name in ("messages", "conversations") if name in known]
+            text = self.texts[0]
+            chats = [name for name in ("messages", "conversations") if name in known]
             example = f", such as '{self.key}=\"{{{chats[0]}}}\"'" if chats else ""
             raise UserError(
-                f"{self.key}={text!r} names the field {lacking[text][0]!r}, but {path} has {', '.join(known) or 'none'}; "
-                f"give a {self.key} with fields that it has{example}."
+                f"{self.key}={text!r} names the field {lacking[text][0]!r}, but {path} has"
+                f" {', '.join(known) or 'none'}; give a {self.key} with fields that it"
+                f" has{example}."
             )
         for text in set(self.texts) - set(texts):
-            logger.warning("data: %s has no field %r, so %s=%r is not used", path, lacking[text][0], self.key, text)
+            logger.warning(
+                "data: %s has no field %r, so %s=%r is not used",
+                path,
+                lacking[text][0],
+                self.key,
+                text,
+            )
         return replace(self, texts=texts)
 
     def chat(self, row: Mapping) -> tuple[str, list | str] | None:
-        """Return the field and the value of a text that is a single field with messages, "{messages}"; None if there is none."""
+        """Return the field and the value of a text that is a single field with messages,
+        "{messages}"; None if there is none.
+        """
         for field in (text[1:-1] for text in self.texts if _fields(text) == [text[1:-1]]):
             value = value_at(row, field)
             if isinstance(value, str) and _MESSAGES_AS_TEXT.match(value):
                 return field, value
-            if isinstance(value, list) and any(isinstance(each, Mapping) and {"role", "from"} & each.keys() for each in value):
+            if isinstance(value, list) and any(
+                isinstance(each, Mapping) and {"role", "from"} & each.keys() for each in value
+            ):
                 return field, value
         return None
 
     def fill(self, row: Mapping) -> str | None:
-        """Return the first text whose fields are all in `row` and not blank, filled in; None if there is no such text."""
+        """Return the first text whose fields are all in `row` and not blank, filled in.
+
+        None if there is no such text.
+        """
         for text in self.texts:
             values = {field: value_at(row, field) for field in _fields(text)}
             if all(value is not None and str(value).strip() for value in values.values()):
                 pieces = string.Formatter().parse(text)
-                return "".join(plain if field is None else f"{plain}{values[field]}" for plain, field, _, _ in pieces)
+                return "".join(
+                    plain if field is None else f"{plain}{values[field]}"
+                    for plain, field, _, _ in pieces
+                )
         return None
 
 
@@ -118,7 +174,10 @@ def _fields(text: str) -> list[str]:
 
 
 def _problem(text: str) -> str | None:
-    """Return the mistake in a template, or None. Formats and attributes are mistakes, because rows hold plain values."""
+    """Return the mistake in a template, or None.
+
+    Formats and attributes are mistakes, because rows hold plain values.
+    """
     try:
         pieces = [piece for _, *piece in string.Formatter().parse(text) if piece[0] is not None]
     except ValueError as error:  # a brace without its partner
@@ -127,7 +186,10 @@ def _problem(text: str) -> str | None:
         if not field or field.isdigit():
             return "a field has no name"
         if format_spec or conversion or not _FIELD.fullmatch(field):
-            return f"the field {field.split('.')[0].split('[')[0]!r} has an attribute, a wrong index or a format"
+            return (
+                f"the field {field.split('.')[0].split('[')[0]!r} has an attribute, a wrong index"
+                " or a format"
+            )
     return None if pieces else "it names no field, so all prompts would be the same"
 
 
@@ -136,43 +198,87 @@ def _column_of(field: str) -> str:
 
 
 def value_at(row: Mapping, field: str) -> object:
-    """Return the value of a field of a row, of "turns[0]" the first of a list; None where it is absent, empty or NaN."""
+    """Return the value of a field of a row, of "turns[0]" the first of a list.
+
+    None where it is absent, empty or NaN.
+    """
     value, *parts = row.get(_column_of(field)), *re.findall(r"\[([^\[\]]+)\]", field)
     for part in parts:
         if isinstance(value, Mapping):
             value = value.get(part)
-        elif isinstance(value, list) and re.fullmatch(r"-?\d+", part) and -len(value) <= int(part) < len(value):
+        elif (
+            isinstance(value, list)
+            and re.fullmatch(r"-?\d+", part)
+            and -len(value) <= int(part) < len(value)
+        ):
             value = value[int(part)]
         else:
             return None  # a text has no parts
     return None if value == [] or (isinstance(value, float) and math.isnan(value)) else value
 
 
-def check_values(row: Mapping, fields: Sequence[str], path: str, place: str, has_parts: bool = True) -> None:
-    """Raise UserError unless the fields of a row are texts or numbers; with `has_parts` a template may name a part of one."""
+def check_values(
+    row: Mapping, fields: Sequence[str], path: str, place: str, has_parts: bool = True
+) -> None:
+    """Raise UserError unless the fields of a row are texts or numbers.
+
+    With `has_parts` a template may name a part of one.
+    """
     for field in fields:
         if (value := value_at(row, field)) is None:
             continue
-        kind, what = kind_of(value), f"data.path={path!r}, {place}: the field {field!r}"
+        kind = kind_of(value)
+        what = f"data.path={path!r}, {place}: the field {field!r}"
         if kind not in ("a text", "a number"):
-            part = next(iter(value), None) if isinstance(value, Mapping) else 0 if isinstance(value, list) and value else None
-            remedy = "convert it" if part is None or not has_parts else f"name a part of it, such as {{{field}[{part}]}}"
-            raise UserError(f"{what} is {kind}; prompts are made of texts and numbers, so {remedy}.")
+            part = (
+                next(iter(value), None)
+                if isinstance(value, Mapping)
+                else 0
+                if isinstance(value, list) and value
+                else None
+            )
+            remedy = (
+                "convert it"
+                if part is None or not has_parts
+                else f"name a part of it, such as {{{field}[{part}]}}"
+            )
+            raise UserError(
+                f"{what} is {kind}; prompts are made of texts and numbers, so {remedy}."
+            )
         if isinstance(value, str) and _SURROGATE.search(value):
             raise UserError(f"{what} holds half a character (a lone surrogate); fix or remove it.")
 
 
 # The roles of ShareGPT's "from", and of templates.
-_ROLES = {"human": "user", "user": "user", "gpt": "assistant", "chatgpt": "assistant", "bing": "assistant", "bard": "assistant"}
+_ROLES = {
+    "human": "user",
+    "user": "user",
+    "gpt": "assistant",
+    "chatgpt": "assistant",
+    "bing": "assistant",
+    "bard": "assistant",
+}
 _ROLES |= {"assistant": "assistant", "system": "system", "tool": "tool", "observation": "tool"}
-_KEPT = ("role", "content", "name", "tool_calls", "tool_call_id", "reasoning_content", "thinking")  # what templates read
+_KEPT = (
+    "role",
+    "content",
+    "name",
+    "tool_calls",
+    "tool_call_id",
+    "reasoning_content",
+    "thinking",
+)  # what templates read
 NO_QUESTION = ("assistant", "system", "developer")  # roles that a response does not follow
 
 
-def messages_of(row: Mapping, field: str, messages: Sequence | str, path: str, place: str) -> list[dict]:
-    """Return the messages in the `field` of a row as chat templates take them, {"role": ..., "content": ...}.
+def messages_of(
+    row: Mapping, field: str, messages: Sequence | str, path: str, place: str
+) -> list[dict]:
+    """Return the messages in the `field` of a row as chat templates take them, {"role": ...,
+    "content": ...}.
 
-    Those of ShareGPT have "from" and "value", those of CSV files are JSON. Raises UserError for what is no message of texts.
+    Those of ShareGPT have "from" and "value", those of CSV files are JSON. Raises UserError for
+    what is no message of texts.
     """
     found = []
     if isinstance(messages, str):
@@ -184,18 +290,26 @@ def messages_of(row: Mapping, field: str, messages: Sequence | str, path: str, p
         if not isinstance(role, str) or ("role" not in message and role not in _ROLES):
             known = f"role={role!r}" if role is not None else kind_of(message)
             raise UserError(
-                f"data.path={path!r}, {place}: the field {at!r} is {known}, no message; expected a role and content, or from "
-                f"({', '.join(_ROLES)}) and value."
+                f"data.path={path!r}, {place}: the field {at!r} is {known}, no message; expected a"
+                f" role and content, or from ({', '.join(_ROLES)}) and value."
             )
         key = "content" if "role" in message else "value"
         parts = message.get(key)
-        if isinstance(parts, list) and all(isinstance(part, Mapping) and part.get("type") == "text" for part in parts):
-            fields, contents = [f"{at}[{key}][{each}][text]" for each in range(len(parts))], [part.get("text") for part in parts]
+        if isinstance(parts, list) and all(
+            isinstance(part, Mapping) and part.get("type") == "text" for part in parts
+        ):
+            fields = [f"{at}[{key}][{each}][text]" for each in range(len(parts))]
+            contents = [part.get("text") for part in parts]
         else:
-            fields, contents = [f"{at}[{key}]"], [value_at(message, key)]
+            fields = [f"{at}[{key}]"]
+            contents = [value_at(message, key)]
         check_values(row, fields, path, place, has_parts=False)
         text = "".join("" if content is None else str(content) for content in contents)
-        others = {name: message[name] for name in _KEPT if message.get(name) is not None} if key == "content" else {}
+        others = (
+            {name: message[name] for name in _KEPT if message.get(name) is not None}
+            if key == "content"
+            else {}
+        )
         found.append(others | {"role": role if key == "content" else _ROLES[role], "content": text})
     return found
 
@@ -206,19 +320,31 @@ def from_json(text: str, field: str, path: str, place: str) -> Any:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
         raise UserError(
-            f"data.path={path!r}, {place}: the field {field!r} is a text that is no JSON ({error}); write it as JSON."
+            f"data.path={path!r}, {place}: the field {field!r} is a text that is no JSON ({error});"
+            " write it as JSON."
         ) from None
 
 
 def as_json(value: object, path: str, place: str) -> str:
-    """Return messages as JSON without nulls, which Parquet files have for absent keys. Raises UserError for what JSON has not."""
+    """Return messages as JSON without nulls, which Parquet files have for absent keys.
+
+    Raises UserError for what JSON has not.
+    """
     try:
         whole = json.dumps(value, allow_nan=False)
-        plain = json.loads(whole, object_hook=lambda keys: {name: each for name, each in keys.items() if each is not None})
+        plain = json.loads(
+            whole,
+            object_hook=lambda keys: {
+                name: each for name, each in keys.items() if each is not None
+            },
+        )
         text = json.dumps(plain, ensure_ascii=False)
         text.encode()
     except (TypeError, ValueError, RecursionError) as error:
-        raise UserError(f"data.path={path!r}, {place}: the messages cannot be written as JSON ({error}); convert them.") from None
+        raise UserError(
+            f"data.path={path!r}, {place}: the messages cannot be written as JSON ({error});"
+            " convert them."
+        ) from None
     return text
 
 
@@ -226,5 +352,16 @@ def kind_of(value: object) -> str:
     """Return the type of a value in words."""
     if isinstance(value, float) and math.isinf(value):
         return "an infinite number"
-    names = {str: "a text", int: "a number", float: "a number", bool: "true or false", dict: "an object", list: "a list"}
-    return "null" if value is None else {**names, bytes: "bytes"}.get(type(value), f"a {type(value).__name__}")
+    names = {
+        str: "a text",
+        int: "a number",
+        float: "a number",
+        bool: "true or false",
+        dict: "an object",
+        list: "a list",
+    }
+    return (
+        "null"
+        if value is None
+        else {**names, bytes: "bytes"}.get(type(value), f"a {type(value).__name__}")
+    )

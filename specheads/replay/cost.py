@@ -1,4 +1,6 @@
-"""Step costs, fitted to decoded rounds by medians, because on a busy machine a few rounds are very slow."""
+"""Step costs, fitted to decoded rounds by medians, because on a busy machine a few rounds are very
+slow.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -29,7 +31,9 @@ class RoundTimes:
 
 @dataclass(frozen=True)
 class CostFit:
-    """StepCosts that were fitted to live rounds: those common to all rules, and what each kind of rule adds, by its name."""
+    """StepCosts that were fitted to live rounds: those common to all rules, and what each kind of
+    rule adds, by its name.
+    """
 
     costs: StepCosts
     rules: Mapping[str, RuleCosts] = field(default_factory=dict)
@@ -39,20 +43,30 @@ class CostFit:
 def fit_costs(
     times: RoundTimes, rules: Mapping[str, bool], shares: Mapping[str, float] = MappingProxyType({})
 ) -> tuple[CostFit, tuple[CostFit, CostFit] | None]:
-    """Fit costs to rounds by medians: of the rounds with equal numbers of drafted tokens, and then over these medians.
+    """Fit costs to rounds by medians: of the rounds with equal numbers of drafted tokens, and then
+    over these medians.
 
-    Returns the costs, and those for the even and for the odd responses, each fitted to the other half; None with too few
-    responses. Raises UserError for fewer than three rounds, or rounds of one length only, which cannot separate the costs.
+    Returns the costs, and those for the even and for the odd responses, each fitted to the other
+    half; None with too few responses. Raises UserError for fewer than three rounds, or rounds of
+    one length only, which cannot separate the costs.
 
     Args:
-        rules: the kinds by name, in the order of their numbers; True for those that compute nothing worth counting (fixed
-            lengths). The seconds of their rounds are common to all rules; those of other rules are compared with them.
-        shares: by kind, what it adds to a draft step as a share of the step, where steps were timed by themselves.
+        rules: the kinds by name, in the order of their numbers; True for those that compute nothing
+            worth counting (fixed lengths). The seconds of their rounds are common to all rules;
+            those of other rules are compared with them.
+        shares: by kind, what it adds to a draft step as a share of the step, where steps were timed
+            by themselves.
     """
     if len(times.drafted) < 3 or len(np.unique(times.drafted)) < 2:
-        raise UserError("these runs cannot separate the costs of draft and target; evaluate at least two draft lengths.")
-    fit, even = _fit(times, rules, shares), times.response % 2 == 0
-    if len(np.unique(times.response)) < 4 or any(len(np.unique(times.drafted[half])) < 2 for half in (even, ~even)):
+        raise UserError(
+            "these runs cannot separate the costs of draft and target; evaluate at least two draft"
+            " lengths."
+        )
+    fit = _fit(times, rules, shares)
+    even = times.response % 2 == 0
+    if len(np.unique(times.response)) < 4 or any(
+        len(np.unique(times.drafted[half])) < 2 for half in (even, ~even)
+    ):
         return fit, None
     return fit, (_fit(times.part(~even), rules, shares), _fit(times.part(even), rules, shares))
 
@@ -67,18 +81,28 @@ def _fit(times: RoundTimes, rules: Mapping[str, bool], shares: Mapping[str, floa
     verified_seconds, target_seconds = _line(number, seconds, weight)
     seconds = non_decreasing(seconds, weight)
     if number[0] > 0:
-        number, seconds = np.append(0, number), np.append(min(target_seconds, seconds[0]), seconds)
+        number = np.append(0, number)
+        seconds = np.append(min(target_seconds, seconds[0]), seconds)
     table = np.interp(np.arange(number[-1] + 1), number, seconds)
-    costs = StepCosts(draft_seconds, float(table[0]), verified_seconds, round_seconds, tuple(table.tolist()))
+    costs = StepCosts(
+        draft_seconds, float(table[0]), verified_seconds, round_seconds, tuple(table.tolist())
+    )
     added = {
-        name: RuleCosts() if plain else _added_costs(costs, times.part(times.rule == number), shares.get(name))
+        name: (
+            RuleCosts()
+            if plain
+            else _added_costs(costs, times.part(times.rule == number), shares.get(name))
+        )
         for number, (name, plain) in enumerate(rules.items())
     }
     return CostFit(costs, added, num_rounds=len(times.drafted))
 
 
 def _added_costs(costs: StepCosts, times: RoundTimes, share: float | None) -> RuleCosts:
-    """Return the seconds of one rule's rounds beyond the common costs; no rule makes a step faster, so they are at least 0."""
+    """Return the seconds of one rule's rounds beyond the common costs.
+
+    No rule makes a step faster, so they are at least 0.
+    """
     if not len(times.drafted):
         return RuleCosts()
     calls, drafting, weight = _medians(times.draft_calls, times.draft_seconds)
@@ -88,11 +112,15 @@ def _added_costs(costs: StepCosts, times: RoundTimes, share: float | None) -> Ru
         more = (drafting[some] - costs.round_seconds) / calls[some] - costs.draft_seconds
         step = _weighted_median(more, weight[some] * calls[some])
     number, verifying, weight = _medians(times.drafted, times.target_seconds)
-    return RuleCosts(max(step, 0.0), max(_weighted_median(verifying - costs.verify_seconds(number), weight), 0.0))
+    return RuleCosts(
+        max(step, 0.0), max(_weighted_median(verifying - costs.verify_seconds(number), weight), 0.0)
+    )
 
 
 def _medians(number: np.ndarray, seconds: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return each number that rounds have, without rare ones, with the median seconds and the count of those rounds."""
+    """Return each number that rounds have, without rare ones, with the median seconds and the count
+    of those rounds.
+    """
     numbers, which, counts = np.unique(number, return_inverse=True, return_counts=True)
     medians = np.array([np.median(seconds[which == index]) for index in range(len(numbers))])
     often = counts >= LEAST_ROUNDS
@@ -101,15 +129,23 @@ def _medians(number: np.ndarray, seconds: np.ndarray) -> tuple[np.ndarray, np.nd
 
 
 def _line(x: np.ndarray, y: np.ndarray, weight: np.ndarray) -> tuple[float, float]:
-    """Return slope and intercept, neither below 0, of the line by the weighted median of the slopes of pairs (Theil-Sen)."""
+    """Return slope and intercept, neither below 0, of the line by the weighted median of the slopes
+    of pairs (Theil-Sen).
+    """
     first, second = np.triu_indices(len(x), 1)
     distance = (x[second] - x[first]).astype(float)
     slope = 0.0
     if len(distance):
-        slope = max(_weighted_median((y[second] - y[first]) / distance, weight[first] * weight[second] * distance), 0.0)
+        slope = max(
+            _weighted_median(
+                (y[second] - y[first]) / distance, weight[first] * weight[second] * distance
+            ),
+            0.0,
+        )
     intercept = _weighted_median(y - slope * x, weight)
     if intercept < 0:
-        slope, intercept = max(_weighted_median(y[x > 0] / x[x > 0], (weight * x)[x > 0]), 0.0), 0.0
+        slope = max(_weighted_median(y[x > 0] / x[x > 0], (weight * x)[x > 0]), 0.0)
+        intercept = 0.0
     return slope, intercept
 
 

@@ -1,6 +1,8 @@
-"""The predictions of heads for the nodes of a recording, and the true acceptance probabilities, which the target knows.
+"""The predictions of heads for the nodes of a recording, and the true acceptance probabilities,
+which the target knows.
 
-Each predictor's values are added in `predictions/<fingerprint>/` next to the recording when they are first needed.
+Each predictor's values are added in `predictions/<fingerprint>/` next to the recording when they
+are first needed.
 """
 
 import hashlib
@@ -32,18 +34,30 @@ SCHEMA = pa.schema({"values": pa.list_(pa.float32())})  # one for every node of 
 
 
 def add_predictions(
-    folder: Path, pair: Pair, heads: Mapping[str, AcceptanceHead], ground_truth: bool, advance: Advance = lambda count: None
+    folder: Path,
+    pair: Pair,
+    heads: Mapping[str, AcceptanceHead],
+    ground_truth: bool,
+    advance: Advance = lambda count: None,
 ) -> list[str]:
-    """Add missing predictions of `heads` (by fingerprint) to a recording, and the target's for `ground_truth`; return all names.
+    """Add missing predictions of `heads` (by fingerprint) to a recording, and the target's for
+    `ground_truth`; return all names.
 
-    `advance` is called with the number of prompts once for the heads and once for the target, also where nothing was missing.
+    `advance` is called with the number of prompts once for the heads and once for the target, also
+    where nothing was missing.
     """
     manifest = made_manifest(folder)
-    warp, num_rows = Warp(**manifest["provenance"]["warp"]), sum(shard["rows"] for shard in manifest["shards"].values())
+    warp = Warp(**manifest["provenance"]["warp"])
+    num_rows = sum(shard["rows"] for shard in manifest["shards"].values())
     stores = {name: _store(folder, name) for name in heads}
     missing = {name: store for name, store in stores.items() if not store.is_complete()}
     if missing:
-        _predict(folder, list(missing.values()), _head_values(pair, [heads[name] for name in missing]), advance)
+        _predict(
+            folder,
+            list(missing.values()),
+            _head_values(pair, [heads[name] for name in missing]),
+            advance,
+        )
     elif heads:
         advance(num_rows)
     target_store = _store(folder, GROUND_TRUTH)
@@ -54,7 +68,9 @@ def add_predictions(
     return [*heads, *([GROUND_TRUTH] if ground_truth else [])]
 
 
-_Values = Callable[[Mapping[str, Any], Branches], list[Tensor]]  # of each predictor, from a stored response and its branches
+_Values = Callable[
+    [Mapping[str, Any], Branches], list[Tensor]
+]  # of each predictor, from a stored response and its branches
 
 
 def _store(folder: Path, name: str) -> ShardStore:
@@ -62,21 +78,44 @@ def _store(folder: Path, name: str) -> ShardStore:
     return ShardStore(folder / "predictions" / name, provenance, SCHEMA)
 
 
-def _predict(folder: Path, stores: Sequence[ShardStore], values_of: _Values, advance: Advance) -> None:
-    """Write a shard of predictions for every shard of the recording; another process that needs them, too, waits."""
+def _predict(
+    folder: Path, stores: Sequence[ShardStore], values_of: _Values, advance: Advance
+) -> None:
+    """Write a shard of predictions for every shard of the recording.
+
+    Another process that needs them, too, waits.
+    """
     manifest = made_manifest(folder)
-    shards, max_tokens = manifest["shards"], manifest["provenance"]["settings"]["max_tokens"]
-    columns = ["prompt_ids", "response_ids", "branch_start", "branch_length", "branch_ids", "law_prob"]
-    logger.info("predicting: %d values of each token of %d shards of prompts, in %s", len(stores), len(shards), folder)
+    shards = manifest["shards"]
+    max_tokens = manifest["provenance"]["settings"]["max_tokens"]
+    columns = [
+        "prompt_ids",
+        "response_ids",
+        "branch_start",
+        "branch_length",
+        "branch_ids",
+        "law_prob",
+    ]
+    logger.info(
+        "predicting: %d values of each token of %d shards of prompts, in %s",
+        len(stores),
+        len(shards),
+        folder,
+    )
     with ExitStack() as stack:
-        missing = [stack.enter_context(store.missing(sorted(shards))) for store in sorted(stores, key=lambda each: each.folder)]
+        missing = [
+            stack.enter_context(store.missing(sorted(shards)))
+            for store in sorted(stores, key=lambda each: each.folder)
+        ]
         for shard in sorted(shards):
             if not any(shard in names for names in missing):
                 advance(shards[shard]["rows"])
                 continue
             predictions: list[list[dict[str, Any]]] = [[] for _ in stores]
             for row in pq.read_table(folder / shard, columns=columns).to_pylist():
-                for rows, values in zip(predictions, values_of(row, branches_of(row, max_tokens)), strict=True):
+                for rows, values in zip(
+                    predictions, values_of(row, branches_of(row, max_tokens)), strict=True
+                ):
                     rows.append({"values": values.float().cpu().numpy()})
                 advance(1)
             for store, rows in zip(stores, predictions, strict=True):
@@ -87,7 +126,8 @@ def _predict(folder: Path, stores: Sequence[ShardStore], values_of: _Values, adv
 
 def _head_values(pair: Pair, heads: Sequence[AcceptanceHead]) -> _Values:
     """Return what computes logits of heads, one for every node."""
-    needs, reader = frozenset(name for head in heads for name in head.config.inputs), TextReader(pair.draft_lm)
+    needs = frozenset(name for head in heads for name in head.config.inputs)
+    reader = TextReader(pair.draft_lm)
     lm = reader.lm
     for head in heads:
         head.to(lm.device)
@@ -102,19 +142,26 @@ def _head_values(pair: Pair, heads: Sequence[AcceptanceHead]) -> _Values:
     def of_row(row: Mapping[str, Any], branches: Branches) -> list[Tensor]:
         parts = list[list[Tensor]]()
         for tokens, hidden in node_states(reader, row["prompt_ids"], row["response_ids"], branches):
-            parts += [of_nodes(tokens[piece], hidden[piece]) for piece in slices(len(tokens), lm.vocab_size, SLICE_ELEMENTS)]
+            parts += [
+                of_nodes(tokens[piece], hidden[piece])
+                for piece in slices(len(tokens), lm.vocab_size, SLICE_ELEMENTS)
+            ]
         return [torch.cat(values) for values in zip(*parts, strict=True)]
 
     return of_row
 
 
 def _ground_truth(pair: Pair, warp: Warp) -> _Values:
-    """Return what computes the chance that token verification accepts each node after all nodes before it were accepted."""
+    """Return what computes the chance that token verification accepts each node after all nodes
+    before it were accepted.
+    """
     reader = TextReader(pair.target_lm)
 
     def of_row(row: Mapping[str, Any], branches: Branches) -> list[Tensor]:
         draft_prob = torch.tensor(row["law_prob"])
-        probs = target_probs(reader, warp, row["prompt_ids"], row["response_ids"], branches, draft_prob)
+        probs = target_probs(
+            reader, warp, row["prompt_ids"], row["response_ids"], branches, draft_prob
+        )
         check_numbers(pair.target_id, probs)
         return [accept_prob(probs, draft_prob.to(probs))]
 

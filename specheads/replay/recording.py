@@ -1,4 +1,6 @@
-"""Recordings on disk and in memory: Parquet shards of `record_responses` in `recordings/<fingerprint>/` of the data folder."""
+"""Recordings on disk and in memory: Parquet shards of `record_responses` in
+`recordings/<fingerprint>/` of the data folder.
+"""
 
 import logging
 from collections.abc import Iterator, Mapping, Sequence
@@ -22,7 +24,12 @@ from specheads.pair.padding import BATCH_TOKENS, batches_of_tokens
 from specheads.pair.pair import Pair
 from specheads.pair.sampling import Warp
 from specheads.prompts.prompt import EncodedPrompt, Prompt, ResponseLimits, response_provenance
-from specheads.replay.response_tree import COLUMNS, RecordSettings, ResponseToRecord, record_responses
+from specheads.replay.response_tree import (
+    COLUMNS,
+    RecordSettings,
+    ResponseToRecord,
+    record_responses,
+)
 from specheads.storage.shards import ShardStore, fingerprint, made_manifest
 
 logger = logging.getLogger(__name__)
@@ -37,12 +44,18 @@ SCHEMA = pa.schema(
         "response_ids": pa.list_(pa.int32()),
         "limit": pa.int32(),  # number of tokens at which the response would have ended
         "finished": pa.bool_(),  # whether it ended with an end-of-sequence token
-        "accepted": pa.list_(pa.bool_()),  # (Q, N), whether a token came from an accepted draft token
-        "branch_draw": pa.list_(pa.int16()),  # the sample and the position that each branch belongs to, and its number of tokens
+        "accepted": pa.list_(
+            pa.bool_()
+        ),  # (Q, N), whether a token came from an accepted draft token
+        "branch_draw": pa.list_(
+            pa.int16()
+        ),  # the sample and the position that each branch belongs to, and its number of tokens
         "branch_start": pa.list_(pa.int32()),
         "branch_length": pa.list_(pa.int16()),
         "branch_ids": pa.list_(pa.int32()),  # one branch after another
-        **{name: pa.list_(pa.float32()) for name in COLUMNS},  # one for every node: the response's tokens, then the branches'
+        **{
+            name: pa.list_(pa.float32()) for name in COLUMNS
+        },  # one for every node: the response's tokens, then the branches'
     }
 )
 GROUND_TRUTH = "ground_truth"  # the predictor that knows the acceptance probabilities
@@ -50,9 +63,12 @@ GROUND_TRUTH = "ground_truth"  # the predictor that knows the acceptance probabi
 
 @dataclass(frozen=True)
 class Recording:
-    """Recorded responses, flat: P of them with N tokens in all, which are the first N nodes; then the nodes of all branches.
+    """Recorded responses, flat: P of them with N tokens in all, which are the first N nodes.
 
-    Each of Q samples has at each position an accepted token or a branch of nodes, none where decoding would not have drafted.
+    Then the nodes of all branches.
+
+    Each of Q samples has at each position an accepted token or a branch of nodes, none where
+    decoding would not have drafted.
     """
 
     prompts: list[list[int]]
@@ -64,7 +80,9 @@ class Recording:
     branch_first: Tensor  # (Q, N) long, a branch's first node
     branch_length: Tensor  # (Q, N) long
     tokens: Tensor  # (nodes,) long
-    features: dict[str, Tensor]  # (nodes,) each: the features of a node, and by name the predictions for it
+    features: dict[
+        str, Tensor
+    ]  # (nodes,) each: the features of a node, and by name the predictions for it
     max_tokens: int  # the longest draft that can be replayed
 
     @property
@@ -80,33 +98,46 @@ class Recording:
         return self.tokens[start : start + int(self.lengths[number])].tolist()
 
     def prompt_of(self, node: Tensor) -> Tensor:
-        """Return the response number (n,) of each node (n,); branches are stored in the order of their responses."""
+        """Return the response number (n,) of each node (n,).
+
+        Branches are stored in the order of their responses.
+        """
         branches = self.branch_length.sum(0).cumsum(0)[self.first + self.lengths - 1]
         ends = torch.cat([self.first + self.lengths, self.accepted.shape[1] + branches])
         return torch.searchsorted(ends, node, right=True) % self.num_prompts
 
     def labels(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Return the draft's token at every position of every sample, drafted after the tokens that were emitted before it.
+        """Return the draft's token at every position of every sample, drafted after the tokens that
+        were emitted before it.
 
-        Returns, (n,) each: their nodes; those of the tokens that the draft proposes after them (-1: none recorded); whether they
-        are accepted; and the largest index, from 0, that each can have in any round.
+        Returns, (n,) each: their nodes; those of the tokens that the draft proposes after them (-1:
+        none recorded); whether they are accepted; and the largest index, from 0, that each can have
+        in any round.
         """
         branched = self.branch_length > 0
         position = torch.arange(self.accepted.shape[1]).expand_as(self.accepted)
         ends = self.first + self.lengths - 1
         last, undrafted = torch.zeros((2, self.accepted.shape[1]), dtype=torch.bool)
         last[ends] = True
-        undrafted[ends[self.lengths == self.limits]] = True  # it is the target's, even where the draft would agree
+        undrafted[ends[self.lengths == self.limits]] = (
+            True  # it is the target's, even where the draft would agree
+        )
         known = (self.accepted & ~undrafted) | branched
         node = torch.where(self.accepted, position, self.branch_first)
-        after = torch.where(self.accepted, torch.where(last, -1, position + 1), torch.where(self.branch_length > 1, node + 1, -1))
+        after = torch.where(
+            self.accepted,
+            torch.where(last, -1, position + 1),
+            torch.where(self.branch_length > 1, node + 1, -1),
+        )
         # As many accepted tokens as are right before a position, a round can have drafted there.
         furthest = _accepted_before(self.accepted, self.first).clamp_max(self.max_tokens - 1)
         return node[known], after[known], self.accepted[known], furthest[known]
 
 
 def _accepted_before(accepted: Tensor, first: Tensor) -> Tensor:
-    """Return how many accepted tokens are right before each position (Q, N), of responses that begin at `first` (P,)."""
+    """Return how many accepted tokens are right before each position (Q, N), of responses that
+    begin at `first` (P,).
+    """
     position = torch.arange(accepted.shape[1])
     start = torch.zeros_like(accepted, dtype=torch.long)  # the start of the run of accepted tokens
     start[:, 1:] = torch.where(accepted[:, :-1], 0, position[1:])
@@ -127,7 +158,9 @@ class _Work(NamedTuple):
 
 @dataclass(frozen=True)
 class Recorder:
-    """How prompts are recorded: everything that decides a recording but the prompts and the heads."""
+    """How prompts are recorded: everything that decides a recording but the prompts and the
+    heads.
+    """
 
     pair: Pair
     warp: Warp
@@ -137,24 +170,41 @@ class Recorder:
     folder: Path  # it holds all recordings
 
     def record(self, sets: Sequence[Sequence[EncodedPrompt]]) -> list[Path]:
-        """Return the folder of the complete recording of each set of prompts, which is made or finished first if necessary."""
+        """Return the folder of the complete recording of each set of prompts, which is made or
+        finished first if necessary.
+        """
         stores = [(self._store(prompts), prompts) for prompts in sets]
         work: list[_Work] = []
         with ExitStack() as stack:
             # In the same order in all processes, so that none of them waits for another in turn.
-            for folder, (store, prompts) in sorted({store.folder: (store, prompts) for store, prompts in stores}.items()):
+            for folder, (store, prompts) in sorted(
+                {store.folder: (store, prompts) for store, prompts in stores}.items()
+            ):
                 if store.is_complete():
                     continue
-                numbers, size = range(len(prompts)), ROWS_PER_SHARD
-                shards = {f"{start:06d}-{size}.parquet": numbers[start : start + size] for start in numbers[::size]}
-                logger.info("recording: %d prompts, %d samples each, in %s", len(prompts), self._settings.num_samples, folder)
-                work.append(_Work(store, prompts, shards, stack.enter_context(store.missing(list(shards)))))
+                numbers = range(len(prompts))
+                size = ROWS_PER_SHARD
+                shards = {
+                    f"{start:06d}-{size}.parquet": numbers[start : start + size]
+                    for start in numbers[::size]
+                }
+                logger.info(
+                    "recording: %d prompts, %d samples each, in %s",
+                    len(prompts),
+                    self._settings.num_samples,
+                    folder,
+                )
+                work.append(
+                    _Work(store, prompts, shards, stack.enter_context(store.missing(list(shards))))
+                )
             if work:
                 self._make(work)
         return [store.folder for store, _ in stores]
 
     def _store(self, prompts: Sequence[EncodedPrompt]) -> ShardStore:
-        provenance = response_provenance(self.pair, [prompt for prompt, _ in prompts], self.warp, self.seed) | {
+        provenance = response_provenance(
+            self.pair, [prompt for prompt, _ in prompts], self.warp, self.seed
+        ) | {
             "generation": [self.limits.max_new_tokens, self.limits.batch_size],
             "settings": asdict(self._settings),
             "recording": FORMAT_VERSION,
@@ -166,43 +216,82 @@ class Recorder:
         return replace(self.settings, num_samples=1) if self.warp.greedy else self.settings
 
     def _make(self, work: "Sequence[_Work]") -> None:
-        """Record what is missing of some sets; responses come first, as their tokens tell how long recording takes."""
-        settings, most, draft = self._settings, self.limits.max_new_tokens, self.pair.draft_lm
-        responder = Responder(self.pair, [len(ids) for each in work for _, ids in each.prompts], self.limits)
+        """Record what is missing of some sets.
+
+        Responses come first, as their tokens tell how long recording takes.
+        """
+        settings = self._settings
+        most = self.limits.max_new_tokens
+        draft = self.pair.draft_lm
+        responder = Responder(
+            self.pair, [len(ids) for each in work for _, ids in each.prompts], self.limits
+        )
         # As much memory as a batch of branches of the longest text takes.
         num_positions = self.limits.batch_size * (responder.capacity + settings.max_tokens)
         rows = num_positions / responder.capacity
-        branches = memory_parts(draft, num_positions + BATCH_TOKENS, rows=rows, most=LOGITS_ELEMENTS)
+        branches = memory_parts(
+            draft, num_positions + BATCH_TOKENS, rows=rows, most=LOGITS_ELEMENTS
+        )
         logger.info("recording: %s", memory_of("recording", draft, responder.memory(), branches))
-        responses, later = list[dict[int, list[int]]](), sum(len(each.open) for each in work)
+        responses = list[dict[int, list[int]]]()
+        later = sum(len(each.open) for each in work)
         with progress("responses, in tokens", later * most) as advance:
             for each in work:
                 prompts = [each.prompts[number] for number in each.open]
-                uniform = np.array([row_uniforms(self.seed, prompt.prompt_id, most)[0] for prompt, _ in prompts])
-                ids, journal, later = [ids for _, ids in prompts], each.store.journal(RESPONSES), later - len(prompts)
+                uniform = np.array(
+                    [row_uniforms(self.seed, prompt.prompt_id, most)[0] for prompt, _ in prompts]
+                )
+                ids = [ids for _, ids in prompts]
+                journal = each.store.journal(RESPONSES)
+                later = later - len(prompts)
                 made = responder.respond(ids, uniform, self.warp, advance, journal, later)
-                responses.append({number: response.ids for number, response in zip(each.open, made, strict=True)})
-        with progress("recording, in tokens", sum(len(ids) for some in responses for ids in some.values())) as advance:
+                responses.append(
+                    {number: response.ids for number, response in zip(each.open, made, strict=True)}
+                )
+        with progress(
+            "recording, in tokens", sum(len(ids) for some in responses for ids in some.values())
+        ) as advance:
             for each, some in zip(work, responses, strict=True):
                 each.store.announce("recording", [len(each.shards[name]) for name in each.missing])
                 for name in each.missing:
-                    in_shard = [(*each.prompts[number], some[number]) for number in each.shards[name]]
+                    in_shard = [
+                        (*each.prompts[number], some[number]) for number in each.shards[name]
+                    ]
                     each.store.write(name, list(self._rows(in_shard, num_positions, advance)))
                 each.store.complete(list(each.shards))
                 each.store.journal(RESPONSES).unlink(missing_ok=True)
 
     def _rows(
-        self, in_shard: Sequence[tuple[Prompt, list[int], list[int]]], num_positions: int, advance: Advance
+        self,
+        in_shard: Sequence[tuple[Prompt, list[int], list[int]]],
+        num_positions: int,
+        advance: Advance,
     ) -> Iterator[dict[str, Any]]:
-        """Yield the finished rows of one shard, of prompts, their ids and responses; `advance` takes tokens of responses."""
-        most, window, rows = self.limits.max_new_tokens, self.pair.window, dict[int, dict[str, Any]]()
+        """Yield the finished rows of one shard, of prompts, their ids and responses.
+
+        `advance` takes tokens of responses.
+        """
+        most = self.limits.max_new_tokens
+        window = self.pair.window
+        rows = dict[int, dict[str, Any]]()
         texts = [
-            ResponseToRecord.of(ids, response, min(most, window - len(ids)), self._settings, self.seed, prompt.prompt_id)
+            ResponseToRecord.of(
+                ids,
+                response,
+                min(most, window - len(ids)),
+                self._settings,
+                self.seed,
+                prompt.prompt_id,
+            )
             for prompt, ids, response in in_shard
         ]
         for batch in batches_of_tokens([len(text.read) for text in texts], BATCH_TOKENS):
             some = [texts[row] for row in batch]
-            rows |= zip(batch, record_responses(self.pair, some, self.warp, num_positions, advance), strict=True)
+            rows |= zip(
+                batch,
+                record_responses(self.pair, some, self.warp, num_positions, advance),
+                strict=True,
+            )
         for row, (prompt, prompt_ids, _) in enumerate(in_shard):
             yield {"prompt_id": prompt.prompt_id, "prompt_ids": prompt_ids, **rows[row]}
 
@@ -211,30 +300,41 @@ def branches_of(row: Mapping[str, Any], max_tokens: int) -> Branches:
     """Return the branches of a stored response."""
     lengths = torch.tensor(row["branch_length"], dtype=torch.long)
     tokens = torch.zeros((len(lengths), max_tokens), dtype=torch.long)
-    tokens[torch.arange(max_tokens) < lengths[:, None]] = torch.tensor(row["branch_ids"], dtype=torch.long)
+    tokens[torch.arange(max_tokens) < lengths[:, None]] = torch.tensor(
+        row["branch_ids"], dtype=torch.long
+    )
     start = torch.tensor(row["branch_start"], dtype=torch.long)
     return Branches(torch.zeros_like(start), len(row["prompt_ids"]) + start, tokens, lengths)
 
 
 def load_recording(folder: Path, predictors: Sequence[str] = ()) -> Recording:
-    """Return a complete recording with the predictions of `predictors` (fingerprints of heads, or GROUND_TRUTH)."""
+    """Return a complete recording with the predictions of `predictors` (fingerprints of heads, or
+    GROUND_TRUTH).
+    """
     manifest = made_manifest(folder)
-    shards, settings = sorted(manifest["shards"]), manifest["provenance"]["settings"]
+    shards = sorted(manifest["shards"])
+    settings = manifest["provenance"]["settings"]
     table = pa.concat_tables([pq.read_table(folder / shard) for shard in shards])
-    responses, branch_ids = _lists(table, "response_ids"), _lists(table, "branch_ids")
+    responses = _lists(table, "response_ids")
+    branch_ids = _lists(table, "branch_ids")
     lengths = np.array([len(response) for response in responses])
     first = np.concatenate([[0], lengths.cumsum()])
     nodes_before = first[-1] + np.concatenate([[0], np.cumsum([len(ids) for ids in branch_ids])])
-    accepted = np.concatenate([flags.reshape(settings["num_samples"], -1) for flags in _lists(table, "accepted")], axis=1)
+    accepted = np.concatenate(
+        [flags.reshape(settings["num_samples"], -1) for flags in _lists(table, "accepted")], axis=1
+    )
     branch_first, branch_length = (np.zeros(accepted.shape, dtype=np.int64) for _ in range(2))
     where = (_lists(table, f"branch_{name}") for name in ("draw", "start", "length"))
     for start, before, sample, position, length in zip(first, nodes_before, *where, strict=False):
         length = length.astype(np.int64)
         place = sample, start + position
-        branch_first[place], branch_length[place] = before + length.cumsum() - length, length
+        branch_first[place] = before + length.cumsum() - length
+        branch_length[place] = length
     values = {name: _lists(table, name) for name in RECORDED}
     for name in predictors:
-        predictions = pa.concat_tables([pq.read_table(folder / "predictions" / name / shard) for shard in shards])
+        predictions = pa.concat_tables(
+            [pq.read_table(folder / "predictions" / name / shard) for shard in shards]
+        )
         values[name] = _lists(predictions, "values")
     return Recording(
         prompts=[ids.tolist() for ids in _lists(table, "prompt_ids")],
@@ -258,6 +358,12 @@ def _lists(table: pa.Table, name: str) -> list[np.ndarray]:
 
 
 def _trunks_first(parts: Sequence[np.ndarray], lengths: np.ndarray) -> Tensor:
-    """Return values in a recording's order from `parts` by response: those of its tokens (`lengths`), then of its branches."""
+    """Return values in a recording's order from `parts` by response: those of its tokens
+    (`lengths`), then of its branches.
+    """
     cut = list(zip(parts, lengths, strict=True))
-    return torch.from_numpy(np.concatenate([part[:n] for part, n in cut] + [part[n:] for part, n in cut]).astype(np.float32))
+    return torch.from_numpy(
+        np.concatenate([part[:n] for part, n in cut] + [part[n:] for part, n in cut]).astype(
+            np.float32
+        )
+    )

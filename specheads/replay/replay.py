@@ -1,7 +1,9 @@
-"""Walk stopping rules through a recording: the rounds that decoding would have had with them, without a model.
+"""Walk stopping rules through a recording: the rounds that decoding would have had with them,
+without a model.
 
-A draft follows the response while its tokens are accepted, and enters the branch at the first rejected token. This is exact for
-token verification, because its output does not depend on the length of drafts.
+A draft follows the response while its tokens are accepted, and enters the branch at the first
+rejected token. This is exact for token verification, because its output does not depend on the
+length of drafts.
 """
 
 from collections.abc import Mapping, Sequence
@@ -23,7 +25,10 @@ from specheads.replay.recording import GROUND_TRUTH, Recording
 
 @dataclass(frozen=True)
 class Replayed:
-    """Every round of a rule: arrays (rounds,), in no order. `prompt`, `sample` and `start` (response position) are its place."""
+    """Every round of a rule: arrays (rounds,), in no order.
+
+    `prompt`, `sample` and `start` (response position) are its place.
+    """
 
     prompt: np.ndarray
     sample: np.ndarray
@@ -34,8 +39,12 @@ class Replayed:
 
     def per_prompt(self, num_prompts: int) -> "Counts":
         columns = (self.tokens, self.drafted, self.accepted)
-        tokens, drafted, accepted = (np.bincount(self.prompt, weights=column, minlength=num_prompts) for column in columns)
-        return Counts(tokens, drafted, accepted, rounds_by_length(self.prompt, self.drafted, num_prompts))
+        tokens, drafted, accepted = (
+            np.bincount(self.prompt, weights=column, minlength=num_prompts) for column in columns
+        )
+        return Counts(
+            tokens, drafted, accepted, rounds_by_length(self.prompt, self.drafted, num_prompts)
+        )
 
 
 @dataclass(frozen=True)
@@ -57,19 +66,30 @@ class Counts:
 
 
 def rounds_by_length(prompt: np.ndarray, drafted: np.ndarray, num_prompts: int) -> np.ndarray:
-    """Return how many rounds of each prompt drafted 0 to n tokens, (P, n + 1), from `prompt` and `drafted` (rounds,)."""
+    """Return how many rounds of each prompt drafted 0 to n tokens, (P, n + 1), from `prompt` and
+    `drafted` (rounds,).
+    """
     longest = int(drafted.max(initial=0))
     place = prompt.astype(int) * (longest + 1) + drafted
-    return np.bincount(place, minlength=num_prompts * (longest + 1)).reshape(num_prompts, longest + 1)
+    return np.bincount(place, minlength=num_prompts * (longest + 1)).reshape(
+        num_prompts, longest + 1
+    )
 
 
 class RecordedHead:
-    """A head's logits as a recording has them, with its calibration, in place of the head; or the true chances of acceptance."""
+    """A head's logits as a recording has them, with its calibration, in place of the head.
 
-    def __init__(self, name: str, predicts: str, calibration: Mapping[str, Any] | None = None) -> None:
+    Or the true chances of acceptance.
+    """
+
+    def __init__(
+        self, name: str, predicts: str, calibration: Mapping[str, Any] | None = None
+    ) -> None:
         self.name = name
         # The parts of a head's config that stopping rules read.
-        self.config = SimpleNamespace(predicts=predicts, inputs=(name,), calibration=calibration, recommended=None)
+        self.config = SimpleNamespace(
+            predicts=predicts, inputs=(name,), calibration=calibration, recommended=None
+        )
 
     def __call__(self, features: dict[str, Tensor]) -> Tensor:
         values = features[self.name]
@@ -85,7 +105,10 @@ class RecordedHead:
 
 
 def recorded_head(head: AcceptanceHead) -> RecordedHead:
-    """Return the replacement for `head` in rules that are replayed; `add_predictions` must have added it to the recording."""
+    """Return the replacement for `head` in rules that are replayed.
+
+    `add_predictions` must have added it to the recording.
+    """
     return RecordedHead(head_fingerprint(head), head.config.predicts, head.config.calibration)
 
 
@@ -96,7 +119,9 @@ def recorded_threshold(head: RecordedHead, threshold: float, max_tokens: int) ->
 
 
 class Ceiling(HeadThreshold):
-    """The informed ceiling: a head that knows the true acceptance probability of every drafted token. For replay only."""
+    """The informed ceiling: a head that knows the true acceptance probability of every drafted
+    token. For replay only.
+    """
 
     def __init__(self, threshold: float = 0.7, max_tokens: int = 20) -> None:
         head: Any = RecordedHead(GROUND_TRUTH, "next_token")
@@ -104,55 +129,80 @@ class Ceiling(HeadThreshold):
 
 
 def head_logits(recording: Recording, head: RecordedHead) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return a head's predictions, before calibration, for the draft's token at every position and sample.
+    """Return a head's predictions, before calibration, for the draft's token at every position and
+    sample.
 
-    Returns, (n,) each: logits; whether each token was accepted; its largest index in a round; and the nodes of the predictions.
+    Returns, (n,) each: logits; whether each token was accepted; its largest index in a round; and
+    the nodes of the predictions.
     """
     node, after, accepted, furthest = recording.labels()
-    if head.config.predicts == "input_token":  # it predicts after it has read the token, which no round does with its last one
+    if (
+        head.config.predicts == "input_token"
+    ):  # it predicts after it has read the token, which no round does with its last one
         read = after >= 0
-        node, accepted, furthest = after[read], accepted[read], furthest[read]
+        node = after[read]
+        accepted = accepted[read]
+        furthest = furthest[read]
     return recording.features[head.name][node].double(), accepted, furthest, node
 
 
 def replay(recording: Recording, rules: Sequence[StoppingRule]) -> list[Replayed]:
-    """Return the rounds of every rule, in order; raises UserError for one that needs more than was recorded."""
+    """Return the rounds of every rule, in order.
+
+    Raises UserError for one that needs more than was recorded.
+    """
     for rule in rules:
         if rule.max_tokens > recording.max_tokens:
             raise UserError(
-                f"{type(rule).__name__} drafts up to {rule.max_tokens} tokens, but the recording has branches of "
-                f"{recording.max_tokens}; record with RecordSettings(max_tokens={rule.max_tokens}), or give the rule a smaller "
-                "max_tokens."
+                f"{type(rule).__name__} drafts up to {rule.max_tokens} tokens, but the recording"
+                f" has branches of {recording.max_tokens}; record with"
+                f" RecordSettings(max_tokens={rule.max_tokens}), or give the rule a smaller"
+                " max_tokens."
             )
         missing = sorted(rule.needs - recording.features.keys() - {"token"})
         if missing:
             raise UserError(
-                f"{type(rule).__name__} needs {missing[0]!r}, which the recording does not have; it has token, "
-                f"{', '.join(sorted(recording.features))}. Evaluate this rule live, or add the head with add_predictions."
+                f"{type(rule).__name__} needs {missing[0]!r}, which the recording does not have; it"
+                f" has token, {', '.join(sorted(recording.features))}. Evaluate this rule live, or"
+                " add the head with add_predictions."
             )
     rounds: dict[int, Replayed] = {}
     for key in dict.fromkeys(rule.compile_key for rule in rules):
         numbers = [number for number, rule in enumerate(rules) if rule.compile_key == key]
-        rounds |= zip(numbers, _Walk(recording, [rules[number] for number in numbers]).run(), strict=True)
+        rounds |= zip(
+            numbers, _Walk(recording, [rules[number] for number in numbers]).run(), strict=True
+        )
     return [rounds[number] for number in range(len(rules))]
 
 
 class _Walk:
-    """A walk of rules with one compile key over all responses and samples; a row (rule, sample, prompt) is dropped once done."""
+    """A walk of rules with one compile key over all responses and samples.
+
+    A row (rule, sample, prompt) is dropped once done.
+    """
 
     def __init__(self, recording: Recording, rules: Sequence[StoppingRule]) -> None:
-        self.recording, self.rules, self.rule, self.num_rules = recording, rules, rules[0], len(rules)
+        self.recording = recording
+        self.rules = rules
+        self.rule = rules[0]
+        self.num_rules = len(rules)
         self.learns = any(rule.learns for rule in rules)
         rows_per_rule = recording.num_samples * recording.num_prompts
         row = torch.arange(self.num_rules * rows_per_rule)
-        self.which, self.sample = row // rows_per_rule, row // recording.num_prompts % recording.num_samples
+        self.which = row // rows_per_rule
+        self.sample = row // recording.num_prompts % recording.num_samples
         self.prompt = row % recording.num_prompts
         self.cap = torch.tensor([rule.max_tokens for rule in rules])[self.which]
-        states = [rule.start_round(rule.start_prompt(rows_per_rule, torch.device("cpu"))) for rule in rules]
+        states = [
+            rule.start_round(rule.start_prompt(rows_per_rule, torch.device("cpu")))
+            for rule in rules
+        ]
         self.state = tree_map(lambda *parts: torch.cat(parts), *states)
         self.start = torch.zeros_like(row)  # the round's start, as a response position
         self.drafted = torch.zeros_like(row)
-        self.depth = torch.full_like(row, -1)  # how deep in the branch; -1: still along the response
+        self.depth = torch.full_like(
+            row, -1
+        )  # how deep in the branch; -1: still along the response
         self.rounds: list[tuple[Tensor, ...]] = []
 
     @torch.no_grad()
@@ -168,14 +218,23 @@ class _Walk:
 
     def _step(self) -> None:
         """Draft one token in every row, and end the rounds that stop there."""
-        recording, prompt = self.recording, self.prompt
+        recording = self.recording
+        prompt = self.prompt
         first = recording.first[prompt]
         on_response = self.depth < 0
-        position = first + self.start + torch.where(on_response, self.drafted, self.drafted - 1 - self.depth)
+        position = (
+            first
+            + self.start
+            + torch.where(on_response, self.drafted, self.drafted - 1 - self.depth)
+        )
         accepted = on_response & recording.accepted[self.sample, position]
         self.depth = torch.where(accepted, -1, self.depth + 1)
-        node = torch.where(accepted, position, recording.branch_first[self.sample, position] + self.depth)
-        features = {name: recording.features[name][node] for name in self.rule.needs if name != "token"}
+        node = torch.where(
+            accepted, position, recording.branch_first[self.sample, position] + self.depth
+        )
+        features = {
+            name: recording.features[name][node] for name in self.rule.needs if name != "token"
+        }
         if "token" in self.rule.needs:
             features["token"] = recording.tokens[node]
         state, stop = self.rule.step(self.state, features)
@@ -184,7 +243,11 @@ class _Walk:
         capacity = recording.limits[prompt] - self.start - 1
         last = recording.finished[prompt] & (self.start + self.drafted == recording.lengths[prompt])
         branch_ended = self.depth + 1 == recording.branch_length[self.sample, position]
-        ended = stop | (self.drafted >= torch.minimum(capacity, self.cap)) | torch.where(accepted, last, branch_ended)
+        ended = (
+            stop
+            | (self.drafted >= torch.minimum(capacity, self.cap))
+            | torch.where(accepted, last, branch_ended)
+        )
         if ended.any():
             self._end_rounds(ended.nonzero().squeeze(1))
 
@@ -201,12 +264,17 @@ class _Walk:
             which = self.which[rows]
             for number in which.unique().tolist():
                 of_rule = which == number
-                self._end_rounds_of(self.rules[number], rows[of_rule], drafted[of_rule], accepted[of_rule])
+                self._end_rounds_of(
+                    self.rules[number], rows[of_rule], drafted[of_rule], accepted[of_rule]
+                )
         self.start[rows] += tokens
-        self.drafted[rows], self.depth[rows] = 0, -1
+        self.drafted[rows] = 0
+        self.depth[rows] = -1
         self._skip_last_tokens()
 
-    def _end_rounds_of(self, rule: StoppingRule, rows: Tensor, drafted: Tensor, accepted: Tensor) -> None:
+    def _end_rounds_of(
+        self, rule: StoppingRule, rows: Tensor, drafted: Tensor, accepted: Tensor
+    ) -> None:
         """Pass outcomes to a rule, and begin the next rounds of its rows."""
         before = tree_map(lambda value: value[rows], self.state)
         after = rule.start_round(rule.end_round(before, drafted, accepted))
@@ -217,8 +285,12 @@ class _Walk:
         self.state = tree_map(changed, self.state, before, after)
 
     def _skip_last_tokens(self) -> None:
-        """Drop rows that are done; where one token is left to the limit, the target emits it without a draft."""
-        lengths, limits = self.recording.lengths[self.prompt], self.recording.limits[self.prompt]
+        """Drop rows that are done.
+
+        Where one token is left to the limit, the target emits it without a draft.
+        """
+        lengths = self.recording.lengths[self.prompt]
+        limits = self.recording.limits[self.prompt]
         one_left = (self.start == limits - 1) & (self.start < lengths)
         if one_left.any():
             rows = one_left.nonzero().squeeze(1)
@@ -233,21 +305,31 @@ class _Walk:
             self.state = tree_map(lambda value: value[rows], self.state)
 
     def _keep(self, rows: Tensor, drafted: Tensor, accepted: Tensor, tokens: Tensor) -> None:
-        where: list[Any] = [self.which[rows], self.prompt[rows], self.sample[rows], self.start[rows]]
+        where: list[Any] = [
+            self.which[rows],
+            self.prompt[rows],
+            self.sample[rows],
+            self.start[rows],
+        ]
         self.rounds.append(tuple(column.int() for column in (*where, drafted, accepted, tokens)))
 
 
 def oracle(recording: Recording) -> Replayed:
-    """Return the rounds of the rule that stops exactly before the first rejection, without a longest draft (Lemma 2.1)."""
+    """Return the rounds of the rule that stops exactly before the first rejection, without a
+    longest draft (Lemma 2.1).
+    """
     parts = []
     for number in range(recording.num_prompts):
-        first, length = int(recording.first[number]), int(recording.lengths[number])
+        first = int(recording.first[number])
+        length = int(recording.lengths[number])
         for sample in range(recording.num_samples):
             accepted = recording.accepted[sample, first : first + length].numpy()
             emitted = ~accepted  # positions that the target emits itself
             if not recording.finished[number]:
                 emitted[-1] = True
-            ends = np.append(np.flatnonzero(emitted), length)  # a last round may end without a token of the target
+            ends = np.append(
+                np.flatnonzero(emitted), length
+            )  # a last round may end without a token of the target
             starts = np.append(0, ends[:-1] + 1)
             drafted = (ends - starts)[starts < length]
             starts = starts[starts < length]

@@ -1,8 +1,10 @@
-"""Record every token that a stopping rule can draft along a target's response, so that rules can be replayed without models.
+"""Record every token that a stopping rule can draft along a target's response, so that rules can be
+replayed without models.
 
-At each position of a response that the target sampled, it is sampled once whether its token came from an accepted draft token,
-with probability `min(1, d(x) / t(x))`, and if not, which was rejected there, from `norm((d - t)+)`, and how the draft continues
-after it: a *branch*. A *node* is a drafted token: first the response's in order, then those of one branch after another.
+At each position of a response that the target sampled, it is sampled once whether its token came
+from an accepted draft token, with probability `min(1, d(x) / t(x))`, and if not, which was rejected
+there, from `norm((d - t)+)`, and how the draft continues after it: a *branch*. A *node* is a
+drafted token: first the response's in order, then those of one branch after another.
 """
 
 from collections.abc import Iterator, Sequence
@@ -23,13 +25,23 @@ from specheads.pair.padding import SLICE_ELEMENTS, right_padded, slices
 from specheads.pair.pair import Pair
 from specheads.pair.sampling import Warp, accept_prob, check_finite, sample
 
-CACHED = 2**19  # logits whose features are computed at once on a CPU: of 160 distributions at once they take 1.8 times as long
-COLUMNS = (*RECORDED, "law_prob")  # per node; law_prob: the token's probability under the draft's warped distribution
+CACHED = (
+    2**19
+    # Logits whose features are computed at once on a CPU: of 160 distributions at once they take
+    # 1.8 times as long
+)
+COLUMNS = (
+    *RECORDED,
+    "law_prob",
+)  # per node; law_prob: the token's probability under the draft's warped distribution
 
 
 @dataclass(frozen=True)
 class RecordSettings:
-    """The amounts that a recording holds. `num_samples`: acceptance samples per response; in greedy mode there is only one."""
+    """The amounts that a recording holds. `num_samples`: acceptance samples per response.
+
+    In greedy mode there is only one.
+    """
 
     num_samples: int = 4
     max_tokens: int = MAX_TOKENS  # the longest draft that can be replayed
@@ -41,17 +53,26 @@ class ResponseToRecord:
 
     prompt: Sequence[int]
     response: Sequence[int]
-    limit: int  # the number of tokens at which it would have ended; decoding drafts no further than the one before
+    # The number of tokens at which it would have ended; decoding drafts no further than the one
+    # before
+    limit: int
     accept: Tensor  # (Q, N), the numbers for the acceptance of its tokens
     reject: Tensor  # (Q, N), for the tokens that are rejected in their place
     branch: Tensor  # (Q, N, K), for the branches
 
     @classmethod
     def of(
-        cls, prompt: Sequence[int], response: Sequence[int], limit: int, settings: RecordSettings, seed: int, prompt_id: str
+        cls,
+        prompt: Sequence[int],
+        response: Sequence[int],
+        limit: int,
+        settings: RecordSettings,
+        seed: int,
+        prompt_id: str,
     ) -> "ResponseToRecord":
         """Return a response with numbers that do not depend on other prompts."""
-        rng, shape = np.random.default_rng([seed, int(prompt_id, 16), 1]), (settings.num_samples, len(response))
+        rng = np.random.default_rng([seed, int(prompt_id, 16), 1])
+        shape = (settings.num_samples, len(response))
         numbers = [rng.random(each) for each in (shape, shape, (*shape, settings.max_tokens))]
         return cls(prompt, response, limit, *map(torch.from_numpy, numbers))
 
@@ -63,27 +84,44 @@ class ResponseToRecord:
 
 @torch.no_grad()
 def record_responses(
-    pair: Pair, texts: Sequence[ResponseToRecord], warp: Warp, num_positions: int, advance: Advance = lambda count: None
+    pair: Pair,
+    texts: Sequence[ResponseToRecord],
+    warp: Warp,
+    num_positions: int,
+    advance: Advance = lambda count: None,
 ) -> list[dict[str, Any]]:
-    """Return the columns of each response; see `recording.SCHEMA`. Their branches are drafted together.
+    """Return the columns of each response; see `recording.SCHEMA`.
 
-    The draft's memory for these has about `num_positions`; `advance` is called with how much is done, in tokens of the responses.
+    Their branches are drafted together.
+
+    The draft's memory for these has about `num_positions`; `advance` is called with how much is
+    done, in tokens of the responses.
     """
     read = right_padded([text.read for text in texts])
     draft_read = ReadTexts.of(pair.draft_lm, read)
     target_hidden = pair.target_lm.hidden_states(read.to(pair.target_lm.device), use_cache=False)
     hidden = zip(draft_read.hidden, target_hidden, strict=True)
     starts = [_start(pair, number, text, *next(hidden), warp) for number, text in enumerate(texts)]
-    begun = Branches(*(torch.cat(values) for values in zip(*(vars(start.begun).values() for start in starts), strict=True)))
+    begun = Branches(
+        *(
+            torch.cat(values)
+            for values in zip(*(vars(start.begun).values() for start in starts), strict=True)
+        )
+    )
     first_values = torch.cat([start.first_values for start in starts], dim=1)
     branch_values = first_values.new_zeros((*first_values.shape, texts[0].branch.shape[-1]))
     branch_values[:, :, 0] = first_values
 
-    def keep(rows: Tensor, depth: int, logits: Tensor, distribution: Tensor, sampled: Tensor) -> None:
+    def keep(
+        rows: Tensor, depth: int, logits: Tensor, distribution: Tensor, sampled: Tensor
+    ) -> None:
         branch_values[:, rows, depth] = _values(pair.draft_lm, logits, distribution, sampled)
 
-    uniform, num_tokens = torch.cat([start.uniform for start in starts]), sum(len(text.response) for text in texts)
-    grown = draft_read.grow(pair, begun, uniform, warp, num_positions, keep, lambda share: advance(share * num_tokens))
+    uniform = torch.cat([start.uniform for start in starts])
+    num_tokens = sum(len(text.response) for text in texts)
+    grown = draft_read.grow(
+        pair, begun, uniform, warp, num_positions, keep, lambda share: advance(share * num_tokens)
+    )
     columns: list[dict[str, Any]] = []
     ends = np.cumsum([len(start.sample) for start in starts]).tolist()
     for text, start, first, end in zip(texts, starts, [0, *ends], ends, strict=False):
@@ -97,13 +135,19 @@ def record_responses(
             "branch_ids": branches.tokens[branches.used],
             **dict(zip(COLUMNS, values, strict=True)),
         }
-        response = {"response_ids": list(text.response), "limit": text.limit, "finished": text.response[-1] in pair.stop_tokens}
+        response = {
+            "response_ids": list(text.response),
+            "limit": text.limit,
+            "finished": text.response[-1] in pair.stop_tokens,
+        }
         columns.append(response | {name: column.cpu().numpy() for name, column in tensors.items()})
     return columns
 
 
 class _Start(NamedTuple):
-    """What follows from the states along one response: its outcomes, and the first tokens of its b branches."""
+    """What follows from the states along one response: its outcomes, and the first tokens of its b
+    branches.
+    """
 
     accepted: Tensor  # (Q, N) bool
     values: Tensor  # (C, N), the columns of its tokens
@@ -113,40 +157,69 @@ class _Start(NamedTuple):
     uniform: Tensor  # (b, K), their numbers
 
 
-def _start(pair: Pair, number: int, text: ResponseToRecord, draft_hidden: Tensor, target_hidden: Tensor, warp: Warp) -> _Start:
-    """Return the start of recording the response in row `number` of a batch, from the states (T, H) of both models there."""
+def _start(
+    pair: Pair,
+    number: int,
+    text: ResponseToRecord,
+    draft_hidden: Tensor,
+    target_hidden: Tensor,
+    warp: Warp,
+) -> _Start:
+    """Return the start of recording the response in row `number` of a batch, from the states (T, H)
+    of both models there.
+    """
     used = slice(len(text.prompt) - 1, len(text.prompt) + len(text.response) - 1)
-    draft_hidden, target_hidden = draft_hidden[used], target_hidden[used]
-    tokens, num_samples = torch.tensor(list(text.response), device=pair.draft_lm.device), len(text.accept)
-    accept, reject, branch = (numbers.to(tokens.device) for numbers in (text.accept, text.reject, text.branch))
+    draft_hidden = draft_hidden[used]
+    target_hidden = target_hidden[used]
+    tokens = torch.tensor(list(text.response), device=pair.draft_lm.device)
+    num_samples = len(text.accept)
+    accept, reject, branch = (
+        numbers.to(tokens.device) for numbers in (text.accept, text.reject, text.branch)
+    )
     parts = []
-    for piece in torch.arange(len(tokens), device=tokens.device).split(max(1, SLICE_ELEMENTS // pair.vocab_size // num_samples)):
+    for piece in torch.arange(len(tokens), device=tokens.device).split(
+        max(1, SLICE_ELEMENTS // pair.vocab_size // num_samples)
+    ):
         draft_logits = pair.draft_lm.logits(draft_hidden[piece])
         target_logits = pair.target_lm.logits(target_hidden[piece.to(target_hidden.device)])
-        draft_probs, target_probs = warp(draft_logits), warp(target_logits.to(tokens.device))
+        draft_probs = warp(draft_logits)
+        target_probs = warp(target_logits.to(tokens.device))
         check_finite(pair.draft_id, draft_probs)
         check_finite(pair.target_id, target_probs)
         emitted = tokens[piece]
-        # The share of the target's probability of a token that comes from an accepted draft token: min(d, t) / t.
-        came_from_draft = accept_prob(*(probs.gather(1, emitted[:, None]).squeeze(1) for probs in (draft_probs, target_probs)))
+        # The share of the target's probability of a token that comes from an accepted draft token:
+        # min(d, t) / t.
+        came_from_draft = accept_prob(
+            *(probs.gather(1, emitted[:, None]).squeeze(1) for probs in (draft_probs, target_probs))
+        )
         residual = (draft_probs - target_probs).clamp_min(0)
-        # Where rounding leaves nothing that could have been rejected, the two distributions are the same.
+        # Where rounding leaves nothing that could have been rejected, the two distributions are the
+        # same.
         accepted = (accept[:, piece] < came_from_draft) | (residual.sum(dim=1) <= 0)
         draft_sample, row = (~accepted & (piece < text.limit - 1)).nonzero(as_tuple=True)
         rejected = sample(residual[row], reject[draft_sample, piece[row]])
         columns = _values(pair.draft_lm, draft_logits, draft_probs, emitted)
         rejected_columns = _values(pair.draft_lm, draft_logits[row], draft_probs[row], rejected)
         parts.append((accepted, columns, draft_sample, piece[row], rejected, rejected_columns))
-    accepted, values, draft_sample, start, first, first_values = (torch.cat(part, dim=-1) for part in zip(*parts, strict=True))
+    accepted, values, draft_sample, start, first, first_values = (
+        torch.cat(part, dim=-1) for part in zip(*parts, strict=True)
+    )
     order = torch.argsort(start * num_samples + draft_sample)  # branches are stored by position
-    draft_sample, start = draft_sample[order], start[order]
+    draft_sample = draft_sample[order]
+    start = start[order]
     lengths = (text.limit - 1 - start).clamp_max(branch.shape[-1])
-    begun = Branches(torch.full_like(start, number), len(text.prompt) + start, first[order, None], lengths)
-    return _Start(accepted, values, draft_sample, begun, first_values[:, order], branch[draft_sample, start])
+    begun = Branches(
+        torch.full_like(start, number), len(text.prompt) + start, first[order, None], lengths
+    )
+    return _Start(
+        accepted, values, draft_sample, begun, first_values[:, order], branch[draft_sample, start]
+    )
 
 
 def _values(draft: LanguageModel, logits: Tensor, distribution: Tensor, tokens: Tensor) -> Tensor:
-    """Return COLUMNS (C, n) of `tokens` (n,) sampled from draft `logits` and their warped `distribution` (n, V)."""
+    """Return COLUMNS (C, n) of `tokens` (n,) sampled from draft `logits` and their warped
+    `distribution` (n, V).
+    """
     size = CACHED if logits.device.type == "cpu" else logits.numel()
     parts = [
         drafting_features(RECORDED, logits[piece], tokens[piece], kept_tokens=draft.kept_tokens)
@@ -156,17 +229,33 @@ def _values(draft: LanguageModel, logits: Tensor, distribution: Tensor, tokens: 
     return torch.stack([*features, distribution.gather(1, tokens[:, None]).squeeze(1)]).float()
 
 
-NODES_AT_ONCE = 512  # of branches whose states are computed together: more attend to more keys that they do not see
-LEAST_SURVIVAL = 0.05  # of a branch, below which the target does not read on: no ceiling drafts on that is rejected so surely
-DEPTHS = (1, 2, 3, 5, 8, 12)  # to which branches are read before those with less survival are left out
+# Of branches whose states are computed together: more attend to more keys that they do not see
+NODES_AT_ONCE = 512
+# Of a branch, below which the target does not read on: no ceiling drafts on that is rejected so
+# surely
+LEAST_SURVIVAL = 0.05
+DEPTHS = (
+    1,
+    2,
+    3,
+    5,
+    8,
+    12,
+)  # to which branches are read before those with less survival are left out
 
 
 def node_states(
     reader: TextReader, prompt: Sequence[int], response: Sequence[int], branches: Branches
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield tokens (n,) of all nodes of a response in order, and the hidden states (n, H) that a model predicts them from."""
-    device, longest = reader.lm.device, branches.tokens.shape[1]
-    yield torch.tensor(list(response), device=device), reader.read([*prompt, *response][:-1])[len(prompt) - 1 :]
+    """Yield tokens (n,) of all nodes of a response in order, and the hidden states (n, H) that a
+    model predicts them from.
+    """
+    device = reader.lm.device
+    longest = branches.tokens.shape[1]
+    yield (
+        torch.tensor(list(response), device=device),
+        reader.read([*prompt, *response][:-1])[len(prompt) - 1 :],
+    )
     branches, all_rows = branches.to(device), torch.arange(len(branches.lengths), device=device)
     for rows in all_rows.split(NODES_AT_ONCE // longest) if len(all_rows) else ():
         number, depth = branches.used[rows].nonzero(as_tuple=True)
@@ -176,21 +265,36 @@ def node_states(
 
 @torch.no_grad()
 def target_probs(
-    reader: TextReader, warp: Warp, prompt: Sequence[int], response: Sequence[int], branches: Branches, draft_prob: Tensor
+    reader: TextReader,
+    warp: Warp,
+    prompt: Sequence[int],
+    response: Sequence[int],
+    branches: Branches,
+    draft_prob: Tensor,
 ) -> Tensor:
     """Return the target's probability (nodes,) of the token of each node of a response.
 
-    It is zero for the nodes of a branch from where on the tokens before them survive with less than LEAST_SURVIVAL, by the
-    draft's `draft_prob` (nodes,) and the target's. `reader` reads the target.
+    It is zero for the nodes of a branch from where on the tokens before them survive with less than
+    LEAST_SURVIVAL, by the draft's `draft_prob` (nodes,) and the target's. `reader` reads the
+    target.
     """
-    lm, device = reader.lm, reader.lm.device
+    lm = reader.lm
+    device = reader.lm.device
 
     def probs_of(states: Tensor, tokens: Tensor) -> Tensor:
-        parts = [warp(lm.logits(states[piece])) for piece in slices(len(tokens), lm.vocab_size, SLICE_ELEMENTS)]
+        parts = [
+            warp(lm.logits(states[piece]))
+            for piece in slices(len(tokens), lm.vocab_size, SLICE_ELEMENTS)
+        ]
         return torch.cat(parts).gather(1, tokens[:, None]).squeeze(1)
 
-    states, ids = reader.read([*prompt, *response][:-1])[len(prompt) - 1 :], torch.tensor(list(response), device=device)
-    of_response, branches, longest = probs_of(states, ids), branches.to(device), branches.tokens.shape[1]
+    states = reader.read([*prompt, *response][:-1])[len(prompt) - 1 :]
+    ids = torch.tensor(list(response), device=device)
+    of_response, branches, longest = (
+        probs_of(states, ids),
+        branches.to(device),
+        branches.tokens.shape[1],
+    )
     of_draft, of_target = of_response.new_zeros((2, *branches.tokens.shape))
     of_draft[branches.used] = draft_prob[len(ids) :].to(of_draft)
     alive = torch.arange(len(branches.lengths), device=device)
@@ -199,10 +303,14 @@ def target_probs(
         survival = of_draft.new_ones(len(rows))
         for first, end in pairwise((0, *(depth for depth in DEPTHS if depth < longest), longest)):
             goes_on = (survival >= LEAST_SURVIVAL) & (branches.lengths[rows] > first)
-            rows, survival = rows[goes_on], survival[goes_on]
+            rows = rows[goes_on]
+            survival = survival[goes_on]
             number, depth = branches.used[rows, first:end].nonzero(as_tuple=True)
-            row, depth = rows[number], depth + first
-            of_target[row, depth] = probs_of(reader.states(branches, row, depth), branches.tokens[row, depth])
+            row = rows[number]
+            depth = depth + first
+            of_target[row, depth] = probs_of(
+                reader.states(branches, row, depth), branches.tokens[row, depth]
+            )
             accepted = accept_prob(of_target[rows, first:end], of_draft[rows, first:end])
             survival = survival * accepted.where(branches.used[rows, first:end], 1.0).prod(dim=1)
     return torch.cat([of_response, of_target[branches.used]])

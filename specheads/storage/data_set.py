@@ -29,13 +29,21 @@ SCHEMA = pa.schema(
 
 
 def load_split(folder: Path, split: str) -> "datasets.Dataset":
-    """Return one split of a complete cache, mapped from disk. Raises UserError if it has no rows."""
+    """Return one split of a complete cache, mapped from disk.
+
+    Raises UserError if it has no rows.
+    """
     import datasets  # slow to import, and only readers need it
 
-    names = sorted(name for name in read_manifest(folder).get("shards", {}) if name.startswith(f"{split}-"))
+    names = sorted(
+        name for name in read_manifest(folder).get("shards", {}) if name.startswith(f"{split}-")
+    )
     files = [str(folder / name) for name in names]
     if not files:
-        raise UserError(f"{folder} has no rows of split {split!r}; data.num_{split}= must be above 0 to generate some.")
+        raise UserError(
+            f"{folder} has no rows of split {split!r}; data.num_{split}= must be above 0 to"
+            " generate some."
+        )
     datasets.disable_progress_bars()
     # `datasets` writes the rows once more, in a form that can be mapped into memory.
     return datasets.Dataset.from_parquet(files, cache_dir=str(folder.absolute() / ".arrow"))

@@ -22,9 +22,12 @@ _MODE = 0o666 & ~_umask  # files get the mode that `open` gives them
 
 
 def write_whole(path: Path, write: Callable[[Path], object], writer: str = "") -> None:
-    """Let `write` fill a temporary file next to `path`, then rename it; after a kill `path` is the old file or the new one.
+    """Let `write` fill a temporary file next to `path`, then rename it.
 
-    `writer` is in the temporary name, where several processes may write the same file at the same time.
+    After a kill `path` is the old file or the new one.
+
+    `writer` is in the temporary name, where several processes may write the same file at the same
+    time.
     """
     temporary = temporary_of(path, writer)
     if temporary.is_symlink():  # it would be written through, to a file elsewhere
@@ -34,12 +37,16 @@ def write_whole(path: Path, write: Callable[[Path], object], writer: str = "") -
     except Exception:
         temporary.unlink(missing_ok=True)  # a full disk needs the space
         raise
-    os.chmod(temporary, _MODE)  # some writers let nobody else read their files, as in a folder that several users share
+    os.chmod(
+        temporary, _MODE
+    )  # some writers let nobody else read their files, as in a folder that several users share
     os.replace(temporary, path)
 
 
 def cache_folder() -> Path:
-    """Return the folder for files that may be removed, as they can be made again: `$SPECHEADS_CACHE` or `~/.cache/specheads`."""
+    """Return the folder for files that may be removed, as they can be made again:
+    `$SPECHEADS_CACHE` or `~/.cache/specheads`.
+    """
     return Path(os.environ.get("SPECHEADS_CACHE") or Path.home() / ".cache" / "specheads")
 
 
@@ -54,7 +61,10 @@ def checksum(path: Path) -> str:
 
 
 def hash_of(file: Path) -> str:
-    """Return the SHA-256 of a file in hexadecimal digits; it is read again only where its size or time of change is another."""
+    """Return the SHA-256 of a file in hexadecimal digits.
+
+    It is read again only where its size or time of change is another.
+    """
     file = file.resolve()
     if re.fullmatch("[0-9a-f]{64}", file.name):  # as the hub's cache calls its large files
         return file.name
@@ -67,7 +77,9 @@ def hash_of(file: Path) -> str:
         logger.info("reading %s, %s, once for its hash", file, amount(status.st_size))
     digest = checksum(file)
     if time.time() - status.st_mtime > _SETTLED:
-        with contextlib.suppress(OSError):  # a folder that cannot be written: the file is read again
+        with contextlib.suppress(
+            OSError
+        ):  # a folder that cannot be written: the file is read again
             note.parent.mkdir(parents=True, exist_ok=True)
             write_whole(note, lambda temporary: temporary.write_text(digest), str(os.getpid()))
     return digest
@@ -79,16 +91,30 @@ def amount(number: float, billions: str = "GB", millions: str = "MB") -> str:
 
 
 def space_of(what: str, num_bytes: float, folder: Path) -> str:
-    """Return how much disk `what` takes in a folder, which may not exist yet, for the log; warn where less is free."""
-    free = shutil.disk_usage(next(each for each in (folder.absolute(), *folder.absolute().parents) if each.exists())).free
+    """Return how much disk `what` takes in a folder, which may not exist yet, for the log.
+
+    Warn where less is free.
+    """
+    free = shutil.disk_usage(
+        next(each for each in (folder.absolute(), *folder.absolute().parents) if each.exists())
+    ).free
     if num_bytes > free:
-        logger.warning("%s: only %s are free in %s; choose another folder with paths.data=", what, amount(free), folder)
+        logger.warning(
+            "%s: only %s are free in %s; choose another folder with paths.data=",
+            what,
+            amount(free),
+            folder,
+        )
     return f"about {amount(num_bytes)} on disk"
 
 
 def without_home(text: str) -> str:
-    """Return a text with `~` in place of the user's home folder, whose name is often that of a person."""
-    homes = {str(home) for home in (Path.home(), Path.home().resolve()) if home != Path(home.anchor)}
+    """Return a text with `~` in place of the user's home folder, whose name is often that of a
+    person.
+    """
+    homes = {
+        str(home) for home in (Path.home(), Path.home().resolve()) if home != Path(home.anchor)
+    }
     for home in sorted(homes, key=len, reverse=True):
         text = re.sub(rf"(?<![\w.-]){re.escape(home)}(?![\w.-])", "~", text)
     return text
@@ -101,11 +127,16 @@ def temporary_of(path: Path, writer: str = "") -> Path:
 
 def write_json(path: Path, content: Any, writer: str = "") -> None:
     """Write `content` as a JSON file that is complete or absent; `writer` as for `write_whole`."""
-    write_whole(path, lambda temporary: temporary.write_text(json.dumps(content, indent=2) + "\n"), writer)
+    write_whole(
+        path, lambda temporary: temporary.write_text(json.dumps(content, indent=2) + "\n"), writer
+    )
 
 
 def read_json(path: Path) -> Any:
-    """Return the content of a JSON file in UTF-8. Raises OSError, and ValueError whose message says what is wrong in it."""
+    """Return the content of a JSON file in UTF-8.
+
+    Raises OSError, and ValueError whose message says what is wrong in it.
+    """
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except UnicodeDecodeError as error:
@@ -115,7 +146,10 @@ def read_json(path: Path) -> Any:
 
 
 def lock(path: Path) -> FileLock | None:
-    """Return the lock of the file `path`, held until it is released or the process ends; None if another process has it."""
+    """Return the lock of the file `path`, held until it is released or the process ends.
+
+    None if another process has it.
+    """
     held = FileLock(path, mode=0o666, blocking=False, thread_local=False)
     try:
         held.acquire()
@@ -126,7 +160,10 @@ def lock(path: Path) -> FileLock | None:
 
 @contextlib.contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Hold the lock of a folder, as soon as no other process has it; the log says if one is waited for. Raises OSError."""
+    """Hold the lock of a folder, as soon as no other process has it.
+
+    The log says if one is waited for. Raises OSError.
+    """
     held = lock(folder / ".lock")
     if held is None:
         logger.info("waiting for another process, which is at work in %s", folder)

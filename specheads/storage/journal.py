@@ -1,4 +1,6 @@
-"""The measurements of a live sweep, a line per prompt with its checksum, so that an interrupted sweep can resume."""
+"""The measurements of a live sweep, a line per prompt with its checksum, so that an interrupted
+sweep can resume.
+"""
 
 import json
 import logging
@@ -16,20 +18,34 @@ _KEYS = {"prompt", "entry", "crc32"}
 
 
 class Journal:
-    """A JSON-lines file: first the provenance of the sweep, then one entry per finished prompt, which is measured once only."""
+    """A JSON-lines file: first the provenance of the sweep, then one entry per finished prompt,
+    which is measured once only.
+    """
 
     def __init__(self, path: Path, provenance: Mapping[str, Any]) -> None:
-        """Open `path` and keep its entries if its provenance is the same; incomplete and damaged lines are dropped."""
-        self.path, provenance = path, json.loads(json.dumps(provenance))  # as JSON returns it: tuples become lists
+        """Open `path` and keep its entries if its provenance is the same.
+
+        Incomplete and damaged lines are dropped.
+        """
+        self.path, provenance = (
+            path,
+            json.loads(json.dumps(provenance)),
+        )  # as JSON returns it: tuples become lists
         header, *lines = _lines(path) or [{}]
         earlier = header.get("provenance") if isinstance(header, dict) else None
         kept = [line for line in lines if _is_entry(line)] if earlier == provenance else []
         if lines and earlier != provenance:
             known = earlier if isinstance(earlier, dict) else {}
             other = ", ".join(name for name in provenance if known.get(name) != provenance[name])
-            logger.warning("%s starts from the beginning: it was measured with another %s", path, other)
+            logger.warning(
+                "%s starts from the beginning: it was measured with another %s", path, other
+            )
         elif len(kept) < len(lines):
-            logger.warning("%s: %d incomplete or damaged lines are measured again", path, len(lines) - len(kept))
+            logger.warning(
+                "%s: %d incomplete or damaged lines are measured again",
+                path,
+                len(lines) - len(kept),
+            )
         self.entries: dict[int | str, Entry] = {line["prompt"]: line["entry"] for line in kept}
         text = "".join(json.dumps(line) + "\n" for line in [{"provenance": provenance}, *kept])
         write_whole(path, lambda temporary: temporary.write_text(text))
@@ -37,7 +53,10 @@ class Journal:
     def add(self, prompt: int | str, entry: Entry) -> None:
         self.entries[prompt] = entry
         with self.path.open("a") as stream:
-            stream.write(json.dumps({"prompt": prompt, "entry": entry, "crc32": _checksum(prompt, entry)}) + "\n")
+            stream.write(
+                json.dumps({"prompt": prompt, "entry": entry, "crc32": _checksum(prompt, entry)})
+                + "\n"
+            )
 
 
 def _checksum(prompt: int | str, entry: Entry) -> int:
@@ -45,11 +64,17 @@ def _checksum(prompt: int | str, entry: Entry) -> int:
 
 
 def _is_entry(line: object) -> bool:
-    return isinstance(line, dict) and line.keys() == _KEYS and line["crc32"] == _checksum(line["prompt"], line["entry"])
+    return (
+        isinstance(line, dict)
+        and line.keys() == _KEYS
+        and line["crc32"] == _checksum(line["prompt"], line["entry"])
+    )
 
 
 def _lines(path: Path) -> list[Entry]:
-    """Return the lines of a file, empty ones for those that are not JSON, none if it does not exist."""
+    """Return the lines of a file, empty ones for those that are not JSON, none if it does not
+    exist.
+    """
     lines: list[Entry] = []
     if path.is_file():
         for line in path.read_text(encoding="utf-8", errors="replace").splitlines():

@@ -1,6 +1,8 @@
-"""Run folders, `outputs/<command>/<date_time>/`: the same command finds an interrupted run again and resumes it.
+"""Run folders, `outputs/<command>/<date_time>/`: the same command finds an interrupted run again
+and resumes it.
 
-`run.json` in a folder holds the run's key, which identifies its configuration, and whether the run is finished.
+`run.json` in a folder holds the run's key, which identifies its configuration, and whether the run
+is finished.
 """
 
 import contextlib
@@ -18,25 +20,38 @@ from specheads.storage.files import lock, write_json
 
 logger = logging.getLogger(__name__)
 
-STATE, LOCK = "run.json", ".lock"
+STATE = "run.json"
+LOCK = ".lock"
 
 # Locks of the run folders that this process has taken, held until it ends.
 _locks: dict[Path, FileLock] = {}
 
 
 def run_folder(parent: Path, key: str, resume: bool = True) -> Path:
-    """Return the newest folder under `parent` of an unfinished run with this key, or else a new one, locked for this process."""
-    states = {state.parent: read_state(state.parent) for state in parent.glob(f"*/{STATE}")} if resume else {}
+    """Return the newest folder under `parent` of an unfinished run with this key, or else a new
+    one, locked for this process.
+    """
+    states = (
+        {state.parent: read_state(state.parent) for state in parent.glob(f"*/{STATE}")}
+        if resume
+        else {}
+    )
     same = [folder for folder, state in states.items() if state.get("key") == key]
     # The clock may have been set back between two runs, so their numbers decide first.
     newest = max(same, key=lambda folder: (_number(states[folder]), folder.name), default=None)
     if newest and not states[newest].get("finished"):
         if take(newest):
             return newest
-        logger.warning("another process still works in %s, the unfinished run of this command; a new run begins", newest)
+        logger.warning(
+            "another process still works in %s, the unfinished run of this command; a new run"
+            " begins",
+            newest,
+        )
     stamp = time.strftime("%Y-%m-%d_%H-%M-%S")
     for number in itertools.count(1):
-        folder = parent / (stamp if number == 1 else f"{stamp}-{number}")  # another run may have begun in the same second
+        folder = parent / (
+            stamp if number == 1 else f"{stamp}-{number}"
+        )  # another run may have begun in the same second
         with contextlib.suppress(FileExistsError):
             folder.mkdir(parents=True)
             if take(folder):
@@ -71,27 +86,45 @@ def read_state(folder: Path) -> dict[str, Any]:
 
 
 def has_ended(folder: Path, top: Path) -> bool:
-    """Return whether all runs that `folder` (below `top`) belongs to are finished; without runs it counts as finished."""
+    """Return whether all runs that `folder` (below `top`) belongs to are finished.
+
+    Without runs it counts as finished.
+    """
     states = [read_state(parent) for parent in folder.parents if parent.is_relative_to(top)]
     return all(state.get("finished") for state in states if state)
 
 
 def begin(folder: Path, key: str, resume: bool = True) -> None:
-    """Lock a run folder and record that the run has begun. Raises UserError if another process is working in it."""
+    """Lock a run folder and record that the run has begun.
+
+    Raises UserError if another process is working in it.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     if not take(folder):
-        raise UserError(f"another run is working in {folder}; wait until it has finished, or use another folder.")
+        raise UserError(
+            f"another run is working in {folder}; wait until it has finished, or use another"
+            " folder."
+        )
     state = read_state(folder)
     resumed = resume and state.get("key") == key and not state.get("finished")
     if resumed:
         logger.info("resuming the unfinished run in %s (resume=false starts a new one)", folder)
-    others = [read_state(other.parent) for other in folder.parent.glob(f"*/{STATE}") if other.parent != folder]
+    others = [
+        read_state(other.parent)
+        for other in folder.parent.glob(f"*/{STATE}")
+        if other.parent != folder
+    ]
     number = _number(state) or 1 + max(map(_number, others), default=0)
-    write_json(folder / STATE, {"key": key, "number": number, "finished": False, "resumed": resumed})
+    write_json(
+        folder / STATE, {"key": key, "number": number, "finished": False, "resumed": resumed}
+    )
 
 
 def begin_job(sweep: Path, folder: Path) -> bool:
-    """Begin one job of a sweep; return False if an interrupted run of this sweep has finished it already."""
+    """Begin one job of a sweep.
+
+    Return False if an interrupted run of this sweep has finished it already.
+    """
     if is_resumed(sweep) and read_state(folder).get("finished"):
         logger.info("already done: %s", folder)
         return False

@@ -1,6 +1,7 @@
 """Caches on disk: `<fingerprint>/` with shards and a manifest of their checksums.
 
-A shard appears by rename, then a note with its checksum, `.<shard>.json`. When all exist, the manifest lists them, the notes go.
+A shard appears by rename, then a note with its checksum, `.<shard>.json`. When all exist, the
+manifest lists them, the notes go.
 """
 
 import contextlib
@@ -28,22 +29,35 @@ FORMAT_VERSION = 2
 MANIFEST = "manifest.json"
 FILE_BYTES = 8192  # of a Parquet file of many columns, without its rows
 
-Entry = dict[str, Any]  # `rows` and `sha256` of a shard; in a note also `of`, the fingerprint of its cache
+Entry = dict[
+    str, Any
+]  # `rows` and `sha256` of a shard; in a note also `of`, the fingerprint of its cache
 
 
 def fingerprint(provenance: Mapping[str, Any]) -> str:
-    """Return the name of the cache with this provenance: JSON values of everything that decides its content."""
-    return hashlib.sha256(json.dumps({**provenance, "format_version": FORMAT_VERSION}, sort_keys=True).encode()).hexdigest()[:16]
+    """Return the name of the cache with this provenance: JSON values of everything that decides its
+    content.
+    """
+    return hashlib.sha256(
+        json.dumps({**provenance, "format_version": FORMAT_VERSION}, sort_keys=True).encode()
+    ).hexdigest()[:16]
 
 
 class ShardStore:
     """One cache folder, opened for writing. Raises UserError if its manifest cannot be used."""
 
-    def __init__(self, folder: Path, provenance: Mapping[str, Any], schema: pa.Schema | None = None) -> None:
-        self.folder, self.schema = folder, schema
-        self.provenance = json.loads(json.dumps(dict(provenance)))  # as JSON returns it: tuples become lists
+    def __init__(
+        self, folder: Path, provenance: Mapping[str, Any], schema: pa.Schema | None = None
+    ) -> None:
+        self.folder = folder
+        self.schema = schema
+        self.provenance = json.loads(
+            json.dumps(dict(provenance))
+        )  # as JSON returns it: tuples become lists
         folder.mkdir(parents=True, exist_ok=True)
-        self._checksum = cache(lambda path, *status: checksum(path))  # time, size and number tell whether a file is the same
+        self._checksum = cache(
+            lambda path, *status: checksum(path)
+        )  # time, size and number tell whether a file is the same
         self._announced: tuple[str, Sequence[int]] | None = None
         self._writer = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(2)}"
         self._read()
@@ -51,30 +65,50 @@ class ShardStore:
     def _read(self) -> None:
         manifest = read_manifest(self.folder)
         if manifest and manifest.get("provenance") != self.provenance:
-            logger.warning("data: %s belongs to another cache; its shards will be made again", self.folder / MANIFEST)
+            logger.warning(
+                "data: %s belongs to another cache; its shards will be made again",
+                self.folder / MANIFEST,
+            )
             manifest = {}
         self.shards: dict[str, Entry] = manifest.get("shards", {})
         self._is_known = bool(manifest)
         self._declared_complete = manifest.get("complete", False)
 
     def has(self, name: str) -> bool:
-        """Return whether a shard exists with the checksum that was noted; a damaged or foreign one counts as missing."""
-        path, entry = self.folder / name, self.shards.get(name)
+        """Return whether a shard exists with the checksum that was noted.
+
+        A damaged or foreign one counts as missing.
+        """
+        path = self.folder / name
+        entry = self.shards.get(name)
         if entry is None or not path.is_file():
             return False
         status = path.stat()
-        return self._checksum(path, status.st_mtime_ns, status.st_size, status.st_ino) == entry["sha256"]
+        return (
+            self._checksum(path, status.st_mtime_ns, status.st_size, status.st_ino)
+            == entry["sha256"]
+        )
 
     def is_complete(self) -> bool:
-        """Return whether an earlier run finished this cache and no shard has changed; the log names those that have."""
+        """Return whether an earlier run finished this cache and no shard has changed.
+
+        The log names those that have.
+        """
         damaged = [name for name in self.shards if not self.has(name)]
         if damaged:
-            logger.warning("data: %s in %s is missing or damaged and will be made again", ", ".join(damaged), self.folder)
+            logger.warning(
+                "data: %s in %s is missing or damaged and will be made again",
+                ", ".join(damaged),
+                self.folder,
+            )
         return self._declared_complete and bool(self.shards) and not damaged
 
     @contextlib.contextmanager
     def missing(self, names: Sequence[str]) -> Iterator[list[str]]:
-        """Lock the cache, as soon as no other process has it; give the shards among `names` that do not exist."""
+        """Lock the cache, as soon as no other process has it.
+
+        Give the shards among `names` that do not exist.
+        """
         with locked(self.folder):
             yield self.still_missing(names)
 
@@ -84,20 +118,27 @@ class ShardStore:
         return [name for name in names if not self.has(name)]
 
     def announce(self, what: str, counts: Sequence[int]) -> None:
-        """Log the size of shards with so many rows, as soon as one of them tells how many bytes a row takes."""
+        """Log the size of shards with so many rows, as soon as one of them tells how many bytes a
+        row takes.
+        """
         self._announced = what, counts
 
     def write(self, name: str, rows: Sequence[Mapping[str, Any]]) -> None:
         table = pa.Table.from_pylist(list(rows), schema=self.schema)
-        self.put(name, len(rows), lambda temporary: pq.write_table(table, temporary, compression="zstd"))
+        self.put(
+            name, len(rows), lambda temporary: pq.write_table(table, temporary, compression="zstd")
+        )
 
     def put(self, name: str, num_rows: int, write: Callable[[Path], Any]) -> None:
         """Let `write` make the file of a shard, and note its checksum next to it."""
         if not self._is_known:
             self._write_manifest(complete=False)
-        path, entry = self.folder / name, {"rows": num_rows, "sha256": "", "of": fingerprint(self.provenance)}
+        path = self.folder / name
+        entry = {"rows": num_rows, "sha256": "", "of": fingerprint(self.provenance)}
         for of_shard in (name, _note_of(path).name):
-            for left in self.folder.glob(f".{glob.escape(of_shard)}*.tmp"):  # a worker that was killed left them
+            for left in self.folder.glob(
+                f".{glob.escape(of_shard)}*.tmp"
+            ):  # a worker that was killed left them
                 left.unlink(missing_ok=True)
 
         def write_summed(temporary: Path) -> None:
@@ -109,13 +150,19 @@ class ShardStore:
         self.shards[name] = entry
         self.journal(name).unlink(missing_ok=True)
         if self._announced:
-            (what, counts), self._announced, size = self._announced, None, path.stat().st_size
-            fixed, total = min(FILE_BYTES, size), sum(counts)
+            (what, counts) = self._announced
+            self._announced = None
+            size = path.stat().st_size
+            fixed = min(FILE_BYTES, size)
+            total = sum(counts)
             needed = fixed * len(counts) + (size - fixed) / num_rows * total
             logger.info("%s: %s for %d rows", what, space_of(what, needed, self.folder), total)
 
     def journal(self, name: str) -> Path:
-        """Return the file of what a shard needs that has been made already; it goes once the shard is written."""
+        """Return the file of what a shard needs that has been made already.
+
+        It goes once the shard is written.
+        """
         return self.folder / f".{name}.jsonl"
 
     def complete(self, names: Sequence[str]) -> None:
@@ -124,11 +171,21 @@ class ShardStore:
         self._write_manifest(complete=True)
         for name in names:
             _note_of(self.folder / name).unlink(missing_ok=True)
-            self.journal(name).unlink(missing_ok=True)  # a process was killed right after it had written the shard
+            self.journal(name).unlink(
+                missing_ok=True
+            )  # a process was killed right after it had written the shard
 
     def _write_manifest(self, complete: bool) -> None:
-        shards = {name: {key: entry[key] for key in ("rows", "sha256")} for name, entry in sorted(self.shards.items())}
-        content = {"format_version": FORMAT_VERSION, "complete": complete, "provenance": self.provenance, "shards": shards}
+        shards = {
+            name: {key: entry[key] for key in ("rows", "sha256")}
+            for name, entry in sorted(self.shards.items())
+        }
+        content = {
+            "format_version": FORMAT_VERSION,
+            "complete": complete,
+            "provenance": self.provenance,
+            "shards": shards,
+        }
         write_json(self.folder / MANIFEST, content, self._writer)
         self._is_known = True
 
@@ -139,41 +196,66 @@ def _note_of(path: Path) -> Path:
 
 
 def _noted(folder: Path, provenance: Mapping[str, Any]) -> Iterator[tuple[str, Entry]]:
-    """Yield the names of shards of this cache that were finished since its manifest was written, and what is noted about them."""
+    """Yield the names of shards of this cache that were finished since its manifest was written,
+    and what is noted about them.
+    """
     for note in sorted(folder.glob(".*.json")):
         with contextlib.suppress(OSError, ValueError):
             entry = read_json(note)
-            if isinstance(entry, dict) and entry.keys() >= {"rows", "sha256"} and entry.get("of") == fingerprint(provenance):
+            if (
+                isinstance(entry, dict)
+                and entry.keys() >= {"rows", "sha256"}
+                and entry.get("of") == fingerprint(provenance)
+            ):
                 yield note.name[1:].removesuffix(".json"), entry
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
-    """Return a cache's manifest with the shards that were finished since, empty if there is none; raises UserError for others."""
+    """Return a cache's manifest with the shards that were finished since, empty if there is none.
+
+    Raises UserError for others.
+    """
     path = folder / MANIFEST
     try:
         manifest = read_json(path) if path.is_file() else {}
     except ValueError as error:
-        raise UserError(f"{path} is not valid JSON ({error}); delete it, and its shards will be made again.") from None
+        raise UserError(
+            f"{path} is not valid JSON ({error}); delete it, and its shards will be made again."
+        ) from None
     if not isinstance(manifest, dict) or not manifest:
         return {}
     shards = manifest.setdefault("shards", {})
     if not isinstance(shards, dict) or not all(
         isinstance(entry, dict) and entry.keys() >= {"rows", "sha256"} for entry in shards.values()
     ):
-        raise UserError(f"{path} does not list shards with their checksums; delete it, and its shards will be made again.")
+        raise UserError(
+            f"{path} does not list shards with their checksums; delete it, and its shards will be"
+            " made again."
+        )
     shards |= _noted(folder, manifest.get("provenance") or {})
     for name in shards:  # someone else's cache must not name files elsewhere
-        if name in ("", ".", "..") or "\0" in name or Path(name).name != name or (folder / name).is_symlink():
+        if (
+            name in ("", ".", "..")
+            or "\0" in name
+            or Path(name).name != name
+            or (folder / name).is_symlink()
+        ):
             raise UserError(
-                f"{path} names {name!r}, which must be a file in that folder, not a path or a link; "
-                "delete the folder if you did not make it, and its shards will be made again."
+                f"{path} names {name!r}, which must be a file in that folder, not a path or a link;"
+                " delete the folder if you did not make it, and its shards will be made again."
             )
     return manifest
 
 
 def made_manifest(folder: Path) -> dict[str, Any]:
-    """Return the manifest of a cache folder that was made before. Raises UserError if there is none."""
+    """Return the manifest of a cache folder that was made before.
+
+    Raises UserError if there is none.
+    """
     manifest = read_manifest(folder)
     if not manifest:
-        raise UserError(f"{folder / MANIFEST} is gone or empty; run the same command again, which makes its shards again.")
+        raise UserError(
+            f"{folder / MANIFEST} is gone or empty; run the same command again, which makes its"
+            " shards again."
+        )
     return manifest

@@ -1,4 +1,6 @@
-"""The base of all trained modules: a loss over a whole optimizer step, and curves that a checkpoint holds."""
+"""The base of all trained modules: a loss over a whole optimizer step, and curves that a checkpoint
+holds.
+"""
 
 import math
 from collections.abc import Callable, Sequence
@@ -13,21 +15,30 @@ from specheads.training.settings import Optimizer
 
 
 class CurveModule(L.LightningModule):
-    """A module whose loss is `sum of weighted losses / sum of weights` over a whole optimizer step, of all processes.
+    """A module whose loss is `sum of weighted losses / sum of weights` over a whole optimizer step,
+    of all processes.
 
-    The second sum is known only at the end of the step, so batches are divided by the weights of its first batch, and gradients
-    are corrected before they are clipped. Curves are in checkpoints, because a log file may be older or newer than those.
+    The second sum is known only at the end of the step, so batches are divided by the weights of
+    its first batch, and gradients are corrected before they are clipped. Curves are in checkpoints,
+    because a log file may be older or newer than those.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.history: list[tuple[int, dict[str, float]]] = []
-        self._sums: list[Tensor] = []  # each batch of this step, over all processes (2, n + m), see `loss_of_batch`
+        self._sums: list[
+            Tensor
+        ] = []  # each batch of this step, over all processes (2, n + m), see `loss_of_batch`
         self._num_losses = 0
         self._history_is_logged = False
 
-    def loss_of_batch(self, batch_index: int, losses: Tensor, weights: Tensor, measures: Tensor | None = None) -> Tensor:
-        """Return a batch's loss from (n,) sums of losses and of weights; `measures` (2, m) are recorded, but not learned from."""
+    def loss_of_batch(
+        self, batch_index: int, losses: Tensor, weights: Tensor, measures: Tensor | None = None
+    ) -> Tensor:
+        """Return a batch's loss from (n,) sums of losses and of weights.
+
+        `measures` (2, m) are recorded, but not learned from.
+        """
         del self._sums[batch_index % self.trainer.accumulate_grad_batches :]
         self._num_losses = len(losses)
         counts = self.trainer.datamodule.has_rows("train", batch_index)
@@ -35,30 +46,47 @@ class CurveModule(L.LightningModule):
         sums = torch.stack([losses.detach(), weights])
         sums = (sums if measures is None else torch.cat([sums, measures], dim=1)) * counts
         self._sums.append(self.all_gather(sums).reshape(-1, *sums.shape).sum(0))
-        # Gradients are averaged over processes, so losses are divided by the mean weights of a process.
+        # Gradients are averaged over processes, so losses are divided by the mean weights of a
+        # process.
         return (losses / (self._first_weights() / self.trainer.world_size)).sum()
 
     def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
-        """Correct the gradients of a step of several batches, and add its losses and measures to the curves."""
+        """Correct the gradients of a step of several batches, and add its losses and measures to
+        the curves.
+        """
         sums, weights = torch.stack(self._sums).sum(0)
         weights = _or_one(weights)
         count = self.trainer.accumulate_grad_batches
-        if count > 1:  # Lightning has divided every batch by it, even in an epoch's last step, which may have fewer batches
+        if (
+            count > 1
+            # Lightning has divided every batch by it, even in an epoch's last step, which may have
+            # fewer batches
+        ):
             self.scale_gradients(count * self._first_weights() / weights[: self._num_losses])
         values = sums / weights
         if self.global_step % self.trainer.log_every_n_steps == 0:
-            self.record({f"train/{name}": value for name, value in self.named_values(values.tolist()).items()})
+            self.record(
+                {
+                    f"train/{name}": value
+                    for name, value in self.named_values(values.tolist()).items()
+                }
+            )
         self.log("loss", values[: self._num_losses].mean(), prog_bar=True, logger=False)
 
     def _first_weights(self) -> Tensor:
         return _or_one(self._sums[0][1, : self._num_losses])
 
     def scheduled(self, optimizer: torch.optim.Optimizer, settings: Optimizer) -> dict[str, Any]:
-        """Return an optimizer with the schedule of its learning rate, for `configure_optimizers`."""
+        """Return an optimizer with the schedule of its learning rate, for
+        `configure_optimizers`.
+        """
         share = cosine_after_warmup(self.trainer.estimated_stepping_batches, settings.warmup_share)
         return {
             "optimizer": optimizer,
-            "lr_scheduler": {"scheduler": torch.optim.lr_scheduler.LambdaLR(optimizer, share), "interval": "step"},
+            "lr_scheduler": {
+                "scheduler": torch.optim.lr_scheduler.LambdaLR(optimizer, share),
+                "interval": "step",
+            },
         }
 
     def scale_gradients(self, factors: Tensor) -> None:
@@ -70,7 +98,10 @@ class CurveModule(L.LightningModule):
         raise NotImplementedError
 
     def record(self, metrics: dict[str, float], beforehand: bool = False) -> None:
-        """Add a point to the curves, at the number of optimizer steps done; callbacks see it too once training has begun."""
+        """Add a point to the curves, at the number of optimizer steps done.
+
+        Callbacks see it too once training has begun.
+        """
         self.history.append((self.global_step, {"epoch": self.current_epoch, **metrics}))
         for logger in self.loggers:
             logger.log_metrics(self.history[-1][1], self.global_step)
@@ -86,7 +117,9 @@ class CurveModule(L.LightningModule):
                     logger.log_metrics(metrics, step)
 
     def on_fit_end(self) -> None:
-        """Write the curves of a run whose training was finished before it was interrupted: no step is taken again."""
+        """Write the curves of a run whose training was finished before it was interrupted: no step
+        is taken again.
+        """
         if not self._history_is_logged:
             self.log_history()
 
@@ -104,11 +137,15 @@ def cosine_after_warmup(num_steps: int, warmup_share: float) -> Callable[[int], 
     def share(step: int) -> float:
         if step < warmup:
             return (step + 1) / warmup
-        return 0.5 * (1 + math.cos(math.pi * min(1.0, (step - warmup) / max(1, num_steps - warmup))))
+        return 0.5 * (
+            1 + math.cos(math.pi * min(1.0, (step - warmup) / max(1, num_steps - warmup)))
+        )
 
     return share
 
 
 def _or_one(weights: Tensor) -> Tensor:
-    """Return weights with 1 in place of 0: a loss without weight in a batch or a step is 0 in it."""
+    """Return weights with 1 in place of 0: a loss without weight in a batch or a step is 0 in
+    it.
+    """
     return torch.where(weights > 0, weights, 1.0)

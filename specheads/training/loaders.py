@@ -11,15 +11,28 @@ Key = tuple[int, int]  # epoch and row
 
 
 class EpochSampler(Sampler):
-    """Yields (epoch, row) so that the data knows the epoch; every process takes a part of each batch, of `batch_size` rows.
+    """Yields (epoch, row) so that the data knows the epoch.
 
-    All must take the same steps: without a row in an epoch's last batch, a process takes its first; see `ResumableData.has_rows`.
+    Every process takes a part of each batch, of `batch_size` rows.
+
+    All must take the same steps: without a row in an epoch's last batch, a process takes its first;
+    see `ResumableData.has_rows`.
     """
 
     def __init__(
-        self, num_rows: int, seed: int, shuffle: bool, rank: int = 0, world_size: int = 1, batch_size: int | None = None
+        self,
+        num_rows: int,
+        seed: int,
+        shuffle: bool,
+        rank: int = 0,
+        world_size: int = 1,
+        batch_size: int | None = None,
     ) -> None:
-        self.num_rows, self.seed, self.shuffle, self.rank, self.world_size = num_rows, seed, shuffle, rank, world_size
+        self.num_rows = num_rows
+        self.seed = seed
+        self.shuffle = shuffle
+        self.rank = rank
+        self.world_size = world_size
         self.batch_size = batch_size or world_size
         self.epoch = 0
         self.start = 0  # rows of this process to skip, because the interrupted run has used them
@@ -29,25 +42,36 @@ class EpochSampler(Sampler):
 
     def __len__(self) -> int:
         whole, rest = divmod(self.num_rows, self.batch_size)
-        return whole * (self.batch_size // self.world_size) + len(self.part([(0, row) for row in range(rest)]))
+        return whole * (self.batch_size // self.world_size) + len(
+            self.part([(0, row) for row in range(rest)])
+        )
 
     def keys(self, epoch: int) -> list[Key]:
         """Return the keys of an epoch for all processes."""
         if not self.shuffle:
             return [(0, row) for row in range(self.num_rows)]
-        return [(epoch, int(row)) for row in np.random.default_rng([self.seed, epoch]).permutation(self.num_rows)]
+        return [
+            (epoch, int(row))
+            for row in np.random.default_rng([self.seed, epoch]).permutation(self.num_rows)
+        ]
 
     def part(self, keys: Sequence[Key]) -> list[Key]:
         """Return this process's part of `keys`, which begin at a batch."""
-        batches = (keys[start : start + self.batch_size] for start in range(0, len(keys), self.batch_size))
-        return [key for batch in batches for key in batch[self.rank :: self.world_size] or batch[:1]]
+        batches = (
+            keys[start : start + self.batch_size] for start in range(0, len(keys), self.batch_size)
+        )
+        return [
+            key for batch in batches for key in batch[self.rank :: self.world_size] or batch[:1]
+        ]
 
     def __iter__(self) -> Iterator[Key]:
         return iter(self.part(self.keys(self.epoch))[self.start :])
 
 
 class ResumableLoader(DataLoader):
-    """A loader over an EpochSampler that can resume within an epoch: Lightning keeps its state in checkpoints."""
+    """A loader over an EpochSampler that can resume within an epoch: Lightning keeps its state in
+    checkpoints.
+    """
 
     sampler: EpochSampler
     batch_size: int
@@ -55,7 +79,8 @@ class ResumableLoader(DataLoader):
     skip = 0
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]  # torch declares a private class of iterators
-        self.position, self.skip = self.skip, 0
+        self.position = self.skip
+        self.skip = 0
         self.sampler.start = self.position * self.batch_size
         for batch in super().__iter__():
             self.position += 1
@@ -72,26 +97,46 @@ class ResumableLoader(DataLoader):
 class ResumableData(L.LightningDataModule):
     """Batches from the rows of the splits `train`, `dev` and `test`."""
 
-    def __init__(self, splits: Mapping[str, Any], batch_size: int, seed: int, collate: Callable[[list], Any]) -> None:
-        """Load the rows of `splits`, whose keys are (epoch, row); `batch_size` is that of all processes together."""
+    def __init__(
+        self, splits: Mapping[str, Any], batch_size: int, seed: int, collate: Callable[[list], Any]
+    ) -> None:
+        """Load the rows of `splits`, whose keys are (epoch, row).
+
+        `batch_size` is that of all processes together.
+        """
         super().__init__()
-        self.splits, self.batch_size, self.seed, self.collate = splits, batch_size, seed, collate
+        self.splits = splits
+        self.batch_size = batch_size
+        self.seed = seed
+        self.collate = collate
         self._train: ResumableLoader | None = None
         self._place: dict[str, int] = {}
 
     def loader(self, split: str, shuffle: bool = False, shared: bool = True) -> ResumableLoader:
-        """Return a loader of a split, which is as in epoch 0 unless shuffled; not `shared`, every process gets all rows."""
+        """Return a loader of a split, which is as in epoch 0 unless shuffled.
+
+        Not `shared`, every process gets all rows.
+        """
         rank, world_size = self._place_among_processes() if shared else (0, 1)
         data = self.splits[split]
         sampler = EpochSampler(len(data), self.seed, shuffle, rank, world_size, self.batch_size)
-        return ResumableLoader(data, batch_size=self.batch_size // world_size, sampler=sampler, collate_fn=self.collate)
+        return ResumableLoader(
+            data, batch_size=self.batch_size // world_size, sampler=sampler, collate_fn=self.collate
+        )
 
     def _place_among_processes(self) -> tuple[int, int]:
-        return (0, 1) if self.trainer is None else (self.trainer.global_rank, self.trainer.world_size)
+        return (
+            (0, 1) if self.trainer is None else (self.trainer.global_rank, self.trainer.world_size)
+        )
 
     def has_rows(self, split: str, batch_index: int) -> bool:
-        """Return whether this process's part of a batch is its own; a row of another process must not count twice."""
-        return batch_index * self.batch_size + self._place_among_processes()[0] < len(self.splits[split])
+        """Return whether this process's part of a batch is its own.
+
+        A row of another process must not count twice.
+        """
+        return batch_index * self.batch_size + self._place_among_processes()[0] < len(
+            self.splits[split]
+        )
 
     def train_dataloader(self) -> ResumableLoader:
         self._train = self.loader("train", shuffle=True)
@@ -99,19 +144,24 @@ class ResumableData(L.LightningDataModule):
             self._train.load_state_dict(self._place)
         return self._train
 
-    # Lightning restores loaders too, but not those that exist before the optimizer, and its schedule needs their length.
+    # Lightning restores loaders too, but not those that exist before the optimizer, and its
+    # schedule needs their length.
     def state_dict(self) -> dict[str, int]:
         if self._train is None:
             return {}
         state = self._train.state_dict()
         loop = self.trainer.fit_loop
-        if loop.epoch_progress.current.processed > loop.epoch_progress.current.completed:  # the epoch is at its end
+        if (
+            loop.epoch_progress.current.processed > loop.epoch_progress.current.completed
+        ):  # the epoch is at its end
             return {"epoch": state["epoch"] + 1, "position": 0}
         return state
 
     def load_state_dict(self, state_dict: dict[str, int]) -> None:
         self._place = state_dict
-        if self._train is not None:  # where weights are spread, Lightning restores a run after it has made the optimizer
+        if (
+            self._train is not None
+        ):  # where weights are spread, Lightning restores a run after it has made the optimizer
             self._train.load_state_dict(state_dict)
 
     def val_dataloader(self) -> ResumableLoader:

@@ -1,4 +1,6 @@
-"""The settings that all trainings share: batches, optimizers, checkpoints, processes and the arguments of lightning.Trainer."""
+"""The settings that all trainings share: batches, optimizers, checkpoints, processes and the
+arguments of lightning.Trainer.
+"""
 
 import inspect
 from typing import Any
@@ -21,18 +23,35 @@ from specheads.settings import (
     shown,
 )
 
-WHERE = ("num_nodes", "strategy")  # other arguments that say where a run trains, and not what it computes
+WHERE = (
+    "num_nodes",
+    "strategy",
+)  # other arguments that say where a run trains, and not what it computes
 # Arguments that no command line gives.
 MADE_HERE = (
-    *("logger", "callbacks", "plugins", "enable_checkpointing", "enable_model_summary", "default_root_dir"),
-    *("num_sanity_val_steps", "use_distributed_sampler", "reload_dataloaders_every_n_epochs", "check_val_every_n_epoch"),
+    *(
+        "logger",
+        "callbacks",
+        "plugins",
+        "enable_checkpointing",
+        "enable_model_summary",
+        "default_root_dir",
+    ),
+    *(
+        "num_sanity_val_steps",
+        "use_distributed_sampler",
+        "reload_dataloaders_every_n_epochs",
+        "check_val_every_n_epoch",
+    ),
 )
 
 
 class Loader(Settings):
     """How batches are loaded."""
 
-    batch_size: PositiveCount = setting(32, "the number of rows per batch, of all processes together: each takes an equal part")
+    batch_size: PositiveCount = setting(
+        32, "the number of rows per batch, of all processes together: each takes an equal part"
+    )
 
 
 class TrainerSettings(Settings):
@@ -41,22 +60,29 @@ class TrainerSettings(Settings):
     model_config = ConfigDict(extra="allow")
 
     max_epochs: PositiveCount = setting(12, "the number of passes over the train prompts")
-    accelerator: Any = setting("auto", "where to train: cpu, gpu, ...; auto: where the models are", decides=False)
+    accelerator: Any = setting(
+        "auto", "where to train: cpu, gpu, ...; auto: where the models are", decides=False
+    )
     devices: Any = setting(
         1,
-        "the number of devices of a machine, which share every batch; auto: all devices; with torchrun or srun it is the number "
-        "of processes that they start on each",
+        "the number of devices of a machine, which share every batch; auto: all devices; with"
+        " torchrun or srun it is the number of processes that they start on each",
         decides=False,
     )
     precision: Any = setting(
         "32-true",
-        "the precision of the arithmetic; heads always compute in float32, and the draft that they read keeps its dtype",
+        "the precision of the arithmetic; heads always compute in float32, and the draft that they"
+        " read keeps its dtype",
     )
-    gradient_clip_val: NonNegativeNumber | None = setting(1.0, "the largest norm of a step's gradient; null: no limit")
+    gradient_clip_val: NonNegativeNumber | None = setting(
+        1.0, "the largest norm of a step's gradient; null: no limit"
+    )
     accumulate_grad_batches: PositiveCount = setting(
         1, "the number of batches per optimizer step; all of their positions have equal weights"
     )
-    log_every_n_steps: PositiveCount = setting(10, "the number of optimizer steps between two lines in the logs")
+    log_every_n_steps: PositiveCount = setting(
+        10, "the number of optimizer steps between two lines in the logs"
+    )
 
     @model_validator(mode="after")
     def check_other_arguments(self) -> "TrainerSettings":
@@ -64,11 +90,13 @@ class TrainerSettings(Settings):
         if others := self.model_extra or {}:
             from lightning import Trainer  # slow to import, and needed only to know its arguments
 
-            known = [name for name in inspect.signature(Trainer).parameters if name not in MADE_HERE]
+            known = [
+                name for name in inspect.signature(Trainer).parameters if name not in MADE_HERE
+            ]
             if unknown := [name for name in others if name not in known]:
                 raise UserError(
-                    f"trainer.{unknown[0]}={shown(others[unknown[0]])} is not known; expected an argument of lightning.Trainer: "
-                    f"{', '.join(known)}."
+                    f"trainer.{unknown[0]}={shown(others[unknown[0]])} is not known; expected an"
+                    f" argument of lightning.Trainer: {', '.join(known)}."
                 )
         return self
 
@@ -77,7 +105,10 @@ class TrainerSettings(Settings):
         return (self.model_extra or {}).get(name, default)
 
     def cache_key(self) -> dict[str, Any]:
-        """Return the arguments that decide numbers, by their keys on the command line; how many processes compute does not."""
+        """Return the arguments that decide numbers, by their keys on the command line.
+
+        How many processes compute does not.
+        """
         where = {f"trainer.{name}" for name in WHERE}
         return {key: value for key, value in cache_key(self, "trainer").items() if key not in where}
 
@@ -87,11 +118,16 @@ class Optimizer(Settings):
 
     lr: PositiveNumber = setting(3e-3, "AdamW's highest learning rate; it falls to 0 as a cosine")
     weight_decay: NonNegativeNumber = setting(0.01, "AdamW's weight decay; 0: none")
-    warmup_share: Probability = setting(0.03, "the share of all steps in which the learning rate rises; 0: none")
+    warmup_share: Probability = setting(
+        0.03, "the share of all steps in which the learning rate rises; 0: none"
+    )
 
 
 class Training(Warped):
-    """What the settings of heads' training and of distillation have in common. Raises UserError for the first mistake."""
+    """What the settings of heads' training and of distillation have in common.
+
+    Raises UserError for the first mistake.
+    """
 
     seed: Seed = setting(0, "the seed of everything that is random")
     loader: Loader = setting(Loader(), "how batches are loaded")
@@ -100,20 +136,26 @@ class Training(Warped):
     )  # see TrainerSettings.cache_key
     checkpoint_steps: PositiveCount = setting(
         200,
-        "the number of optimizer steps between two checkpoints; one more is written at the end of every epoch",
+        "the number of optimizer steps between two checkpoints; one more is written at the end of"
+        " every epoch",
         key="checkpoint.every_steps",
         decides=False,
     )
 
     def check_processes(self, count: int | None = None) -> None:
-        """Raise UserError for settings that contradict the launcher, and for batches that `count` processes cannot share."""
-        processes, batch_size = Processes.this(), self.loader.batch_size
+        """Raise UserError for settings that contradict the launcher, and for batches that `count`
+        processes cannot share.
+        """
+        processes = Processes.this()
+        batch_size = self.loader.batch_size
         check_launcher(self.trainer, processes)
         count = count or num_processes(self.trainer, self.trainer.accelerator, processes)
         if batch_size % count:
             raise UserError(
-                f"loader.batch_size={batch_size} rows cannot be split over {count} processes; give a multiple of {count}, for "
-                f"example loader.batch_size={-(-batch_size // count) * count}, or another number of processes."
+                f"loader.batch_size={batch_size} rows cannot be split over {count} processes; give"
+                f" a multiple of {count}, for example"
+                f" loader.batch_size={-(-batch_size // count) * count}, or another number of"
+                " processes."
             )
 
 
@@ -135,17 +177,18 @@ def check_launcher(settings: TrainerSettings, processes: Processes) -> None:
     if processes.launcher is None:
         if nodes != 1:
             raise UserError(
-                f"trainer.num_nodes={shown(nodes)} needs a launcher that starts this command on every machine; leave it out, and "
-                "start it with torchrun or srun (docs/machines.md)."
+                f"trainer.num_nodes={shown(nodes)} needs a launcher that starts this command on"
+                " every machine; leave it out, and start it with torchrun or srun"
+                " (docs/machines.md)."
             )
         return
     if nodes not in (1, processes.num_machines):
         raise UserError(
-            f"trainer.num_nodes={shown(nodes)}, but {processes.launcher} has started processes on {processes.num_machines} "
-            "machines; leave it out."
+            f"trainer.num_nodes={shown(nodes)}, but {processes.launcher} has started processes on"
+            f" {processes.num_machines} machines; leave it out."
         )
     if settings.devices not in (1, "auto", -1, processes.count_here):
         raise UserError(
-            f"trainer.devices={shown(settings.devices)}, but {processes.launcher} has started {processes.count_here} processes "
-            "on each machine; leave it out."
+            f"trainer.devices={shown(settings.devices)}, but {processes.launcher} has started"
+            f" {processes.count_here} processes on each machine; leave it out."
         )

@@ -1,4 +1,6 @@
-"""The trainer of a run, its seed, its place on processes and devices, and the checkpoints from which it resumes."""
+"""The trainer of a run, its seed, its place on processes and devices, and the checkpoints from
+which it resumes.
+"""
 
 import atexit
 import contextlib
@@ -16,7 +18,11 @@ import lightning as L
 import torch
 from lightning.pytorch.callbacks import RichProgressBar
 from lightning.pytorch.loggers import Logger
-from lightning.pytorch.plugins.environments import LightningEnvironment, SLURMEnvironment, TorchElasticEnvironment
+from lightning.pytorch.plugins.environments import (
+    LightningEnvironment,
+    SLURMEnvironment,
+    TorchElasticEnvironment,
+)
 from lightning.pytorch.strategies import ModelParallelStrategy
 from torch.distributed import PrefixStore, rendezvous
 
@@ -42,15 +48,20 @@ CHATTER = (  # Lightning's messages about itself
 
 
 class Checkpoints(L.Callback):
-    """Writes `path` every so many optimiser steps, at the end of every epoch, and when the run is asked to stop by `request`."""
+    """Writes `path` every so many optimiser steps, at the end of every epoch, and when the run is
+    asked to stop by `request`.
+    """
 
     def __init__(self, path: Path, every_steps: int, provenance: Mapping[str, Any]) -> None:
-        self.path, self.every_steps, self.provenance = path, every_steps, dict(provenance)
+        self.path = path
+        self.every_steps = every_steps
+        self.provenance = dict(provenance)
         self.request = Request()
         self.saved_step = 0
         self.earlier_seconds = 0.0
         self.start = time.perf_counter()
-        self.forecast, self.validation = Forecast("training, without validation"), Forecast("validation")
+        self.forecast = Forecast("training, without validation")
+        self.validation = Forecast("validation")
 
     @property
     def seconds(self) -> float:
@@ -58,7 +69,9 @@ class Checkpoints(L.Callback):
         return self.earlier_seconds + time.perf_counter() - self.start
 
     def setup(self, trainer: L.Trainer, module: L.LightningModule, stage: str) -> None:
-        """Let a run with max_steps resume like others: Lightning skips the epoch after one whose end was saved."""
+        """Let a run with max_steps resume like others: Lightning skips the epoch after one whose
+        end was saved.
+        """
         trainer.fit_loop._iteration_based_training = lambda: False
 
     def on_train_start(self, trainer: L.Trainer, module: L.LightningModule) -> None:
@@ -66,7 +79,9 @@ class Checkpoints(L.Callback):
         interrupts.listen_again(self.request)  # Lightning has replaced our SIGTERM handler
 
     def on_fit_end(self, trainer: L.Trainer, module: L.LightningModule) -> None:
-        """Count the last epoch where its end was saved and no step is left: Lightning counts it only by max_epochs."""
+        """Count the last epoch where its end was saved and no step is left: Lightning counts it
+        only by max_epochs.
+        """
         progress = trainer.fit_loop.epoch_progress.current
         progress.completed = max(progress.completed, progress.processed)
 
@@ -74,14 +89,22 @@ class Checkpoints(L.Callback):
         self.validation = Forecast("validation")
 
     def on_validation_batch_end(
-        self, trainer: L.Trainer, module: L.LightningModule, outputs: Any, batch: Any, index: int, loader: int = 0
+        self,
+        trainer: L.Trainer,
+        module: L.LightningModule,
+        outputs: Any,
+        batch: Any,
+        index: int,
+        loader: int = 0,
     ) -> None:
         self.validation.update(index + 1, sum(trainer.num_val_batches))
 
     def on_test_start(self, trainer: L.Trainer, module: L.LightningModule) -> None:
         interrupts.listen_again(self.request)
 
-    def on_train_batch_end(self, trainer: L.Trainer, module: L.LightningModule, outputs: Any, batch: Any, index: int) -> None:
+    def on_train_batch_end(
+        self, trainer: L.Trainer, module: L.LightningModule, outputs: Any, batch: Any, index: int
+    ) -> None:
         self.forecast.update(trainer.global_step, trainer.estimated_stepping_batches)
         stop = self.is_asked(trainer)  # by all processes in every step
         if index + 1 >= trainer.num_training_batches or (index + 1) % trainer.val_check_batch == 0:
@@ -100,11 +123,16 @@ class Checkpoints(L.Callback):
     def on_test_batch_end(self, trainer: L.Trainer, *args: Any) -> None:
         self.end_if(self.is_asked(trainer))
 
-    def on_save_checkpoint(self, trainer: L.Trainer, module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
+    def on_save_checkpoint(
+        self, trainer: L.Trainer, module: L.LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
         checkpoint |= {"provenance": self.provenance, "seconds": self.seconds}
 
-    def on_load_checkpoint(self, trainer: L.Trainer, module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
-        self.saved_step, self.earlier_seconds = checkpoint["global_step"], checkpoint["seconds"]
+    def on_load_checkpoint(
+        self, trainer: L.Trainer, module: L.LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
+        self.saved_step = checkpoint["global_step"]
+        self.earlier_seconds = checkpoint["seconds"]
 
     def is_asked(self, trainer: L.Trainer) -> bool:
         """Whether any process of the run got a signal; all processes get the same answer."""
@@ -115,13 +143,20 @@ class Checkpoints(L.Callback):
             raise Interrupted(self.request.number or signal.SIGTERM)
 
     def save(self, trainer: L.Trainer) -> None:
-        """Write the checkpoint, in which every process takes part. Raises UserError for weights that are NaN or infinite."""
-        weights = [weight for weight in trainer.lightning_module.parameters() if weight.requires_grad]
-        if not all(bool(weight.isfinite().all()) for weight in weights):  # as they are from the step on whose loss was
+        """Write the checkpoint, in which every process takes part.
+
+        Raises UserError for weights that are NaN or infinite.
+        """
+        weights = [
+            weight for weight in trainer.lightning_module.parameters() if weight.requires_grad
+        ]
+        if not all(
+            bool(weight.isfinite().all()) for weight in weights
+        ):  # as they are from the step on whose loss was
             raise UserError(
-                f"the weights are NaN or infinite after step {trainer.global_step}, so nothing is saved: the loss was no finite "
-                "number in this step or before. Use a smaller optimizer.lr=, or trainer.precision=32-true; the curves show when "
-                "it began."
+                f"the weights are NaN or infinite after step {trainer.global_step}, so nothing is"
+                " saved: the loss was no finite number in this step or before. Use a smaller"
+                " optimizer.lr=, or trainer.precision=32-true; the curves show when it began."
             )
         self.path.parent.mkdir(parents=True, exist_ok=True)
         for logger in trainer.loggers:
@@ -134,25 +169,34 @@ class Checkpoints(L.Callback):
 
 
 def differences(checkpoint: Path, provenance: Mapping[str, Any]) -> list[str]:
-    """Return the entries in which a checkpoint's provenance differs. Raises UserError for a file that is damaged or another."""
+    """Return the entries in which a checkpoint's provenance differs.
+
+    Raises UserError for a file that is damaged or another.
+    """
     try:
         with zipfile.ZipFile(checkpoint) as archive:
             if damaged := archive.testzip():  # torch does not compare the checksums that it writes
                 raise ValueError(f"{damaged} in it is damaged")
-        saved = torch.load(checkpoint, mmap=True, weights_only=True, map_location="cpu")["provenance"]
+        saved = torch.load(checkpoint, mmap=True, weights_only=True, map_location="cpu")[
+            "provenance"
+        ]
         if not isinstance(saved, dict):
             raise TypeError("no provenance")
     except Exception as error:  # noqa: BLE001 - torch and zipfile raise a dozen kinds
         raise UserError(
-            f"{checkpoint} is not a checkpoint that can be resumed ({type(error).__name__}); expected the one that the "
-            "interrupted run wrote."
+            f"{checkpoint} is not a checkpoint that can be resumed ({type(error).__name__});"
+            " expected the one that the interrupted run wrote."
         ) from None
-    return sorted(name for name in saved.keys() | provenance.keys() if saved.get(name) != provenance.get(name))
+    return sorted(
+        name for name in saved.keys() | provenance.keys() if saved.get(name) != provenance.get(name)
+    )
 
 
 @contextlib.contextmanager
 def fast_products(precision: str, device_type: str) -> Iterator[None]:
-    """Let a GPU multiply float32 matrices in TF32 while the block runs, if `precision` is half anyway."""
+    """Let a GPU multiply float32 matrices in TF32 while the block runs, if `precision` is half
+    anyway.
+    """
     before = torch.get_float32_matmul_precision()
     if device_type == "cuda" and precision != "32-true":
         torch.set_float32_matmul_precision("high")
@@ -170,17 +214,22 @@ def new_trainer(
     provenance: Mapping[str, Any],
     checkpoint: str = "last",
 ) -> tuple[L.Trainer, Checkpoints]:
-    """Seed all random generators; return a trainer, and the callback that writes its checkpoints into the folder of the run.
+    """Seed all random generators.
 
-    `device_type` is that of the models, for `trainer.accelerator=auto`. Raises UserError as `placement`, and for batches that
-    cannot be split, or are accumulated under a strategy that averages them itself.
+    Return a trainer, and the callback that writes its checkpoints into the folder of the run.
+
+    `device_type` is that of the models, for `trainer.accelerator=auto`. Raises UserError as
+    `placement`, and for batches that cannot be split, or are accumulated under a strategy that
+    averages them itself.
     """
     for name in ("pytorch.utilities.rank_zero", "fabric.utilities.distributed"):
         logging.getLogger(f"lightning.{name}").setLevel(logging.WARNING)
     for message in CHATTER:
         warnings.filterwarnings("ignore", message)
     L.seed_everything(settings.seed, workers=True, verbose=False)
-    checkpoints = Checkpoints(run / "checkpoints" / f"{checkpoint}.ckpt", settings.checkpoint_steps, provenance)
+    checkpoints = Checkpoints(
+        run / "checkpoints" / f"{checkpoint}.ckpt", settings.checkpoint_steps, provenance
+    )
     trainer = L.Trainer(
         **settings.trainer.values() | placement(settings.trainer, device_type, Processes.this()),
         default_root_dir=str(run),
@@ -193,22 +242,28 @@ def new_trainer(
     )
     if trainer.accumulate_grad_batches > 1 and trainer.strategy.handles_gradient_accumulation:
         raise UserError(
-            f"trainer.accumulate_grad_batches={trainer.accumulate_grad_batches} with "
-            f"trainer.strategy={settings.trainer.other('strategy')}, which averages the batches of a step itself, however many "
-            "tokens each has; use a larger loader.batch_size, or another strategy, for example +trainer.strategy=ddp."
+            f"trainer.accumulate_grad_batches={trainer.accumulate_grad_batches} with"
+            f" trainer.strategy={settings.trainer.other('strategy')}, which averages the batches of"
+            " a step itself, however many tokens each has; use a larger loader.batch_size, or"
+            " another strategy, for example +trainer.strategy=ddp."
         )
     settings.check_processes(trainer.world_size)
     return trainer, checkpoints
 
 
 def checkpoint_to_resume(checkpoints: Checkpoints) -> Path | None:
-    """Return the checkpoint of this folder's interrupted run; None, with a warning, where it is of other settings or damaged."""
+    """Return the checkpoint of this folder's interrupted run.
+
+    None, with a warning, where it is of other settings or damaged.
+    """
     path = checkpoints.path
     if not (path.is_file() and is_resumed(path.parents[1])):
         return None
     try:
         if changed := differences(path, checkpoints.provenance):
-            logger.warning("training starts again: %s was written with another %s", path, ", ".join(changed))
+            logger.warning(
+                "training starts again: %s was written with another %s", path, ", ".join(changed)
+            )
     except UserError as error:
         logger.warning("training starts again: %s", error)
         return None
@@ -229,7 +284,10 @@ class SrunEnvironment(SLURMEnvironment):
 
 
 def placement(settings: TrainerSettings, device_type: str, processes: Processes) -> dict[str, Any]:
-    """Return the arguments of lightning.Trainer that say where it trains. Raises UserError where the launcher is against it."""
+    """Return the arguments of lightning.Trainer that say where it trains.
+
+    Raises UserError where the launcher is against it.
+    """
     accelerator = device_type if settings.accelerator == "auto" else settings.accelerator
     check_launcher(settings, processes)
     if processes.launcher is None:
@@ -239,16 +297,26 @@ def placement(settings: TrainerSettings, device_type: str, processes: Processes)
         _check_devices(processes, accelerator)
         _join_again(processes, accelerator)
         # A run by srun that is started again resumes from its own checkpoint.
-        where = TorchElasticEnvironment() if processes.launcher == "torchrun" else SrunEnvironment(auto_requeue=False)
-        arguments = {"devices": processes.count_here, "num_nodes": processes.num_machines, "plugins": [where]}
+        where = (
+            TorchElasticEnvironment()
+            if processes.launcher == "torchrun"
+            else SrunEnvironment(auto_requeue=False)
+        )
+        arguments = {
+            "devices": processes.count_here,
+            "num_nodes": processes.num_machines,
+            "plugins": [where],
+        }
     if settings.other("strategy") == FSDP2:
         if settings.precision == "16-mixed":
             raise UserError(
-                "trainer.precision=16-mixed with trainer.strategy=fsdp2: gradients that are spread over processes cannot be "
-                "scaled; use trainer.precision=bf16-mixed or 32-true."
+                "trainer.precision=16-mixed with trainer.strategy=fsdp2: gradients that are spread"
+                " over processes cannot be scaled; use trainer.precision=bf16-mixed or 32-true."
             )
         size = num_processes(settings, accelerator, processes)
-        arguments["strategy"] = ModelParallelStrategy(size, tensor_parallel_size=1, save_distributed_checkpoint=False)
+        arguments["strategy"] = ModelParallelStrategy(
+            size, tensor_parallel_size=1, save_distributed_checkpoint=False
+        )
     return arguments | {"accelerator": accelerator}
 
 
@@ -257,18 +325,24 @@ def _check_devices(processes: Processes, accelerator: str) -> None:
     if accelerator in ("cuda", "gpu") and count < processes.count_here:
         option = "--nproc-per-node" if processes.launcher == "torchrun" else "--ntasks-per-node"
         raise UserError(
-            f"{processes.launcher} has started {processes.count_here} processes on this machine, and each sees {count} GPUs; "
-            f"start one process per GPU ({option}={count}), and let every process see all of them "
-            f"(srun --gres=gpu:{processes.count_here}, not --gpus-per-task)."
+            f"{processes.launcher} has started {processes.count_here} processes on this machine,"
+            f" and each sees {count} GPUs; start one process per GPU ({option}={count}), and let"
+            f" every process see all of them (srun --gres=gpu:{processes.count_here}, not"
+            " --gpus-per-task)."
         )
 
 
 def _join_again(processes: Processes, accelerator: str) -> None:
     """Begin the process group of processes that torchrun has restarted, where there is none.
 
-    Lightning would begin it in torchrun's store, which still has the addresses of the processes from before the restart.
+    Lightning would begin it in torchrun's store, which still has the addresses of the processes
+    from before the restart.
     """
-    if not processes.restarts or processes.launcher != "torchrun" or torch.distributed.is_initialized():
+    if (
+        not processes.restarts
+        or processes.launcher != "torchrun"
+        or torch.distributed.is_initialized()
+    ):
         return
     store, *_ = next(iter(rendezvous("env://", processes.rank, processes.count)))
     on_gpu = accelerator in ("cuda", "gpu")

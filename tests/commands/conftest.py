@@ -7,7 +7,9 @@ from specheads.commands.main import VERB_OF_PARENT, main
 
 @pytest.fixture
 def run(monkeypatch, capsys):
-    """A function that gives `specheads` a command line and returns its exit code and what it printed."""
+    """A function that gives `specheads` a command line and returns its exit code and what it
+    printed.
+    """
     monkeypatch.setenv(VERB_OF_PARENT, "")
 
     def give(*words):

@@ -21,7 +21,13 @@ from specheads.training.heads import calibrate as training_calibrate
 def folder(nano, tmp_path):
     torch.manual_seed(0)
     draft = {"id": nano.draft_id, "revision": nano.draft_revision}
-    config = HeadConfig(nano.draft_lm.hidden_size, 0, draft=draft, recommended={"threshold": 0.4}, train={"epochs": 1})
+    config = HeadConfig(
+        nano.draft_lm.hidden_size,
+        0,
+        draft=draft,
+        recommended={"threshold": 0.4},
+        train={"epochs": 1},
+    )
     head = AcceptanceHead(config).eval().requires_grad_(False)
     torch.nn.init.normal_(head.readout.weight, std=5.0)
     return save_head(head, tmp_path / "mine")
@@ -38,24 +44,39 @@ def test_the_calibration_is_replaced_and_the_weights_stay(folder, nano, tmp_path
     found = calibrated(nano, tmp_path, folder)["mine"]
     after = load_head(folder)
     assert found.used and torch.equal(before.readout.weight, after.readout.weight)
-    assert before.config.calibration is None and len(after.config.calibration["slope"]) == FORMS[found.best][0]
+    assert (
+        before.config.calibration is None
+        and len(after.config.calibration["slope"]) == FORMS[found.best][0]
+    )
     assert after.config.recommended is None  # it was for other predictions
     assert after.config.train["epochs"] == 1 and after.config.train["dev_ece"] == found.ece
     assert 0 < found.ece["cross_fitted"] < found.ece["raw"] < 1
     out = capsys.readouterr().out
-    assert "mine: calibration error and log loss" in out and "uncalibrated" in out and f"{folder} calibrated" in out
+    assert (
+        "mine: calibration error and log loss" in out
+        and "uncalibrated" in out
+        and f"{folder} calibrated" in out
+    )
 
 
 @pytest.mark.parametrize("used", [True, False])
 @pytest.mark.parametrize("earlier", [None, {"slope": [2.0], "intercept": [0.0]}])
-def test_what_is_not_clearly_better_is_not_used(used, earlier, folder, nano, tmp_path, monkeypatch, capsys):
+def test_what_is_not_clearly_better_is_not_used(
+    used, earlier, folder, nano, tmp_path, monkeypatch, capsys
+):
     content = json.loads((folder / "config.json").read_text()) | {"calibration": earlier}
     (folder / "config.json").write_text(json.dumps(content))
-    before, real = load_head(folder).config, training_calibrate.compared
-    monkeypatch.setattr(training_calibrate, "compared", lambda *args: replace(real(*args), used=used))
+    before = load_head(folder).config
+    real = training_calibrate.compared
+    monkeypatch.setattr(
+        training_calibrate, "compared", lambda *args: replace(real(*args), used=used)
+    )
     found = calibrated(nano, tmp_path, folder)["mine"]
-    after, out = load_head(folder).config, capsys.readouterr().out
-    assert ("before" in found.ece) == (earlier is not None) and ("with its calibration" in out) == (earlier is not None)
+    after = load_head(folder).config
+    out = capsys.readouterr().out
+    assert ("before" in found.ece) == (earlier is not None) and ("with its calibration" in out) == (
+        earlier is not None
+    )
     assert (after.calibration != before.calibration) == (after.recommended is None) == used
     assert ("left as it is" in out) != used and (f"{folder} calibrated" in out) == used
 

@@ -73,22 +73,43 @@ def test_the_files_are_checked(head, run):
         (["export"], "head=<folder> is missing, or report=<folder>"),
         (["export", "head="], "head= "),
         (["export", "folder"], "'folder' is not known; it takes head="),
-        (["export", "head=a", "other=b"], "'other=b' is not known; it takes head=, format=, report=, ratio=."),
+        (
+            ["export", "head=a", "other=b"],
+            "'other=b' is not known; it takes head=, format=, report=, ratio=.",
+        ),
         (["export", "head=./none"], "there is no head folder './none'"),
-        (["export", "head=HEAD", "format=pickle"], "format=pickle must be one of 'standalone', 'onnx', 'vllm'"),
-        (["export", "head=specheads/nano/draft/../draft"], "config.json belongs to a model, not to a head"),
+        (
+            ["export", "head=HEAD", "format=pickle"],
+            "format=pickle must be one of 'standalone', 'onnx', 'vllm'",
+        ),
+        (
+            ["export", "head=specheads/nano/draft/../draft"],
+            "config.json belongs to a model, not to a head",
+        ),
     ],
 )
 def test_a_mistake_is_one_message_and_exit_code_two(run, head, words, message):
     code, text, error = run(*(word.replace("HEAD", str(head)) for word in words))
-    assert code == 2 and not text and error.startswith("error: ") and message in error and "Traceback" not in error
+    assert (
+        code == 2
+        and not text
+        and error.startswith("error: ")
+        and message in error
+        and "Traceback" not in error
+    )
 
 
 def write_report(folder, batches=(), probability=None, speed=1.4, doubts=()):
-    """Write as much of a report as engines' settings read; speeds at ratio 10 peak at three tokens."""
+    """Write as much of a report as engines' settings read.
+
+    Speeds at ratio 10 peak at three tokens.
+    """
 
     def rule(family, value, *speeds):
-        speedup = {ratio: {"value": each, "low": each - 0.05} for ratio, each in zip(("measured", "10"), speeds, strict=True)}
+        speedup = {
+            ratio: {"value": each, "low": each - 0.05}
+            for ratio, each in zip(("measured", "10"), speeds, strict=True)
+        }
         return {"family": family, "value": value, "speedup": speedup}
 
     rules = [rule("fixed_length", 1, speed, 1.2), rule("fixed_length", 3, 0.9, 1.6)]
@@ -96,12 +117,23 @@ def write_report(folder, batches=(), probability=None, speed=1.4, doubts=()):
     tables = [
         {
             "concurrency": size,
-            "rows": [{"family": "fixed_length", "name": f"fixed_length(num_tokens={length})", "over_alone": over}],
+            "rows": [
+                {
+                    "family": "fixed_length",
+                    "name": f"fixed_length(num_tokens={length})",
+                    "over_alone": over,
+                }
+            ],
         }
         for size, length, over in batches
     ]
     sets = [{"role": "dev", "rules": rules}, {"role": "test", "rules": []}]
-    report = {"context": {"draft": "my/draft"}, "data_sets": sets, "batches": tables, "doubts": list(doubts)}
+    report = {
+        "context": {"draft": "my/draft"},
+        "data_sets": sets,
+        "batches": tables,
+        "doubts": list(doubts),
+    }
     (folder / "report.json").write_text(json.dumps(report))
     return folder
 
@@ -109,14 +141,25 @@ def write_report(folder, batches=(), probability=None, speed=1.4, doubts=()):
 @pytest.mark.parametrize(
     ("engine", "expected"),
     [
-        ("vllm", """--speculative-config '{"method": "draft_model", "model": "my/draft", "num_speculative_tokens": 3}'"""),
-        ("tensorrt-llm", "speculative_config:\n  decoding_type: Draft_Target\n  max_draft_len: 3\n"),
+        (
+            "vllm",
+            """--speculative-config '{"method": "draft_model", "model": "my/draft", "num_speculative_tokens": 3}'""",
+        ),
+        (
+            "tensorrt-llm",
+            "speculative_config:\n  decoding_type: Draft_Target\n  max_draft_len: 3\n",
+        ),
         ("llama.cpp", "--spec-type draft-simple --spec-draft-n-max 3 --spec-draft-p-min 0 "),
-        ("sglang", "--speculative-num-steps 3 --speculative-num-draft-tokens 4 --speculative-eagle-topk 1"),
+        (
+            "sglang",
+            "--speculative-num-steps 3 --speculative-num-draft-tokens 4 --speculative-eagle-topk 1",
+        ),
     ],
 )
 def test_an_engine_gets_the_best_length_at_a_ratio(run, tmp_path, engine, expected):
-    code, text, _ = run("export", f"report={write_report(tmp_path)}", f"format={engine}", "ratio=10")
+    code, text, _ = run(
+        "export", f"report={write_report(tmp_path)}", f"format={engine}", "ratio=10"
+    )
     assert code == 0 and expected in text and "at ratio 10\n" in text
 
 
@@ -128,13 +171,16 @@ def test_batches_give_a_length_to_each_load(run, tmp_path):
     assert config["num_speculative_tokens_per_batch_size"] == [[1, 1, 5], [2, 4, 3], [5, 16, 0]]
     _, text, _ = run("export", f"report={report}", "format=tensorrt-llm")
     assert text.endswith(
-        'speculative_config:\n  decoding_type: Draft_Target\n  max_draft_len: 5\n  speculative_model: "my/draft"\n'
-        "  draft_len_schedule:  # up to so many requests, and none above\n    1: 5\n    4: 3\n"
+        "speculative_config:\n  decoding_type: Draft_Target\n  max_draft_len: 5\n "
+        ' speculative_model: "my/draft"\n  draft_len_schedule:  # up to so many requests, and none'
+        " above\n    1: 5\n    4: 3\n"
     )
 
 
 def drafting(tmp_path, **given):
-    return drafting_of(json.loads((write_report(tmp_path, **given) / "report.json").read_text()), "10")
+    return drafting_of(
+        json.loads((write_report(tmp_path, **given) / "report.json").read_text()), "10"
+    )
 
 
 def test_what_is_only_as_fast_is_not_faster(tmp_path):
@@ -149,11 +195,14 @@ def test_what_is_only_as_fast_is_not_faster(tmp_path):
         drafting_of(report, "10")
     assert (
         str(error.value)
-        == "at ratio=10 no fixed length is clearly faster than the target alone: serve the target without a draft."
+        == "at ratio=10 no fixed length is clearly faster than the target alone: serve the target"
+        " without a draft."
     )
 
 
-@pytest.mark.parametrize(("engine", "schedule"), [("vllm", "[[1, 1, 4], [2, 2, 0]]"), ("tensorrt-llm", "\n    1: 4")])
+@pytest.mark.parametrize(
+    ("engine", "schedule"), [("vllm", "[[1, 1, 4], [2, 2, 0]]"), ("tensorrt-llm", "\n    1: 4")]
+)
 def test_two_loads_are_a_schedule_and_one_is_none(run, tmp_path, engine, schedule):
     two = write_report(tmp_path, batches=[(2, 5, 1.0), (1, 4, 1.01)])
     assert schedule in run("export", f"report={two}", f"format={engine}")[1]
@@ -164,13 +213,21 @@ def test_two_loads_are_a_schedule_and_one_is_none(run, tmp_path, engine, schedul
 def test_llama_stops_by_probability_where_that_is_faster(run, tmp_path):
     for probability, least in ((1.5, "0"), (1.7, "0.35")):
         report = write_report(tmp_path, probability=probability)
-        assert f"--spec-draft-p-min {least} " in run("export", f"report={report}", "format=llama.cpp", "ratio=10")[1]
+        assert (
+            f"--spec-draft-p-min {least} "
+            in run("export", f"report={report}", "format=llama.cpp", "ratio=10")[1]
+        )
 
 
 def test_doubts_on_the_timing_are_said_where_it_decides(run, tmp_path):
     report = write_report(tmp_path, doubts=["the machine was busy"])
-    said = [run("export", f"report={report}", "format=vllm", *more)[1] for more in ([], ["ratio=10"])]
-    assert ["# its timing is doubtful: the machine was busy\n" in text for text in said] == [True, False]
+    said = [
+        run("export", f"report={report}", "format=vllm", *more)[1] for more in ([], ["ratio=10"])
+    ]
+    assert ["# its timing is doubtful: the machine was busy\n" in text for text in said] == [
+        True,
+        False,
+    ]
 
 
 @pytest.mark.parametrize(
@@ -180,8 +237,14 @@ def test_doubts_on_the_timing_are_said_where_it_decides(run, tmp_path):
         (["report={}"], "format=None; expected report=<folder> of an evaluation and format=vllm"),
         (["report={}", "format=onnx"], "format=onnx; expected report=<folder>"),
         (["report={}/no", "format=vllm"], "report.json cannot be read"),
-        (["report={}", "format=vllm", "ratio=7"], "no fixed lengths on dev prompts at it, expected one of 10, measured"),
-        (["report={}", "format=vllm"], "at ratio=measured no fixed length is clearly faster than the target alone"),
+        (
+            ["report={}", "format=vllm", "ratio=7"],
+            "no fixed lengths on dev prompts at it, expected one of 10, measured",
+        ),
+        (
+            ["report={}", "format=vllm"],
+            "at ratio=measured no fixed length is clearly faster than the target alone",
+        ),
     ],
 )
 def test_mistakes_in_engines_settings_are_named(run, tmp_path, words, message):

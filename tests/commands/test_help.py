@@ -1,4 +1,6 @@
-"""What `--help` prints: every key of every command explained, with the values that the overrides lead to."""
+"""What `--help` prints: every key of every command explained, with the values that the overrides
+lead to.
+"""
 
 import functools
 import re
@@ -27,11 +29,21 @@ def composed_once(command, overrides=()):
 
 
 def compositions():
-    """Every choice of every config group, with the first command that takes it; with all others only in a full run."""
-    choices, taken = [], set()
+    """Every choice of every config group, with the first command that takes it.
+
+    With all others only in a full run.
+    """
+    choices = []
+    taken = set()
     for command in COMMANDS:
-        for choice in [f"{group}={name}" for group in composed_once(command)[1] for name in _choices_of(command, group)]:
-            choices.append(pytest.param(command, choice, marks=[pytest.mark.full] if choice in taken else []))
+        for choice in [
+            f"{group}={name}"
+            for group in composed_once(command)[1]
+            for name in _choices_of(command, group)
+        ]:
+            choices.append(
+                pytest.param(command, choice, marks=[pytest.mark.full] if choice in taken else [])
+            )
             taken.add(choice)
     return choices
 
@@ -51,13 +63,19 @@ def rows(command, *overrides):
 
 
 def wrapped(text):
-    """Return the lines of a help text that are fitted to the terminal: all but command lines, which are for copying."""
+    """Return the lines of a help text that are fitted to the terminal: all but command lines, which
+    are for copying.
+    """
     return [line for line in text.splitlines() if not line.startswith("  specheads ")]
 
 
 def column(text):
     """Return the first column of a help text, in one string."""
-    return "\n".join(line.split("  ")[1] for line in text.splitlines() if line.startswith("  ") and "  " in line[2:])
+    return "\n".join(
+        line.split("  ")[1]
+        for line in text.splitlines()
+        if line.startswith("  ") and "  " in line[2:]
+    )
 
 
 @pytest.fixture(autouse=True)
@@ -69,7 +87,11 @@ def usual_width(monkeypatch):
 @pytest.fixture(autouse=True)
 def usual_commands(monkeypatch):
     """Each command line is composed once."""
-    monkeypatch.setattr(help_module, "composed", lambda command, overrides=(): composed_once(command, tuple(overrides)))
+    monkeypatch.setattr(
+        help_module,
+        "composed",
+        lambda command, overrides=(): composed_once(command, tuple(overrides)),
+    )
 
 
 @pytest.mark.parametrize(("command", "choice"), compositions())
@@ -92,9 +114,15 @@ def test_the_text_fits_and_names_every_choice(command):
 
 def test_experiments_are_told_from_recipes_as_their_files_say():
     files = (config_folder() / "experiment").glob("*.yaml")
-    commands = {path.stem: str(yaml.safe_load(path.read_text()).get("command", "")) for path in files}
+    commands = {
+        path.stem: str(yaml.safe_load(path.read_text()).get("command", "")) for path in files
+    }
     expected = {name for name, written in commands.items() if written.startswith("reproduce/")}
-    assert expected and set(experiments("reproduce")) == expected and set(experiments("train")) == set(commands) - expected
+    assert (
+        expected
+        and set(experiments("reproduce")) == expected
+        and set(experiments("train")) == set(commands) - expected
+    )
 
 
 def test_the_help_of_reproduce_says_what_every_experiment_repeats():
@@ -123,19 +151,31 @@ def test_keys_are_listed_in_order_under_their_choices():
 
 
 def test_overrides_change_what_is_shown():
-    plain, changed = help_text("train"), help_text("train", ["model=llama2-7b", "head.depth=2", "paths.outputs=elsewhere"])
-    assert "[mini]" in plain and "model.draft=embedded:mini/draft" in plain and "head.depth=3" in plain
-    assert "[llama2-7b]" in changed and "model.draft=meta-llama/Llama-2-7b-chat-hf" in changed and "head.depth=2" in changed
-    assert "data.path=" in changed and "data.path=" not in plain  # mini brings its own prompts
-    assert "paths.run=outputs/head/<date_time>" in plain and "paths.run=elsewhere/head/<date_time>" in changed
-    assert "max_new_tokens=77\n" in column(help_text("evaluate", ["data.max_new_tokens=77"])).replace(
-        "data.max_new_tokens=77", ""
+    plain = help_text("train")
+    changed = help_text("train", ["model=llama2-7b", "head.depth=2", "paths.outputs=elsewhere"])
+    assert (
+        "[mini]" in plain and "model.draft=embedded:mini/draft" in plain and "head.depth=3" in plain
     )
+    assert (
+        "[llama2-7b]" in changed
+        and "model.draft=meta-llama/Llama-2-7b-chat-hf" in changed
+        and "head.depth=2" in changed
+    )
+    assert "data.path=" in changed and "data.path=" not in plain  # mini brings its own prompts
+    assert (
+        "paths.run=outputs/head/<date_time>" in plain
+        and "paths.run=elsewhere/head/<date_time>" in changed
+    )
+    assert "max_new_tokens=77\n" in column(
+        help_text("evaluate", ["data.max_new_tokens=77"])
+    ).replace("data.max_new_tokens=77", "")
 
 
 def test_a_key_of_no_file_is_listed_with_its_relatives():
     listed = sections("train", "+trainer.max_steps=9", "+trainer.strategy={}", "+unknown=1")
-    assert {("trainer.max_steps=9", ""), ("trainer.strategy={}", "")} <= {row for section in listed for row in section.rows}
+    assert {("trainer.max_steps=9", ""), ("trainer.strategy={}", "")} <= {
+        row for section in listed for row in section.rows
+    }
     assert ("unknown=1", "") in listed[0].rows
 
 
@@ -165,14 +205,21 @@ def test_a_value_that_needs_quotes_is_told_with_them(word):
     message = str(composition_error(caught.value, "train", ["model=mine", word]))
     assert message.startswith(f"{word}: this cannot be read (") and "\n" not in message
     (quoted,) = shlex.split(message.partition("those of the shell: ")[2])
-    assert command_config("train", ["model=mine", "model.target=t", quoted]).model.draft == word.partition("=")[2]
+    assert (
+        command_config("train", ["model=mine", "model.target=t", quoted]).model.draft
+        == word.partition("=")[2]
+    )
 
 
-@pytest.mark.parametrize("word", ["seed", "head.depth=[0,1", "'seed=3'", 'model.draft="a', "test_sets={a: b"])
+@pytest.mark.parametrize(
+    "word", ["seed", "head.depth=[0,1", "'seed=3'", 'model.draft="a', "test_sets={a: b"]
+)
 def test_a_bracket_or_quote_that_is_not_closed_gets_no_more_quotes(word):
     with pytest.raises(HydraException) as caught:
         command_config("train", [word])
-    assert "; write key=value, with each bracket" in str(composition_error(caught.value, "train", [word]))
+    assert "; write key=value, with each bracket" in str(
+        composition_error(caught.value, "train", [word])
+    )
 
 
 def test_a_file_with_null_in_place_of_defaults_is_a_message(tmp_path):
@@ -182,7 +229,9 @@ def test_a_file_with_null_in_place_of_defaults_is_a_message(tmp_path):
     with pytest.raises(ValueError, match="Invalid defaults list") as caught:
         command_config("data_gen", words)
     message = str(composition_error(caught.value, "data_gen", words))
-    assert message.startswith("a file in the folder of --config-dir has a mistake: Invalid defaults list in 'data/own'")
+    assert message.startswith(
+        "a file in the folder of --config-dir has a mistake: Invalid defaults list in 'data/own'"
+    )
 
 
 def test_hydra_has_the_same_state_afterwards():
@@ -198,7 +247,9 @@ def test_a_narrow_terminal_gets_narrow_tables(width):
     lines = wrapped(help_text("train", [f"paths.outputs={'folder/' * 12}"], width))
     assert max(map(len, lines)) <= width
     assert any("…" in line for line in lines)
-    assert any(line.startswith("  trainer.accumulate_grad_batches=") for line in lines)  # a key is never cut
+    assert any(
+        line.startswith("  trainer.accumulate_grad_batches=") for line in lines
+    )  # a key is never cut
 
 
 def test_several_choices_of_a_group_are_all_shown():
@@ -246,5 +297,7 @@ def test_a_choice_of_another_folder_is_shown(tmp_path):
 def test_the_help_of_a_group_lists_its_keys_alone():
     text = help_module.help_text("train", (), 100, of="optimizer")
     assert "optimizer.lr=" in text and "head.depth" not in text
-    with pytest.raises(UserError, match="--help=optimiser: there is no such key; --help=all lists every key"):
+    with pytest.raises(
+        UserError, match="--help=optimiser: there is no such key; --help=all lists every key"
+    ):
         help_module.help_text("train", (), 100, of="optimiser")

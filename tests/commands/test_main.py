@@ -36,13 +36,18 @@ def test_papers_lists_and_runs_what_it_can_do(run, monkeypatch):
     assert "'sed=3' is not known; it takes out=, seed=" in run("papers", "theory", "sed=3")[2]
     code, shown, _ = run("papers", "theory", "--help")
     assert code == 0 and all(f"[{name}=<" in shown for name in ("out", "seed"))
-    assert "specheads papers theori: there is no such verb; did you mean papers theory? " in run("papers", "theori")[2]
+    assert (
+        "specheads papers theori: there is no such verb; did you mean papers theory? "
+        in run("papers", "theori")[2]
+    )
 
 
 def test_a_verb_is_handed_on_with_its_words(run, monkeypatch):
     called = []
     monkeypatch.setattr(CommandLine, "run", lambda line: called.append((line.name, sys.argv[1:])))
-    assert run("evaluate", "head=mine")[0] == run("distill", "model=nano")[0] == run("train")[0] == 0
+    assert (
+        run("evaluate", "head=mine")[0] == run("distill", "model=nano")[0] == run("train")[0] == 0
+    )
     assert called == [("evaluate", ["head=mine"]), ("distill", ["model=nano"]), ("train", [])]
 
 
@@ -84,7 +89,9 @@ def test_the_version_is_that_of_the_package(run):
 def test_tab_completes_verbs_keys_and_choices(run, monkeypatch, line, word, expected):
     monkeypatch.setenv("COMP_LINE", f"{line} more")
     monkeypatch.setenv("COMP_POINT", str(len(line)))
-    assert [each for each in run("--complete", "specheads", word, "before")[1].split("\n") if each] == expected
+    assert [
+        each for each in run("--complete", "specheads", word, "before")[1].split("\n") if each
+    ] == expected
 
 
 @pytest.mark.parametrize(
@@ -93,19 +100,41 @@ def test_tab_completes_verbs_keys_and_choices(run, monkeypatch, line, word, expe
         (["train", "lr=1e-3"], "lr=1e-3: there is no such key; did you mean optimizer.lr? "),
         (["train", "batch_size=4"], "did you mean generation.batch_size or loader.batch_size? "),
         (["train", "hed.depth=2"], "hed.depth=2: there is no such key; did you mean head.depth? "),
-        (["train", "+experiment=specdecpp"], "+experiment=: a plus adds what is not listed, and experiment is listed; "),
-        (["evaluate", "stopping=fixed"], "stopping=fixed: there is no such choice; did you mean fixed_length? "),
-        (["train", "--head.depth=2"], "--head.depth=2 is no option; keys have no dashes: write head.depth=<value>."),
-        (["train", "--model", "nano"], "--model is no option; keys have no dashes: write model=<value>."),
-        (["train", "seed=1", "--config-dir", "{folder}", "model=nosuch"], "model=nosuch: there is no such choice; "),
-        (["evaluate", "head=a/b/c"], "there is no head folder 'a/b/c'; train one with specheads train, or use head=latest."),
+        (
+            ["train", "+experiment=specdecpp"],
+            "+experiment=: a plus adds what is not listed, and experiment is listed; ",
+        ),
+        (
+            ["evaluate", "stopping=fixed"],
+            "stopping=fixed: there is no such choice; did you mean fixed_length? ",
+        ),
+        (
+            ["train", "--head.depth=2"],
+            "--head.depth=2 is no option; keys have no dashes: write head.depth=<value>.",
+        ),
+        (
+            ["train", "--model", "nano"],
+            "--model is no option; keys have no dashes: write model=<value>.",
+        ),
+        (
+            ["train", "seed=1", "--config-dir", "{folder}", "model=nosuch"],
+            "model=nosuch: there is no such choice; ",
+        ),
+        (
+            ["evaluate", "head=a/b/c"],
+            "there is no head folder 'a/b/c'; train one with specheads train, or use head=latest.",
+        ),
         (["trian"], "specheads trian: there is no such verb; did you mean train? "),
     ],
 )
-def test_a_mistake_in_the_words_is_one_sentence_with_the_remedy(run, tmp_path, monkeypatch, words, told):
+def test_a_mistake_in_the_words_is_one_sentence_with_the_remedy(
+    run, tmp_path, monkeypatch, words, told
+):
     monkeypatch.chdir(tmp_path)
     code, _, error = run(*(word.format(folder=tmp_path) for word in words))
-    assert code == 2 and error.startswith("error: ") and told in error and len(error.splitlines()) == 1
+    assert (
+        code == 2 and error.startswith("error: ") and told in error and len(error.splitlines()) == 1
+    )
 
 
 def test_an_unknown_verb_is_one_message(run):
@@ -113,26 +142,44 @@ def test_an_unknown_verb_is_one_message(run):
     assert (
         code == 2
         and not out
-        and error.startswith("error: specheads prob: there is no such verb; did you mean probe? use probe, data, train, distill")
+        and error.startswith(
+            "error: specheads prob: there is no such verb; did you mean probe? use probe, data,"
+            " train, distill"
+        )
     )
 
 
-@pytest.mark.parametrize("words", [["-m", "specheads"], ["-c", "from specheads.commands.main import main; main()"]])
+@pytest.mark.parametrize(
+    "words", [["-m", "specheads"], ["-c", "from specheads.commands.main import main; main()"]]
+)
 def test_the_command_runs_as_a_module_too(words, tmp_path):
     done = subprocess.run(
-        [sys.executable, *words, "inspekt"], cwd=tmp_path, env=shell(), capture_output=True, text=True, check=False
+        [sys.executable, *words, "inspekt"],
+        cwd=tmp_path,
+        env=shell(),
+        capture_output=True,
+        text=True,
+        check=False,
     )
-    assert done.returncode == 2 and done.stderr.startswith("error: specheads inspekt: there is no such verb"), done.stderr
+    assert done.returncode == 2 and done.stderr.startswith(
+        "error: specheads inspekt: there is no such verb"
+    ), done.stderr
 
 
 def test_a_reader_that_stops_reading_is_no_error(tmp_path):
-    line = f"set -o pipefail; {sys.executable} -m specheads --help | true"  # which has ended when the help is printed
-    done = subprocess.run(["bash", "-c", line], cwd=tmp_path, env=shell(), capture_output=True, text=True, check=True)
+    line = (  # which has ended when the help is printed
+        f"set -o pipefail; {sys.executable} -m specheads --help | true"
+    )
+    done = subprocess.run(
+        ["bash", "-c", line], cwd=tmp_path, env=shell(), capture_output=True, text=True, check=True
+    )
     assert not done.stdout and not done.stderr
 
 
 def test_a_pair_of_a_folder_of_configs_is_used_and_passed_on(tmp_path):
-    """As docs/own_pair.md has it: two local folders, and a config with their keys outside the project."""
+    """As docs/own_pair.md has it: two local folders, and a config with their keys outside the
+    project.
+    """
     for role in ("draft", "target"):
         shutil.copytree(ROOT / "specheads" / "nano" / role, tmp_path / role)
         for name in ("tokenizer.json", "tokenizer_config.json"):
@@ -156,10 +203,19 @@ def test_a_pair_of_a_folder_of_configs_is_used_and_passed_on(tmp_path):
     ],
 )
 def test_help_imports_no_large_library(words, large, tmp_path):
-    script = f"import sys; from {main_module.__name__} import run; run({words}); assert not {large} & set(sys.modules)"
+    script = (
+        f"import sys; from {main_module.__name__} import run; run({words}); assert not {large} &"
+        " set(sys.modules)"
+    )
     variables = shell(SPECHEADS_CACHE=str(tmp_path))
     for _ in range(1 + ("train" in words)):  # the first one notes the keys
-        done = subprocess.run([sys.executable, "-c", script], check=False, env=variables, capture_output=True, text=True)
+        done = subprocess.run(
+            [sys.executable, "-c", script],
+            check=False,
+            env=variables,
+            capture_output=True,
+            text=True,
+        )
     assert done.returncode == 0, done.stderr
 
 
@@ -167,7 +223,11 @@ def test_noted_keys_are_read_until_the_source_changes(tmp_path, monkeypatch):
     monkeypatch.setenv("SPECHEADS_CACHE", str(tmp_path))
     keys = compose.keys_of("train")
     (note,) = (tmp_path / "keys").iterdir()
-    assert compose.keys_of("train") == keys and keys.defaults["head"]["depth"] == 3 and "residual" in keys.sentences["head.depth"]
+    assert (
+        compose.keys_of("train") == keys
+        and keys.defaults["head"]["depth"] == 3
+        and "residual" in keys.sentences["head.depth"]
+    )
     content = json.loads(note.read_text())
     note.write_text(json.dumps(content | {"keys": [{}, {"noted": "so"}]}))
     assert compose.keys_of("train").sentences == {"noted": "so"}

@@ -24,19 +24,34 @@ def composed(tmp_path, *words):
 
 def test_a_probe_says_what_to_do(monkeypatch, nano, tmp_path, capsys):
     monkeypatch.setattr(evaluate, "load_configured_pair", lambda cfg, **keys: nano)
-    monkeypatch.setattr(evaluate, "next_command", lambda *words: " ".join(["specheads", *words, "model=nano"]))
+    monkeypatch.setattr(
+        evaluate, "next_command", lambda *words: " ".join(["specheads", *words, "model=nano"])
+    )
     found = evaluate.probe_pair.run(composed(tmp_path))
     out = capsys.readouterr().out
-    assert found.answer.text.split(":")[0] in " ".join(out.split()) and str(tmp_path / "probe.html") in out
+    assert (
+        found.answer.text.split(":")[0] in " ".join(out.split())
+        and str(tmp_path / "probe.html") in out
+    )
     assert max(map(len, out[: out.index("numbers:")].splitlines())) <= 80
     assert found.answer.command.endswith("model=nano")
     written = json.loads((tmp_path / "probe.json").read_text())
-    assert written["answer"]["choice"] == found.answer.choice and written["overlap"]["value"] == found.overlap.value
-    assert written["live"]["speedup"] == pytest.approx(found.live.speedup) and written["num_prompts"] == 6
-    assert [option["name"] for option in written["options"]][:2] == ["the target alone", "fixed length"]
+    assert (
+        written["answer"]["choice"] == found.answer.choice
+        and written["overlap"]["value"] == found.overlap.value
+    )
+    assert (
+        written["live"]["speedup"] == pytest.approx(found.live.speedup)
+        and written["num_prompts"] == 6
+    )
+    assert [option["name"] for option in written["options"]][:2] == [
+        "the target alone",
+        "fixed length",
+    ]
     page = (tmp_path / "probe.html").read_text()
     assert (
-        all(option.name in page for option in found.options) and "http" not in page.split("</style>")[1].split("Configuration")[0]
+        all(option.name in page for option in found.options)
+        and "http" not in page.split("</style>")[1].split("Configuration")[0]
     )
     # A second probe reads the same recordings.
     made = sorted((tmp_path / "data" / "recordings").iterdir())
@@ -52,13 +67,18 @@ def test_the_next_command_has_the_same_prompts(monkeypatch, nano, tmp_path, caps
     found = evaluate.probe_pair.run(composed(tmp_path, "data=alpaca", f"prompts={file}"))
     assert f" data.path={file}" in found.answer.command
     *_, report, following = capsys.readouterr().out.splitlines()
-    assert report == f"report: {tmp_path / 'probe.html'}" and following == f"next: {found.answer.command}"
+    assert (
+        report == f"report: {tmp_path / 'probe.html'}"
+        and following == f"next: {found.answer.command}"
+    )
 
 
 def test_own_prompts_are_read_from_a_file(tmp_path):
     rows = [json.dumps({"instruction": f"Say {number}.", "input": ""}) for number in range(9)]
     (tmp_path / "mine.jsonl").write_text("\n".join(rows))
-    data = evaluate._probed_prompts(composed(tmp_path, "data=alpaca", f"prompts={tmp_path / 'mine.jsonl'}"))
+    data = evaluate._probed_prompts(
+        composed(tmp_path, "data=alpaca", f"prompts={tmp_path / 'mine.jsonl'}")
+    )
     prompts = list(data.source.load(False))
     assert [prompt.text for prompt in prompts] == [f"Say {number}." for number in range(6)]
     with pytest.raises(UserError, match="reads no file; add data=alpaca"):

@@ -7,7 +7,9 @@ import pytest
 
 @pytest.fixture
 def outputs(tmp_path, monkeypatch):
-    """A run with two heads, an evaluation, an interrupted multirun whose jobs have one key in common, and damaged files."""
+    """A run with two heads, an evaluation, an interrupted multirun whose jobs have one key in
+    common, and damaged files.
+    """
     monkeypatch.setenv("COLUMNS", "200")
     monkeypatch.chdir(tmp_path)
 
@@ -20,7 +22,10 @@ def outputs(tmp_path, monkeypatch):
         write(f"{run}/run.json", {"finished": run != "head/damaged"})
     write("head/a/.hydra/overrides.yaml", "- model=nano\n- paths.outputs=outputs\n- head.depth=1\n")
     for name, kl in (("one", 0.25), ("two", 0.5)):
-        write(f"head/a/heads/{name}/config.json", {"train": {"test": {"kl": kl, "auroc": 0.75, "ece": 0.1}}})
+        write(
+            f"head/a/heads/{name}/config.json",
+            {"train": {"test": {"kl": kl, "auroc": 0.75, "ece": 0.1}}},
+        )
     live = [
         {"name": "target", "speedup": None},
         {"name": "slow", "speedup": {"value": 0.9}},
@@ -47,7 +52,10 @@ def test_runs_and_heads_are_listed_with_their_figures(outputs, run):
     assert "outputs/distill/d/draft acceptance 0.625" in lines
     assert any(line.startswith("outputs/head/damaged/heads/one") for line in lines)
     places = [text.index(f"head/sweep/{number} ") for number in (0, 2, 10)]
-    assert places == sorted(places) and "outputs/head/sweep/2 unfinished model=nano head.depth=2" in lines
+    assert (
+        places == sorted(places)
+        and "outputs/head/sweep/2 unfinished model=nano head.depth=2" in lines
+    )
 
 
 def test_jobs_are_listed_by_what_differs(outputs, capsys):
@@ -60,5 +68,7 @@ def test_jobs_are_listed_by_what_differs(outputs, capsys):
 
 
 def test_a_folder_without_runs_is_said(run, tmp_path):
-    assert run("runs", f"outputs={tmp_path}")[2].startswith(f"error: outputs={tmp_path} has no runs; give the folder")
+    assert run("runs", f"outputs={tmp_path}")[2].startswith(
+        f"error: outputs={tmp_path} has no runs; give the folder"
+    )
     assert "specheads runs: 'head=x' is not known; it takes outputs=." in run("runs", "head=x")[2]

@@ -1,6 +1,8 @@
-"""Make a data set of a tiny pair together with other processes: <folder> <seconds that each shard takes> [full].
+"""Make a data set of a tiny pair together with other processes: <folder> <seconds that each shard
+takes> [full].
 
-It prints what it labels, shard by shard, and what is logged. With `full`, its disk has no room for a shard.
+It prints what it labels, shard by shard, and what is logged. With `full`, its disk has no room for
+a shard.
 """
 
 import errno
@@ -35,7 +37,9 @@ class Letters:
     def load(self, chats):
         for number in range(8):
             text = format(number, "04b").translate(str.maketrans("01", "ab"))
-            yield Prompt(format(number, "016x"), ("train", "train", "dev", "test")[number % 4], text)
+            yield Prompt(
+                format(number, "016x"), ("train", "train", "dev", "test")[number % 4], text
+            )
 
 
 def full(table, path, compression):
@@ -48,9 +52,18 @@ def main():
     run.label_rows = slow
     if sys.argv[3:] == ["full"]:
         shards.pq.write_table = full
-    settings = DataGeneration(warp=Warp(1.0, top_k=5), max_new_tokens=6, max_prompt_tokens=8, batch_size=2, rows_per_shard=2)
+    settings = DataGeneration(
+        warp=Warp(1.0, top_k=5),
+        max_new_tokens=6,
+        max_prompt_tokens=8,
+        batch_size=2,
+        rows_per_shard=2,
+    )
     try:
-        print("folder", run.generate_data(tiny_pair(8, scale=2.0), Letters(), settings, Path(sys.argv[1])))
+        print(
+            "folder",
+            run.generate_data(tiny_pair(8, scale=2.0), Letters(), settings, Path(sys.argv[1])),
+        )
     except OSError as error:
         print("error:", user_error(error))
         sys.exit(2)

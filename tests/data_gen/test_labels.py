@@ -20,7 +20,9 @@ LENGTHS = [(3, 9), (11, 1), (1, 14), (6, 6), (2, 2), (9, 11)]  # of prompt and r
 
 def random_texts(lengths=LENGTHS, vocab_size=12, seed=0):
     generator = np.random.default_rng(seed)
-    return tuple([generator.integers(vocab_size, size=pair[i]).tolist() for pair in lengths] for i in (0, 1))
+    return tuple(
+        [generator.integers(vocab_size, size=pair[i]).tolist() for pair in lengths] for i in (0, 1)
+    )
 
 
 def uniform(count, length, seed=1, uniforms=2):
@@ -33,12 +35,19 @@ def distributions(model, prefix, warp, vocab_size):
 
 
 def reference(pair, prompt, response, uniforms, warp):
-    """Labels by their definitions: one forward per position and model, no batch, no padding, no slices."""
+    """Labels by their definitions: one forward per position and model, no batch, no padding, no
+    slices.
+    """
     made = {name: [[] for _ in uniforms[1:]] if name.startswith("more_") else [] for name in LABELS}
     for i in range(len(response)):
         prefix = [*prompt, *response[:i]]
-        t, d = (distributions(model, prefix, warp, pair.vocab_size) for model in (pair.target, pair.draft))
-        drafted, *others = (bisect.bisect_right(list(itertools.accumulate(d)), draw[i]) for draw in uniforms)
+        t, d = (
+            distributions(model, prefix, warp, pair.vocab_size)
+            for model in (pair.target, pair.draft)
+        )
+        drafted, *others = (
+            bisect.bisect_right(list(itertools.accumulate(d)), draw[i]) for draw in uniforms
+        )
         made["draft_ids"].append(drafted)
         made["accept_prob"].append(min(1.0, t[drafted] / d[drafted]))
         for number, other in enumerate(others):
@@ -61,7 +70,9 @@ def assert_same(made, expected, tolerance=1e-10):
 @pytest.mark.parametrize("kept", [range(12), (1, 5, 6, 11)], ids=["whole", "cut"])
 @pytest.mark.parametrize("warp", WARPS, ids=str)
 def test_labels_equal_their_definitions(warp, kept):
-    pair, (prompts, responses), uniforms = cut(tiny_pair(12, scale=2.0), kept), random_texts(), uniform(6, 14)
+    pair = cut(tiny_pair(12, scale=2.0), kept)
+    (prompts, responses) = random_texts()
+    uniforms = uniform(6, 14)
     made = label_responses(pair, prompts, responses, uniforms, warp)
     assert len(made) == 6
     for row in range(6):
@@ -73,25 +84,31 @@ def test_labels_equal_their_definitions(warp, kept):
 
 def test_labels_of_nano_equal_their_definitions(nano64, prompts):
     responses = random_texts([(1, 5), (1, 12), (1, 8), (1, 3)], nano64.vocab_size)[1]
-    uniforms, warp = uniform(4, 12), Warp(1.0, top_k=50)
+    uniforms = uniform(4, 12)
+    warp = Warp(1.0, top_k=50)
     made = label_responses(nano64, prompts[:4], responses, uniforms, warp)
     for row in range(4):
         assert_same(made[row], reference(nano64, prompts[row], responses[row], uniforms[row], warp))
 
 
 def test_a_draft_that_is_the_target_is_always_accepted():
-    pair, (prompts, responses) = tiny_pair(12, scale=2.0, same=True), random_texts()
+    pair = tiny_pair(12, scale=2.0, same=True)
+    (prompts, responses) = random_texts()
     for labels in label_responses(pair, prompts, responses, uniform(6, 14), Warp(1.0, top_k=5)):
         assert set(labels["accept_prob"]) == {1.0}
 
 
 def test_greedy_labels_are_one_where_the_models_best_tokens_agree_and_zero_elsewhere():
-    pair, (prompts, responses) = tiny_pair(6), random_texts(vocab_size=6)
+    pair = tiny_pair(6)
+    (prompts, responses) = random_texts(vocab_size=6)
     made = label_responses(pair, prompts, responses, uniform(6, 14), Warp(0))
     agreements = []
     for prompt, response, labels in zip(prompts, responses, made, strict=True):
         text = torch.tensor([[*prompt, *response]])
-        best = [model(text).logits[0, len(prompt) - 1 : -1].argmax(dim=-1) for model in (pair.target, pair.draft)]
+        best = [
+            model(text).logits[0, len(prompt) - 1 : -1].argmax(dim=-1)
+            for model in (pair.target, pair.draft)
+        ]
         assert labels["draft_ids"] == best[1].tolist()
         assert labels["accept_prob"] == (best[0] == best[1]).double().tolist()
         agreements += labels["accept_prob"]
@@ -102,8 +119,11 @@ def test_greedy_labels_are_one_where_the_models_best_tokens_agree_and_zero_elsew
 
 
 def record(monkeypatch, name, describe):
-    """Return a list that will hold `describe(first argument)` of every call to data_gen.rows's `name`."""
-    function, calls = getattr(label, name), []
+    """Return a list that will hold `describe(first argument)` of every call to data_gen.rows's
+    `name`.
+    """
+    function = getattr(label, name)
+    calls = []
 
     def recorded(first, *rest):
         calls.append(describe(first))
@@ -115,29 +135,42 @@ def record(monkeypatch, name, describe):
 
 @pytest.mark.parametrize("elements", [1, 12 * 3, 12 * 7])
 def test_slices_of_positions_give_the_labels_of_one_slice(monkeypatch, elements):
-    pair, (prompts, responses), uniforms, warp = tiny_pair(12), random_texts(), uniform(6, 14), Warp(1.0, top_k=5)
+    pair = tiny_pair(12)
+    (prompts, responses) = random_texts()
+    uniforms = uniform(6, 14)
+    warp = Warp(1.0, top_k=5)
     whole = label_responses(pair, prompts, responses, uniforms, warp)
     monkeypatch.setattr(label, "SLICE_ELEMENTS", elements)
     sizes = record(monkeypatch, "tokens_at", torch.numel)
-    for made, expected in zip(label_responses(pair, prompts, responses, uniforms, warp), whole, strict=True):
+    for made, expected in zip(
+        label_responses(pair, prompts, responses, uniforms, warp), whole, strict=True
+    ):
         assert_same(made, expected, 1e-12)
     assert max(sizes) == max(12, elements) and sum(sizes) == 12 * sum(map(len, responses))
 
 
 @pytest.mark.parametrize("tokens", [1, 16, 40])
 def test_small_batches_have_the_same_labels_as_one_large_batch(monkeypatch, tokens):
-    pair, (prompts, responses), uniforms, warp = tiny_pair(12), random_texts(), uniform(6, 14), Warp(1.0, top_k=5)
+    pair = tiny_pair(12)
+    (prompts, responses) = random_texts()
+    uniforms = uniform(6, 14)
+    warp = Warp(1.0, top_k=5)
     whole = label_responses(pair, prompts, responses, uniforms, warp)
     monkeypatch.setattr(label, "BATCH_TOKENS", tokens)
     shapes = record(monkeypatch, "right_padded", lambda texts: (len(texts), max(map(len, texts))))
-    for made, expected in zip(label_responses(pair, prompts, responses, uniforms, warp), whole, strict=True):
+    for made, expected in zip(
+        label_responses(pair, prompts, responses, uniforms, warp), whole, strict=True
+    ):
         assert_same(made, expected, 1e-12)
     assert sum(rows for rows, _ in shapes) == 6
     assert all(rows == 1 or rows * length <= tokens for rows, length in shapes)
 
 
 def test_padding_after_a_row_does_not_change_its_labels(monkeypatch):
-    pair, (prompts, responses), uniforms, warp = tiny_pair(12), random_texts(), uniform(6, 14), Warp(1.0, top_k=5)
+    pair = tiny_pair(12)
+    (prompts, responses) = random_texts()
+    uniforms = uniform(6, 14)
+    warp = Warp(1.0, top_k=5)
     zeros = label_responses(pair, prompts, responses, uniforms, warp)
 
     def padded_with_others(texts):
@@ -151,10 +184,15 @@ def test_padding_after_a_row_does_not_change_its_labels(monkeypatch):
 
 
 def test_a_row_has_the_same_labels_alone_as_in_a_batch_with_longer_rows():
-    pair, (prompts, responses), uniforms, warp = tiny_pair(12), random_texts(), uniform(6, 14), Warp(1.0, top_k=5)
+    pair = tiny_pair(12)
+    (prompts, responses) = random_texts()
+    uniforms = uniform(6, 14)
+    warp = Warp(1.0, top_k=5)
     together = label_responses(pair, prompts, responses, uniforms, warp)
     for row in range(6):
-        alone = label_responses(pair, prompts[row : row + 1], responses[row : row + 1], uniforms[row : row + 1], warp)[0]
+        alone = label_responses(
+            pair, prompts[row : row + 1], responses[row : row + 1], uniforms[row : row + 1], warp
+        )[0]
         assert_same(together[row], alone, 1e-12)
 
 
@@ -163,22 +201,37 @@ def test_a_row_has_the_same_labels_alone_as_in_a_batch_with_longer_rows():
 
 def test_drafted_tokens_follow_the_drafts_warped_distribution():
     # Fixed numbers; for new ones each of the two comparisons fails by chance once in a million.
-    pair, warp, count = tiny_pair(8), Warp(0.9, top_k=6), 8192
-    prompt, response = [3, 1], [4, 2]
-    made = label_responses(pair, [prompt] * count, [response] * count, uniform(count, 2, seed=5), warp)
+    pair = tiny_pair(8)
+    warp = Warp(0.9, top_k=6)
+    count = 8192
+    prompt = [3, 1]
+    response = [4, 2]
+    made = label_responses(
+        pair, [prompt] * count, [response] * count, uniform(count, 2, seed=5), warp
+    )
     for i in range(2):
         distribution = torch.tensor(distributions(pair.draft, [*prompt, *response[:i]], warp, 8))
-        counts = torch.bincount(torch.tensor([labels["draft_ids"][i] for labels in made]), minlength=8)
+        counts = torch.bincount(
+            torch.tensor([labels["draft_ids"][i] for labels in made]), minlength=8
+        )
         assert chi_square_p_value(counts, distribution) > 1e-6
 
 
 def test_the_mean_label_over_evenly_spread_uniforms_is_the_overlap():
-    pair, count = tiny_pair(8, scale=2.0), 4000
+    pair = tiny_pair(8, scale=2.0)
+    count = 4000
     spread = ((np.arange(count) + 0.5) / count)[:, None, None]
     made = label_responses(pair, [[3, 1, 5]] * count, [[4]] * count, spread, Warp(1.0))
-    shared = overlap(*(torch.tensor(distributions(model, [3, 1, 5], Warp(1.0), 8)) for model in (pair.target, pair.draft))).item()
+    shared = overlap(
+        *(
+            torch.tensor(distributions(model, [3, 1, 5], Warp(1.0), 8))
+            for model in (pair.target, pair.draft)
+        )
+    ).item()
     # Each token's share of the numbers is its probability to within one draw.
-    assert np.mean([labels["accept_prob"][0] for labels in made]) == pytest.approx(shared, abs=8 / count)
+    assert np.mean([labels["accept_prob"][0] for labels in made]) == pytest.approx(
+        shared, abs=8 / count
+    )
     assert 0.1 < shared < 0.9
 
 
@@ -192,10 +245,14 @@ def test_a_model_that_gives_nan_is_named(broken):
 
 def test_logits_of_a_padded_vocabulary_are_left_out():
     wide = tiny_pair(12)
-    narrow = replace(wide, tokenizer=tiny_pair(9).tokenizer)  # both models have three logits that no token uses
+    narrow = replace(
+        wide, tokenizer=tiny_pair(9).tokenizer
+    )  # both models have three logits that no token uses
     prompts, responses = random_texts(vocab_size=9)
     uniforms = uniform(6, 14)
     made = label_responses(narrow, prompts, responses, uniforms, Warp())
     assert max(token for labels in made for token in labels["draft_ids"]) == 8
     for row in range(6):
-        assert_same(made[row], reference(narrow, prompts[row], responses[row], uniforms[row], Warp()))
+        assert_same(
+            made[row], reference(narrow, prompts[row], responses[row], uniforms[row], Warp())
+        )

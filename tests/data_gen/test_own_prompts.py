@@ -26,25 +26,41 @@ def chatting(nano):
 
 
 def test_prompts_begin_where_a_users_message_begins(chatting, tmp_path):
-    settings, wish = DataGeneration(max_new_tokens=96, batch_size=16), OwnPrompts(number=10, openings=("get_", "set_value("))
+    settings = DataGeneration(max_new_tokens=96, batch_size=16)
+    wish = OwnPrompts(number=10, openings=("get_", "set_value("))
     file = write_own_prompts(chatting, wish, settings, tmp_path)
     texts = [json.loads(line)["instruction"] for line in file.read_text().splitlines()]
     assert texts and len(texts) == len(set(texts)) <= 10
     assert all(text.startswith(wish.openings) for text in texts)
     rows = load_split(file.parent, "train")
-    assert {chatting.decode(ids) for ids in rows["prompt_ids"]} == {f"# user\ndef {opening}" for opening in wish.openings}
-    ended = [chatting.decode(ids) for ids, finished in zip(rows["response_ids"], rows["finished"], strict=True) if finished]
-    assert {text.removeprefix("get_").removeprefix("set_value(") for text in texts} == {text.strip() for text in ended}
+    assert {chatting.decode(ids) for ids in rows["prompt_ids"]} == {
+        f"# user\ndef {opening}" for opening in wish.openings
+    }
+    ended = [
+        chatting.decode(ids)
+        for ids, finished in zip(rows["response_ids"], rows["finished"], strict=True)
+        if finished
+    ]
+    assert {text.removeprefix("get_").removeprefix("set_value(") for text in texts} == {
+        text.strip() for text in ended
+    }
     assert len(load_tables(str(file), None).rows) == len(texts)  # it is a data set
     assert len(list(file.parent.glob("*.parquet"))) == 1  # and not a file for each prompt
-    before = file.stat().st_mtime_ns, {path: path.stat().st_mtime_ns for path in file.parent.glob("*.parquet")}
+    before = (
+        file.stat().st_mtime_ns,
+        {path: path.stat().st_mtime_ns for path in file.parent.glob("*.parquet")},
+    )
     again = write_own_prompts(chatting, wish, settings, tmp_path)
-    assert again == file and before[1] == {path: path.stat().st_mtime_ns for path in file.parent.glob("*.parquet")}
+    assert again == file and before[1] == {
+        path: path.stat().st_mtime_ns for path in file.parent.glob("*.parquet")
+    }
 
 
 def test_an_instruction_format_says_where_a_message_begins(nano, tmp_path):
     pair = replace(nano, instruction_format="def {instruction}\n# reply\n")
-    file = write_own_prompts(pair, OwnPrompts(number=4), DataGeneration(max_new_tokens=96), tmp_path)
+    file = write_own_prompts(
+        pair, OwnPrompts(number=4), DataGeneration(max_new_tokens=96), tmp_path
+    )
     assert {pair.decode(ids) for ids in load_split(file.parent, "train")["prompt_ids"]} == {"def "}
 
 
@@ -55,4 +71,9 @@ def test_a_pair_without_a_format_is_refused(nano, tmp_path):
 
 def test_no_prompt_that_ends_is_told(chatting, tmp_path):
     with pytest.raises(UserError, match=r"no prompt that ends within data\.max_new_tokens=1"):
-        write_own_prompts(chatting, OwnPrompts(number=2, openings=("get",)), DataGeneration(max_new_tokens=1), tmp_path)
+        write_own_prompts(
+            chatting,
+            OwnPrompts(number=2, openings=("get",)),
+            DataGeneration(max_new_tokens=1),
+            tmp_path,
+        )

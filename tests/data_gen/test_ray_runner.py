@@ -17,7 +17,13 @@ from specheads.errors import UserError
 from specheads.storage.files import lock
 
 ROOT = Path(__file__).parents[2]
-WORDS = ["model=nano", "data.num_train=6", "data.num_dev=2", "data.num_test=2", "data.max_new_tokens=8"]
+WORDS = [
+    "model=nano",
+    "data.num_train=6",
+    "data.num_dev=2",
+    "data.num_test=2",
+    "data.max_new_tokens=8",
+]
 WORDS += ["generation.rows_per_shard=2", "generation.batch_size=2"]
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
 
@@ -25,7 +31,13 @@ ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
 def check(folder, **changes):
     sign = folder / ".ray-0"
     sign.touch()
-    return {"sign": str(sign), "packages": _packages_here(), "host": "driver", "folder": str(folder), **changes}
+    return {
+        "sign": str(sign),
+        "packages": _packages_here(),
+        "host": "driver",
+        "folder": str(folder),
+        **changes,
+    }
 
 
 @pytest.mark.parametrize(
@@ -35,7 +47,10 @@ def check(folder, **changes):
             {"packages": _packages_here() | {"torch": "1.0"}},
             r"the worker on \S+ has torch .*, driver has torch 1\.0; install",
         ),
-        ({"sign": "/no/such/folder/.ray-0"}, "does not see /no/such/folder of driver; give a folder that all machines share"),
+        (
+            {"sign": "/no/such/folder/.ray-0"},
+            "does not see /no/such/folder of driver; give a folder that all machines share",
+        ),
     ],
 )
 def test_a_worker_that_cannot_take_part_says_why(tmp_path, changes, message):
@@ -51,19 +66,25 @@ def test_a_mistake_of_a_worker_names_its_machine(tmp_path, monkeypatch):
 
     with pytest.raises(UserError, match=f"{socket.gethostname()}: data.num_train=-1 is wrong"):
         _Worker(fail, {}, check(tmp_path)).begin()
-    worker = _Worker(lambda argument: argument["folder"], {"folder": tmp_path}, check(tmp_path))  # it is done
+    worker = _Worker(
+        lambda argument: argument["folder"], {"folder": tmp_path}, check(tmp_path)
+    )  # it is done
     worker.begin()
     assert worker.folder() == str(tmp_path) and worker.missing() == ("", 0, [])
 
 
 def test_without_ray_the_message_says_how_to_install_it(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(UserError, match=r"there is no Ray here; run pip install 'specheads\[ray\]'"):
+    with pytest.raises(
+        UserError, match=r"there is no Ray here; run pip install 'specheads\[ray\]'"
+    ):
         on_workers(DataGeneration(runner="ray"), tmp_path, len, [{}])
 
 
 class StandIn:
-    """As much of Ray as a crew meets: a call is done when it is waited for, in the order of the calls."""
+    """As much of Ray as a crew meets: a call is done when it is waited for, in the order of the
+    calls.
+    """
 
     class exceptions:
         class RayActorError(Exception):
@@ -89,8 +110,11 @@ class StandIn:
 
 
 def crew(folder, count, *fates, lots=4):
-    """Return a crew whose workers meet what `fates` says, (when it begins, at its first lot), and the lots that are made."""
-    made, left = [], iter(fates)
+    """Return a crew whose workers meet what `fates` says, (when it begins, at its first lot), and
+    the lots that are made.
+    """
+    made = []
+    left = iter(fates)
 
     def new_worker():
         at_begin, at_make = next(left, (None, None))
@@ -135,7 +159,9 @@ def test_a_machine_without_enough_for_a_worker_is_refused_by_the_key():
     for resources, key in (({"CPU": 2, "GPU": 1}, "cpus"), ({"CPU": 4}, "gpus")):
         with pytest.raises(UserError, match=rf"ray\.{key}_per_worker=\d, but this machine has \d"):
             ray_runner._check_size(resources, DataGeneration(runner="ray", **needs))
-        ray_runner._check_size(resources, DataGeneration(runner="ray", ray_address="auto", **needs))  # it may grow
+        ray_runner._check_size(
+            resources, DataGeneration(runner="ray", ray_address="auto", **needs)
+        )  # it may grow
 
 
 def test_an_address_where_nobody_listens_is_refused_at_once(tmp_path):
@@ -143,12 +169,19 @@ def test_an_address_where_nobody_listens_is_refused_at_once(tmp_path):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{free.getsockname()[1]}"
-        with pytest.raises(UserError, match=rf"ray\.address={address} cannot be reached \(Connection refused\); start a cluster"):
+        with pytest.raises(
+            UserError,
+            match=(
+                rf"ray\.address={address} cannot be reached \(Connection refused\); start a cluster"
+            ),
+        ):
             on_workers(DataGeneration(runner="ray", ray_address=address), tmp_path, len, [{}])
 
 
 def content(folder):
-    return {path.relative_to(folder): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    return {
+        path.relative_to(folder): path.read_bytes() for path in folder.rglob("*") if path.is_file()
+    }
 
 
 def words_of(folder, *words):
@@ -157,7 +190,14 @@ def words_of(folder, *words):
 
 
 def make(folder, *words):
-    done = subprocess.run(words_of(folder, *words), check=False, env=ENVIRONMENT, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(
+        words_of(folder, *words),
+        check=False,
+        env=ENVIRONMENT,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
     assert done.returncode == 0, done.stderr
     assert f"data: {folder}" in done.stdout
     return content(folder)
@@ -165,7 +205,9 @@ def make(folder, *words):
 
 @pytest.fixture
 def drive(tmp_path):
-    """Return a function that starts a command with two workers, which ends with the test at the latest."""
+    """Return a function that starts a command with two workers, which ends with the test at the
+    latest.
+    """
     started = []
 
     def start():
@@ -199,8 +241,11 @@ def test_workers_of_a_cluster_make_the_bytes_of_one_process_after_kills_too(tmp_
 
 def workers_of(driver):
     """The numbers of the processes of Ray below a driver that work for it."""
-    listed = subprocess.run(["ps", "-eo", "pid=,ppid=,args="], check=True, capture_output=True, text=True).stdout
-    known, found = {driver}, []
+    listed = subprocess.run(
+        ["ps", "-eo", "pid=,ppid=,args="], check=True, capture_output=True, text=True
+    ).stdout
+    known = {driver}
+    found = []
     for line in sorted(listed.splitlines(), key=lambda line: int(line.split()[0])):  # parents first
         process, parent, title = line.split(maxsplit=2)
         if int(parent) in known:

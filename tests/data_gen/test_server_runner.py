@@ -1,4 +1,6 @@
-"""Responses by a running server: a stand-in that answers, fails and lies as servers do, and llama-server where it is there."""
+"""Responses by a running server: a stand-in that answers, fails and lies as servers do, and
+llama-server where it is there.
+"""
 
 import contextlib
 import json
@@ -42,28 +44,47 @@ COUNT = 9  # responses: two to each of four prompts, and one
 
 
 class StandIn:
-    """A server of a pair's target. By default it answers as vLLM does; `broken` changes or refuses an answer."""
+    """A server of a pair's target. By default it answers as vLLM does.
+
+    `broken` changes or refuses an answer.
+    """
 
     def __init__(self, pair):
-        self.pair, self.asked, self.headers, self.models, self.lock = pair, [], [], ["target"], threading.Lock()
+        self.pair = pair
+        self.asked = []
+        self.headers = []
+        self.models = ["target"]
+        self.lock = threading.Lock()
         self.broken = lambda number, body, answer: (200, answer)
         self.num_under_way = self.most_under_way = 0
 
     @torch.no_grad()
     def answer(self, body):
-        """Greedy tokens at temperature 0; else tokens that count on from the seed, every third response ends by itself."""
-        ids, seed, lm = list(body["prompt"]), body["seed"], self.pair.target_lm
+        """Greedy tokens at temperature 0.
+
+        Else tokens that count on from the seed, every third response ends by itself.
+        """
+        ids = list(body["prompt"])
+        seed = body["seed"]
+        lm = self.pair.target_lm
         logits = lm.logits(lm.hidden_states(torch.tensor([ids])))[0, -1]
         if body["temperature"] == 0:
             made = [int(logits.argmax())]
             return self.as_vllm(ids, made, "length", [float(logits.log_softmax(-1)[made[0]])])
-        made = [(seed + place) % 500 + 10 for place in range(3 if seed % 3 == 0 else body["max_tokens"])]
+        made = [
+            (seed + place) % 500 + 10 for place in range(3 if seed % 3 == 0 else body["max_tokens"])
+        ]
         made += [body["stop_token_ids"][0]] if seed % 3 == 0 else []
         return self.as_vllm(ids, made, "length" if seed % 3 else "stop", [-1.0] * len(made))
 
     @staticmethod
     def as_vllm(ids, made, reason, logprobs):
-        choice = {"text": "x", "token_ids": made, "finish_reason": reason, "logprobs": {"token_logprobs": logprobs}}
+        choice = {
+            "text": "x",
+            "token_ids": made,
+            "finish_reason": reason,
+            "logprobs": {"token_logprobs": logprobs},
+        }
         return {"choices": [choice], "usage": {"prompt_tokens": len(ids)}}
 
     def post(self, body, headers):
@@ -89,7 +110,10 @@ def as_llama(answer):
     """Return an answer in the form of llama-server's."""
     (choice,) = answer["choices"]
     numbers = choice["logprobs"]["token_logprobs"]
-    content = [{"id": token, "logprob": number} for token, number in zip(choice.pop("token_ids"), numbers, strict=True)]
+    content = [
+        {"id": token, "logprob": number}
+        for token, number in zip(choice.pop("token_ids"), numbers, strict=True)
+    ]
     return {**answer, "choices": [{**choice, "logprobs": {"content": content}}]}
 
 
@@ -148,52 +172,90 @@ def prompts(nano):
 
 
 def settings(url, **more):
-    return DataGeneration(**{**SIZES, "warp": Warp(1.0, top_k=50), "runner": "server", "server_url": url, **more})
+    return DataGeneration(
+        **{**SIZES, "warp": Warp(1.0, top_k=50), "runner": "server", "server_url": url, **more}
+    )
 
 
 def rows(folder):
-    return [row for path in sorted(folder.glob("*.parquet")) for row in pq.read_table(path).to_pylist()]
+    return [
+        row for path in sorted(folder.glob("*.parquet")) for row in pq.read_table(path).to_pylist()
+    ]
 
 
 @pytest.mark.parametrize("form", ["vllm", "llama"])
-def test_responses_are_the_servers_and_labels_are_ours(nano, prompts, stand_in, url, tmp_path, form):
+def test_responses_are_the_servers_and_labels_are_ours(
+    nano, prompts, stand_in, url, tmp_path, form
+):
     if form == "llama":
         stand_in.broken = lambda number, body, answer: (200, as_llama(answer))
     chosen = settings(url, server_concurrency=4)
-    made, asked = rows(generate_data(nano, prompts, chosen, tmp_path)), {body["seed"]: body for body in stand_in.sampled}
+    made = rows(generate_data(nano, prompts, chosen, tmp_path))
+    asked = {body["seed"]: body for body in stand_in.sampled}
     assert len(made) == len(asked) == len(stand_in.sampled) == COUNT
     for row in made:
         seed = int(uniforms_of(chosen, row["prompt_id"], row["sample"])[0, 0] * 2**31)
         body = asked.pop(seed)
         expected = [(seed + place) % 500 + 10 for place in range(3 if seed % 3 == 0 else 12)]
         expected += [body["stop_token_ids"][0]] if seed % 3 == 0 else []
-        cut = next((place + 1 for place, token in enumerate(expected) if token in nano.stop_tokens), len(expected))
+        cut = next(
+            (place + 1 for place, token in enumerate(expected) if token in nano.stop_tokens),
+            len(expected),
+        )
         assert (row["prompt_ids"], row["response_ids"]) == (body["prompt"], expected[:cut])
         assert row["finished"] == (expected[cut - 1] in nano.stop_tokens)
-        assert (body["temperature"], body["top_k"], body["top_p"], body["min_p"]) == (1.0, 50, 1.0, 0.0)
-        assert (body["model"], body["max_tokens"], body["repetition_penalty"]) == ("target", 12, 1.0)
+        assert (body["temperature"], body["top_k"], body["top_p"], body["min_p"]) == (
+            1.0,
+            50,
+            1.0,
+            0.0,
+        )
+        assert (body["model"], body["max_tokens"], body["repetition_penalty"]) == (
+            "target",
+            12,
+            1.0,
+        )
     assert not asked and 1 < stand_in.most_under_way <= 4
     row = made[0]
     uniform = uniforms_of(chosen, row["prompt_id"], 0)[None, 1:]
-    (labels,) = label_responses(nano, [row["prompt_ids"]], [row["response_ids"]], uniform, chosen.warp)
-    assert row["draft_ids"] == labels["draft_ids"] and row["accept_prob"] == pytest.approx(labels["accept_prob"])
+    (labels,) = label_responses(
+        nano, [row["prompt_ids"]], [row["response_ids"]], uniform, chosen.warp
+    )
+    assert row["draft_ids"] == labels["draft_ids"] and row["accept_prob"] == pytest.approx(
+        labels["accept_prob"]
+    )
 
 
-def test_what_had_ended_when_the_server_failed_is_kept(nano, prompts, stand_in, url, tmp_path, caplog):
+def test_what_had_ended_when_the_server_failed_is_kept(
+    nano, prompts, stand_in, url, tmp_path, caplog
+):
     whole = rows(generate_data(nano, prompts, settings(url), tmp_path / "whole"))
-    first, chosen = len(stand_in.asked), settings(url, server_concurrency=1)
-    stand_in.broken = lambda number, body, answer: (200, answer) if len(stand_in.sampled) <= COUNT + 5 else (503, b"overloaded")
-    with pytest.raises(UserError, match=r"no answer after 4 tries \(503: overloaded\).*run the command again: nothing is lost"):
+    first = len(stand_in.asked)
+    chosen = settings(url, server_concurrency=1)
+    stand_in.broken = lambda number, body, answer: (
+        (200, answer) if len(stand_in.sampled) <= COUNT + 5 else (503, b"overloaded")
+    )
+    with pytest.raises(
+        UserError,
+        match=(
+            r"no answer after 4 tries \(503: overloaded\).*run the command again: nothing is lost"
+        ),
+    ):
         generate_data(nano, prompts, chosen, tmp_path / "data")
     stand_in.broken, before = lambda number, body, answer: (200, answer), len(stand_in.sampled)
     assert before - COUNT == 5 + 4  # tries of the sixth
     caplog.set_level("INFO")
     assert rows(generate_data(nano, prompts, chosen, tmp_path / "data")) == whole
-    assert len(stand_in.sampled) - before == COUNT - 5 and "are taken over from an earlier run" in caplog.text
+    assert (
+        len(stand_in.sampled) - before == COUNT - 5
+        and "are taken over from an earlier run" in caplog.text
+    )
     assert first and not list(tmp_path.glob("data/*/.*.jsonl"))
 
 
-@pytest.mark.parametrize("failure", [(429, b""), (500, b"{}"), (200, b"no JSON"), (200, b"[]")], ids=str)
+@pytest.mark.parametrize(
+    "failure", [(429, b""), (500, b"{}"), (200, b"no JSON"), (200, b"[]")], ids=str
+)
 def test_a_failure_now_and_then_changes_nothing(nano, prompts, stand_in, url, tmp_path, failure):
     whole = rows(generate_data(nano, prompts, settings(url), tmp_path / "whole"))
     stand_in.broken = lambda number, body, answer: failure if number % 3 == 0 else (200, answer)
@@ -211,10 +273,19 @@ def changed(**parts):
 @pytest.mark.parametrize(
     ("broken", "message"),
     [
-        (lambda *_: (400, {"error": {"message": "max_tokens is too large"}}), r"refuses \(400: max_tokens is too large\)"),
-        (lambda *_: (404, {"object": "error", "message": "no such model"}), r"refuses \(404: no such model\)"),
+        (
+            lambda *_: (400, {"error": {"message": "max_tokens is too large"}}),
+            r"refuses \(400: max_tokens is too large\)",
+        ),
+        (
+            lambda *_: (404, {"object": "error", "message": "no such model"}),
+            r"refuses \(404: no such model\)",
+        ),
         (lambda *_: (401, {"error": "no key"}), "put its key into the variable OPENAI_API_KEY"),
-        (lambda number, body, answer: (200, {**answer, "usage": {"prompt_tokens": 1}}), "read 1 tokens of a prompt of"),
+        (
+            lambda number, body, answer: (200, {**answer, "usage": {"prompt_tokens": 1}}),
+            "read 1 tokens of a prompt of",
+        ),
         (changed(token_ids=None, logprobs=None), "returns no token ids.*runner=local"),
         (changed(token_ids=[10**6]), "returned the token 1000000, but .* has"),
         (changed(token_ids=[10] * 13), "returned 13 tokens, and was asked for 1 to 12"),
@@ -222,21 +293,31 @@ def changed(**parts):
     ],
 )
 def test_answers_that_cannot_be_taken(nano, prompts, stand_in, url, tmp_path, broken, message):
-    stand_in.broken = lambda number, body, answer: broken(number, body, answer) if body["temperature"] else (200, answer)
+    stand_in.broken = lambda number, body, answer: (
+        broken(number, body, answer) if body["temperature"] else (200, answer)
+    )
     with pytest.raises(UserError, match=message):
         generate_data(nano, prompts, settings(url), tmp_path)
 
 
-def test_another_model_is_noticed_by_its_log_probabilities(nano, prompts, stand_in, url, tmp_path, caplog):
+def test_another_model_is_noticed_by_its_log_probabilities(
+    nano, prompts, stand_in, url, tmp_path, caplog
+):
     stand_in.pair = tiny_pair(nano.vocab_size)  # another target with as many tokens
-    with pytest.raises(UserError, match=r"nats on average from those of .*another model, revision or tokenizer is served"):
+    with pytest.raises(
+        UserError,
+        match=r"nats on average from those of .*another model, revision or tokenizer is served",
+    ):
         generate_data(nano, prompts, settings(url), tmp_path)
     assert not stand_in.sampled
 
 
 def test_how_far_log_probabilities_are_from_ours(nano, stand_in, url, caplog):
-    texts, server = [[5, 6, 7], [8, 9]], Server(url)
-    assert check_target(nano, server, texts) < 1e-5 and not [each for each in caplog.records if each.levelname == "WARNING"]
+    texts = [[5, 6, 7], [8, 9]]
+    server = Server(url)
+    assert check_target(nano, server, texts) < 1e-5 and not [
+        each for each in caplog.records if each.levelname == "WARNING"
+    ]
 
     def rounded(number, body, answer):
         answer["choices"][0]["logprobs"]["token_logprobs"][0] -= 0.25
@@ -269,16 +350,22 @@ def test_the_key_is_sent(nano, stand_in, url, monkeypatch):
 def test_the_end_of_a_response(nano):
     end = min(nano.stop_tokens)
     assert response_of(nano, Completion([3, 4], "length", []), 2).finished is False
-    cut = response_of(nano, Completion([3, end, 4], "length", []), 3)  # its server does not know what ends a response
+    cut = response_of(
+        nano, Completion([3, end, 4], "length", []), 3
+    )  # its server does not know what ends a response
     assert (cut.ids, cut.finished) == ([3, end], True)
     kept = response_of(nano, Completion([3, end], "stop", []), 5)
-    added = response_of(nano, Completion([3], "stop", []), 5)  # its server keeps the token that ended it
+    added = response_of(
+        nano, Completion([3], "stop", []), 5
+    )  # its server keeps the token that ended it
     assert kept == added and added.finished and added.ids == [3, end]
 
 
 def test_calls_are_made_at_once_and_the_first_error_ends_them():
     barrier = threading.Barrier(3, timeout=20)
-    assert sorted(at_once(lambda item: barrier.wait() >= 0 and item + 1, range(6), 3)) == [(item, item + 1) for item in range(6)]
+    assert sorted(at_once(lambda item: barrier.wait() >= 0 and item + 1, range(6), 3)) == [
+        (item, item + 1) for item in range(6)
+    ]
     done = []
 
     def call(item):
@@ -295,33 +382,64 @@ def test_the_address_is_not_in_the_key_of_the_cache(nano, prompts):
     def key(**more):
         return cache_provenance(nano, prompts, settings("http://a", **more), True)
 
-    assert key()["runner"] == ["server", None] and key(server_url="http://b", server_concurrency=2) == key()
+    assert (
+        key()["runner"] == ["server", None]
+        and key(server_url="http://b", server_concurrency=2) == key()
+    )
     assert key(server_model="x") != key() != key(runner="local")
 
 
 def test_commands_take_the_runner(url, stand_in, tmp_path):
-    words = ["data=nano", "data.num_train=3", "data.num_dev=1", "data.num_test=0", "data.max_new_tokens=8"]
+    words = [
+        "data=nano",
+        "data.num_train=3",
+        "data.num_dev=1",
+        "data.num_test=0",
+        "data.max_new_tokens=8",
+    ]
     done = run(tmp_path, "data_gen", "model=nano", "runner=server", f"server.url={url}", *words)
-    assert done.returncode == 0 and f"specheads train model=nano runner=server server.url={url} {' '.join(words)}" in done.stdout
+    assert (
+        done.returncode == 0
+        and f"specheads train model=nano runner=server server.url={url} {' '.join(words)}"
+        in done.stdout
+    )
     none = run(tmp_path, "data_gen", "model=nano", "runner=server", "data.num_train=4", *words[:1])
     assert none.returncode == 2 and "runner=server needs the address of a server" in none.stderr
-    nowhere = run(tmp_path, "data_gen", "model=nano", "runner=server", "server.url=http://127.0.0.1:9", *words[:1])
+    nowhere = run(
+        tmp_path,
+        "data_gen",
+        "model=nano",
+        "runner=server",
+        "server.url=http://127.0.0.1:9",
+        *words[:1],
+    )
     assert nowhere.returncode == 2 and "gives no answer after 2 tries" in nowhere.stderr
 
 
 def test_llama_server(nano, prompts, tmp_path):
-    """Greedy responses are those that this process makes; log-probabilities agree to the rounding of float32."""
-    if not (find_spec("xllamacpp") and find_spec("gguf")):  # its library and this process's cannot be loaded together
+    """Greedy responses are those that this process makes.
+
+    Log-probabilities agree to the rounding of float32.
+    """
+    if not (
+        find_spec("xllamacpp") and find_spec("gguf")
+    ):  # its library and this process's cannot be loaded together
         pytest.skip("there is no xllamacpp")
     from benchmarks.gguf_file import write_gguf
 
     write_gguf(nano.target, tmp_path / "nano.gguf")
     command = [sys.executable, "-c", LLAMA_SERVER, str(tmp_path / "nano.gguf")]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
         address = process.stdout.readline().strip()
         greedy = {"warp": Warp(0.0), "responses_per_prompt": 1, "max_new_tokens": 40}
         assert check_target(nano, Server(address), [[5, 6, 7], [8, 9]]) < 1e-3
         made = rows(generate_data(nano, prompts, settings(address, **greedy), tmp_path / "server"))
-        ours = rows(generate_data(nano, prompts, settings(None, runner="local", **greedy), tmp_path / "ours"))
+        ours = rows(
+            generate_data(
+                nano, prompts, settings(None, runner="local", **greedy), tmp_path / "ours"
+            )
+        )
         process.stdin.close()
     assert made == ours

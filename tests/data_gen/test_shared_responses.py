@@ -1,4 +1,6 @@
-"""A cache for another draft takes over the target's responses, and is what it would have been without."""
+"""A cache for another draft takes over the target's responses, and is what it would have been
+without.
+"""
 
 import re
 from dataclasses import replace
@@ -16,14 +18,22 @@ from specheads.pair.sampling import Warp
 from specheads.prompts.prompt import Prompt
 from specheads.prompts.sources import NanoSource
 
-SIZES = {"max_new_tokens": 6, "max_prompt_tokens": 8, "batch_size": 2, "rows_per_shard": 3, "responses_per_prompt": 2}
+SIZES = {
+    "max_new_tokens": 6,
+    "max_prompt_tokens": 8,
+    "batch_size": 2,
+    "rows_per_shard": 3,
+    "responses_per_prompt": 2,
+}
 SETTINGS = DataGeneration(warp=Warp(1.0, top_k=5), **SIZES)
 
 
 class Letters:
     def load(self, chats):
         for number, text in enumerate(("abcd", "bcde", "hgfe", "aabb", "ccdd", "gg", "fgh")):
-            yield Prompt(f"{number:x}", "train" if number < 5 else "dev" if number < 6 else "test", text)
+            yield Prompt(
+                f"{number:x}", "train" if number < 5 else "dev" if number < 6 else "test", text
+            )
 
 
 @pytest.fixture(scope="module")
@@ -31,7 +41,9 @@ def pairs():
     """Two pairs of the same target."""
     first = tiny_pair(8, scale=2.0)
     first.target.generation_config.eos_token_id = 0
-    return first, replace(first, draft=tiny_pair(8, scale=1.0).draft, draft_id="other", draft_revision="2")
+    return first, replace(
+        first, draft=tiny_pair(8, scale=1.0).draft, draft_id="other", draft_revision="2"
+    )
 
 
 def make(pair, root, settings=SETTINGS):
@@ -41,11 +53,14 @@ def make(pair, root, settings=SETTINGS):
 @pytest.fixture
 def generated(monkeypatch):
     """How many responses were generated."""
-    counts, original = [], Responder.respond
+    counts = []
+    original = Responder.respond
     monkeypatch.setattr(
         Responder,
         "respond",
-        lambda self, prompts, *rest, **how: counts.append(len(prompts)) or original(self, prompts, *rest, **how),
+        lambda self, prompts, *rest, **how: (
+            counts.append(len(prompts)) or original(self, prompts, *rest, **how)
+        ),
     )
     return counts
 
@@ -94,7 +109,11 @@ def test_shards_of_few_rows_are_answered_together_but_for_greedy_ones(pairs, tmp
     alone = only_responses(pairs[0], tmp_path / "alone", few.but(rows_per_shard=9))
     columns = ["prompt_id", "sample", "response_ids"]
     made, others = (
-        [row for name in sorted(content(each)) for row in pq.read_table(each / name).select(columns).to_pylist()]
+        [
+            row
+            for name in sorted(content(each))
+            for row in pq.read_table(each / name).select(columns).to_pylist()
+        ]
         for each in (folder, alone)
     )
     assert made == others
@@ -109,7 +128,10 @@ def test_a_cache_of_all_splits_is_used_for_some_splits(pairs, tmp_path, generate
     some = generate_data(pairs[0], Letters(), SETTINGS, tmp_path, ("dev", "test"))
     assert some == whole and not generated
     alone = generate_data(pairs[0], Letters(), SETTINGS, tmp_path / "alone", ("dev", "test"))
-    assert sorted(content(alone)) == ["dev-00000.parquet", "test-00000.parquet"] and sum(generated) == 2
+    assert (
+        sorted(content(alone)) == ["dev-00000.parquet", "test-00000.parquet"]
+        and sum(generated) == 2
+    )
     assert all(content(alone)[name] == content(whole)[name] for name in content(alone))
 
 
@@ -121,7 +143,9 @@ def test_responses_alone_are_made_once_for_all_drafts(pairs, tmp_path, generated
     monkeypatch.setattr(label, "label_responses", None)  # nothing is labelled
     folder = only_responses(pairs[0], tmp_path, SETTINGS.but(samples_per_position=2))
     rows = pq.read_table(folder / "train-00000.parquet").to_pylist()
-    assert all(row["response_ids"] and not row["accept_prob"] and not row["draft_ids"] for row in rows)
+    assert all(
+        row["response_ids"] and not row["accept_prob"] and not row["draft_ids"] for row in rows
+    )
     generated.clear()
     assert only_responses(pairs[1], tmp_path) == folder and not generated
 
@@ -137,7 +161,9 @@ def test_a_labelled_cache_is_used_for_responses_alone(pairs, tmp_path, generated
     folder = make(pairs[0], tmp_path)
     generated.clear()
     assert only_responses(pairs[0], tmp_path) == folder
-    other = only_responses(pairs[1], tmp_path)  # of the other draft: no labels are needed, its responses are
+    other = only_responses(
+        pairs[1], tmp_path
+    )  # of the other draft: no labels are needed, its responses are
     assert other != folder and not generated
 
 
@@ -160,11 +186,19 @@ def test_announced_sizes_are_those_on_disk(nano, tmp_path, caplog):
     with caplog.at_level("INFO"):
         labels = generate_data(nano, NanoSource(18, 3, 3), settings, tmp_path)
     (responses,) = set(tmp_path.iterdir()) - {labels}
-    announced = dict(re.findall(r"^.*(responses|labels): about (\S+) MB on disk for 24 rows", caplog.text, re.MULTILINE))
+    announced = dict(
+        re.findall(
+            r"^.*(responses|labels): about (\S+) MB on disk for 24 rows", caplog.text, re.MULTILINE
+        )
+    )
     for stage, folder in {"responses": responses, "labels": labels}.items():
         written = sum(path.stat().st_size for path in folder.glob("*.parquet"))
         assert written / 1.5 < 1e6 * float(announced[stage]) < 1.5 * written
-    assert re.search(r"data: labels of 24 prompts, 24 still to do, .* about .* of memory \(weights and all in use", caplog.text)
+    assert re.search(
+        r"data: labels of 24 prompts, 24 still to do, .* about .* of memory \(weights and all"
+        r" in use",
+        caplog.text,
+    )
 
 
 @pytest.mark.parametrize(("ends", "all_end"), [(range(8), True), (range(5), False), ([0], None)])

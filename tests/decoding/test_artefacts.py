@@ -48,7 +48,9 @@ def plant(path):
 def test_the_folder_is_private():
     load_or_compile(NAME, Step)
     assert folder().stat().st_mode & 0o777 == 0o700
-    assert [path.name for path in folder().iterdir()] == [NAME] and (folder() / NAME).read_bytes()[32:] == b"code"
+    assert [path.name for path in folder().iterdir()] == [NAME] and (folder() / NAME).read_bytes()[
+        32:
+    ] == b"code"
 
 
 @pytest.mark.parametrize("mode", [0o755, 0o770, 0o701])
@@ -62,8 +64,9 @@ def test_a_folder_that_others_can_access_is_not_read(mode, caplog):
         assert isinstance(compiled_program, Step) and not was_kept
     assert not trace.exists() and sorted(path.name for path in folder().iterdir()) == [NAME]
     expected = (
-        f"compiled steps are neither read from {folder()} nor kept there, because it is not a folder that only you can access, "
-        f"and loading them runs code; remove it, or if you trust its content run chmod 700 {folder()}"
+        f"compiled steps are neither read from {folder()} nor kept there, because it is not a"
+        " folder that only you can access, and loading them runs code; remove it, or if you trust"
+        f" its content run chmod 700 {folder()}"
     )
     assert [record.message for record in caplog.records] == [expected]
 
@@ -99,7 +102,9 @@ def test_a_private_folder_is_read(monkeypatch):
 
 def test_a_damaged_step_is_compiled_again(monkeypatch, caplog):
     loaded = []
-    monkeypatch.setattr(artefacts.CompiledProgram, "from_bytes", lambda content: loaded.append(content) or content)
+    monkeypatch.setattr(
+        artefacts.CompiledProgram, "from_bytes", lambda content: loaded.append(content) or content
+    )
     load_or_compile(NAME, Step)
     path = folder() / NAME
     path.write_bytes(path.read_bytes()[:-1] + b"d")

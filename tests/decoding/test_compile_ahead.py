@@ -1,4 +1,6 @@
-"""Steps are compiled ahead by forked processes, and what fails there is compiled, and reported, where it is needed."""
+"""Steps are compiled ahead by forked processes, and what fails there is compiled, and reported,
+where it is needed.
+"""
 
 import logging
 import os
@@ -16,11 +18,15 @@ from specheads.decoding.engine.artefacts import Job, _run_in_processes, folder
 
 GREEDY = Warp(temperature=0)
 
-needs_fork = pytest.mark.skipif(not hasattr(os, "fork") or (os.cpu_count() or 1) == 1, reason="one core, or no fork")
+needs_fork = pytest.mark.skipif(
+    not hasattr(os, "fork") or (os.cpu_count() or 1) == 1, reason="one core, or no fork"
+)
 
 
 def decoder(engine):
-    return SpeculativeDecoder(tiny_pair(), stopping=stopping.FixedLength(3), warp=GREEDY, engine=engine)
+    return SpeculativeDecoder(
+        tiny_pair(), stopping=stopping.FixedLength(3), warp=GREEDY, engine=engine
+    )
 
 
 @pytest.fixture(autouse=True)
@@ -39,14 +45,22 @@ def test_forked_processes_leave_the_steps_that_the_parent_loads(caplog):
     # The processes' own lines are theirs: here steps are only loaded.
     assert "loaded ChainStep" in caplog.text and "loaded VerifyStep" in caplog.text
     assert "compiled ChainStep" not in caplog.text and "compiled VerifyStep" not in caplog.text
-    assert len([path for path in folder().iterdir() if path.is_file()]) == 4  # the verification of one token is one
-    assert compiled.generate([0, 1, 2], 20).tokens.tolist() == decoder("eager").generate([0, 1, 2], 20).tokens.tolist()
+    assert (
+        len([path for path in folder().iterdir() if path.is_file()]) == 4
+    )  # the verification of one token is one
+    assert (
+        compiled.generate([0, 1, 2], 20).tokens.tolist()
+        == decoder("eager").generate([0, 1, 2], 20).tokens.tolist()
+    )
     assert torch.get_num_threads() >= 1 and artefacts.planned is None
 
 
 @needs_fork
 def test_jobs_begin_in_their_order(tmp_path):
-    """One at a time, so that the order in which they end is that in which they began; one that fails does no harm."""
+    """One at a time, so that the order in which they end is that in which they began.
+
+    One that fails does no harm.
+    """
     path = tmp_path / "order"
 
     def write(size):
@@ -54,15 +68,22 @@ def test_jobs_begin_in_their_order(tmp_path):
             stream.write(f"{size} ")
         raise RuntimeError("nothing to keep")
 
-    _run_in_processes([Job(f"step {size}", f"name{size}", partial(write, size), size) for size in (9, 4, 2)], most=1)
+    _run_in_processes(
+        [Job(f"step {size}", f"name{size}", partial(write, size), size) for size in (9, 4, 2)],
+        most=1,
+    )
     assert path.read_text().split() == ["9", "4", "2"]
 
 
 @needs_compiler
 @pytest.mark.parametrize("fails", [False, True])
 def test_the_operators_are_built_while_the_compiler_is_loaded(monkeypatch, tmp_path, fails):
-    """Each waits for the other here, so that neither could come first; a compiler that fails changes nothing."""
-    loading, built = threading.Event(), threading.Event()
+    """Each waits for the other here, so that neither could come first.
+
+    A compiler that fails changes nothing.
+    """
+    loading = threading.Event()
+    built = threading.Event()
 
     def load():
         loading.set()

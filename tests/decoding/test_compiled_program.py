@@ -1,4 +1,6 @@
-"""Compiled steps as flat functions: weights stay with the module, sizes stay open, and a file gives the same function."""
+"""Compiled steps as flat functions: weights stay with the module, sizes stay open, and a file gives
+the same function.
+"""
 
 from typing import NamedTuple
 
@@ -9,7 +11,12 @@ from torch import Tensor, nn
 from torch._inductor.output_code import CompiledFxGraph
 from torch.utils._pytree import tree_leaves
 
-from specheads.decoding.engine.compiled_program import OPTIONS, CompiledProgram, _builder, _first_call
+from specheads.decoding.engine.compiled_program import (
+    OPTIONS,
+    CompiledProgram,
+    _builder,
+    _first_call,
+)
 
 pytestmark = needs_compiler
 
@@ -24,13 +31,17 @@ class Sum(nn.Module):
 
     def __init__(self, table=None):
         super().__init__()
-        self.weight, self.table = nn.Parameter(torch.ones(3), requires_grad=False), table
+        self.weight = nn.Parameter(torch.ones(3), requires_grad=False)
+        self.table = table
 
     def forward(self, tokens, start, places, memory, inputs):
-        (keys, values), (x, pair) = memory[0], inputs
+        (keys, values) = memory[0]
+        (x, pair) = inputs
         keys.index_copy_(0, start + torch.arange(tokens.shape[1]), tokens[0].float())
         total = (keys[: places.shape[0]].sum() + values.sum()) * self.weight.sum() + x
-        return total if self.table is None else total + self.table.sum(), Pair(pair.second, (pair.first, tokens + 1))
+        return total if self.table is None else total + self.table.sum(), Pair(
+            pair.second, (pair.first, tokens + 1)
+        )
 
 
 def arguments(count, size):
@@ -53,11 +64,15 @@ def test_a_compiled_program_computes_what_its_module_computes(tmp_path):
             tokens, start, places, memory, inputs = arguments(count, size)
             expected = module(tokens, start, places, [tuple(x.clone() for x in memory[0])], inputs)
             call = loaded.bind(module, memory)
-            for _ in range(2):  # the first call finds the compiled code, the second one is a call of it
+            for _ in range(
+                2
+            ):  # the first call finds the compiled code, the second one is a call of it
                 memory[0][0].zero_()
                 actual = call(tokens, start, places, inputs)
                 assert isinstance(actual[1], Pair)
-                assert [x.tolist() for x in tree_leaves(actual)] == [x.tolist() for x in tree_leaves(expected)]
+                assert [x.tolist() for x in tree_leaves(actual)] == [
+                    x.tolist() for x in tree_leaves(expected)
+                ]
                 assert memory[0][0][2 : 2 + count].tolist() == tokens[0].tolist()
 
 
@@ -69,11 +84,14 @@ def test_a_kept_program_is_loaded_without_building_anything(monkeypatch, tmp_pat
     content = CompiledProgram.compile(Sum(), arguments(5, 8), {0: 1, 2: 0}, OPTIONS).to_bytes()
     built = []
     compile_file = codecache.CppBuilder.build
-    monkeypatch.setattr(codecache.CppBuilder, "build", lambda self: built.append(self) or compile_file(self))
+    monkeypatch.setattr(
+        codecache.CppBuilder, "build", lambda self: built.append(self) or compile_file(self)
+    )
     codecache.CppPythonBindingsCodeCache.cache_clear()
     codecache.CppCodeCache.cache_clear()
     compiled_program = CompiledProgram.from_bytes(content)
-    module, (tokens, start, places, memory, inputs) = Sum(), arguments(5, 8)
+    module = Sum()
+    (tokens, start, places, memory, inputs) = arguments(5, 8)
     compiled_program.bind(module, memory)(tokens, start, places, inputs)
     assert built == []
 
@@ -89,10 +107,13 @@ def test_an_epilogue_returns_tensors_and_tuples():
 
 
 class Graph(CompiledFxGraph):
-    """Compiled code that appends its first input to its results, which a wrapper takes off again."""
+    """Compiled code that appends its first input to its results, which a wrapper takes off
+    again.
+    """
 
     def __init__(self):
-        self.num_calls, self.compiled_fn_runner = 0, None
+        self.num_calls = 0
+        self.compiled_fn_runner = None
 
     def current_callable(self, inputs):
         self.num_calls += 1
@@ -100,10 +121,16 @@ class Graph(CompiledFxGraph):
 
 
 def test_wrappers_that_do_more_than_pass_results_on_are_called_each_time(monkeypatch):
-    graph, x = Graph(), torch.ones(2)
-    monkeypatch.setattr(CompiledFxGraph, "__call__", lambda self, inputs: self.current_callable(inputs))
+    graph = Graph()
+    x = torch.ones(2)
+    monkeypatch.setattr(
+        CompiledFxGraph, "__call__", lambda self, inputs: self.current_callable(inputs)
+    )
     wrapper = CompiledFxGraph.__call__
-    for artifact, number in ((lambda *args: graph(args)[:1], 1), (lambda *args: [graph(args)[0].clone(), x], 2)):
+    for artifact, number in (
+        (lambda *args: graph(args)[:1], 1),
+        (lambda *args: [graph(args)[0].clone(), x], 2),
+    ):
         results, run = _first_call(artifact, [x])
         for tensors in (results, run([x]), run([2 * x])):
             assert len(tensors) == number

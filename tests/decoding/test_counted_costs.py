@@ -12,11 +12,15 @@ from specheads.decoding.step_times import _step_weights, counted_ratios, counted
 from specheads.pair.language_model import LanguageModel
 
 HIDDEN = 32
-HEAD = AcceptanceHead(HeadConfig(HIDDEN, depth=0, predicts="input_token"))  # 32 weights and a bias, float32
+HEAD = AcceptanceHead(
+    HeadConfig(HIDDEN, depth=0, predicts="input_token")
+)  # 32 weights and a bias, float32
 
 
 def counted(name):
-    return sum(weight.numel() for weight in _step_weights(LanguageModel(tiny_model(CONFIGS[name], 0))))
+    return sum(
+        weight.numel() for weight in _step_weights(LanguageModel(tiny_model(CONFIGS[name], 0)))
+    )
 
 
 def total(name):
@@ -37,8 +41,13 @@ def test_tables_with_one_row_per_step_do_not_count(name, looked_up):
 
 
 def test_the_ratio_lies_between_those_of_layers_and_of_weights(nano):
-    """A draft in half precision reads half of its bytes; one of a target leaves the number of weights."""
-    target, draft = (sum(map(torch.numel, _step_weights(lm))) for lm in (nano.target_lm, nano.draft_lm))
+    """A draft in half precision reads half of its bytes.
+
+    One of a target leaves the number of weights.
+    """
+    target, draft = (
+        sum(map(torch.numel, _step_weights(lm))) for lm in (nano.target_lm, nano.draft_lm)
+    )
     assert counted_ratios(nano) == (3.0, pytest.approx(target / draft)) and target / draft > 6
     halved = replace(nano, target=copy.deepcopy(nano.target).half())
     assert counted_ratios(halved) == pytest.approx((3.0, target / draft))
@@ -47,9 +56,13 @@ def test_the_ratio_lies_between_those_of_layers_and_of_weights(nano):
 
 
 def test_the_share_is_of_multiply_adds_or_of_bytes_whichever_is_larger():
-    """A float32 head next to a draft in half precision reads twice the bytes for its number of weights."""
+    """A float32 head next to a draft in half precision reads twice the bytes for its number of
+    weights.
+    """
     model = tiny_model(CONFIGS["llama, tied"], 0)
     share = (HIDDEN + 1) / total("llama, tied")
     assert counted_share(HEAD, LanguageModel(model.float())) == pytest.approx(share)
     assert counted_share(HEAD, LanguageModel(model.to(torch.bfloat16))) == pytest.approx(2 * share)
-    assert counted_share(HEAD, LanguageModel(model.double())) == pytest.approx(share)  # half the bytes, as many multiply-adds
+    assert counted_share(HEAD, LanguageModel(model.double())) == pytest.approx(
+        share
+    )  # half the bytes, as many multiply-adds

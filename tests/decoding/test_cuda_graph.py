@@ -1,4 +1,6 @@
-"""Captured steps on the CPU: what their inputs and states cost, and that they decode as plain ones do."""
+"""Captured steps on the CPU: what their inputs and states cost, and that they decode as plain ones
+do.
+"""
 
 from typing import NamedTuple
 
@@ -15,7 +17,9 @@ class Swapped(NamedTuple):
 
 
 class InTurn(stopping.StoppingRule):
-    """Stops by a state whose parts change places between rounds, and with it where the next round finds them."""
+    """Stops by a state whose parts change places between rounds, and with it where the next round
+    finds them.
+    """
 
     needs = frozenset({"max_prob"})
     max_tokens = 6
@@ -42,7 +46,9 @@ def test_a_state_is_updated_in_place_and_is_that_of_plain_steps():
     plain, captured = (generated(engine, InTurn(), 200) for engine in ("eager", "cuda_graph"))
     for first, second in zip(plain, captured, strict=True):
         assert second.tokens.tolist() == first.tokens.tolist()
-        assert [each.num_drafted for each in second.rounds] == [each.num_drafted for each in first.rounds]
+        assert [each.num_drafted for each in second.rounds] == [
+            each.num_drafted for each in first.rounds
+        ]
     assert len({each.num_drafted for response in plain for each in response.rounds}) > 2
 
 
@@ -51,13 +57,16 @@ def test_a_state_that_is_captured_when_it_is_in_use_is_not_changed_by_that(monke
     monkeypatch.setattr(SpeculativeDecoder, "prepare", lambda decoder: None)
     plain, captured = (generated(engine, InTurn(), 200) for engine in ("eager", "cuda_graph"))
     for first, second in zip(plain, captured, strict=True):
-        assert [each.num_drafted for each in second.rounds] == [each.num_drafted for each in first.rounds]
+        assert [each.num_drafted for each in second.rounds] == [
+            each.num_drafted for each in first.rounds
+        ]
 
 
 def test_a_draft_copies_its_state_once(monkeypatch):
     decoder = SpeculativeDecoder(tiny_pair(), stopping=InTurn(), warp=Warp(), engine="cuda_graph")
     decoder.warm_up()
-    types, copy = [], torch._foreach_copy_
+    types = []
+    copy = torch._foreach_copy_
 
     def counted(held, given, non_blocking):
         types.append(given[0].dtype)
@@ -69,5 +78,7 @@ def test_a_draft_copies_its_state_once(monkeypatch):
     num_steps = sum(each.num_draft_calls for each in rounds)
     assert types.count(torch.float32) <= len(rounds) < num_steps  # the rule's state
     assert types.count(torch.bool) == num_steps  # the tokens that end a response
-    assert types.count(torch.float64) == types.count(torch.int64) == num_steps + len(rounds)  # with those of verifications
+    assert (
+        types.count(torch.float64) == types.count(torch.int64) == num_steps + len(rounds)
+    )  # with those of verifications
     assert set(types) == {torch.float32, torch.bool, torch.float64, torch.int64}

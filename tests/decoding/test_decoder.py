@@ -12,7 +12,9 @@ from specheads import SpeculativeDecoder, UserError, Warp, generate_baseline, st
 from specheads.heads.batch import HeadBatch, head_features
 from specheads.pair.revisions import set_draft_temperature
 
-ALL_FEATURES = frozenset({"hidden", "embedding", "draft_prob", "max_prob", "entropy", "second_prob"})
+ALL_FEATURES = frozenset(
+    {"hidden", "embedding", "draft_prob", "max_prob", "entropy", "second_prob"}
+)
 GREEDY = Warp(temperature=0)
 NUM_SAMPLES = 800
 
@@ -37,7 +39,9 @@ def decode(pair, prompt, rule=None, warp=GREEDY, **kwargs):
 
 RULES = [stopping.FixedLength(k) for k in (1, 2, 4, 6, 8, 10, 12, 14)]
 RULES += [
-    stopping.HeadThreshold(constant_head(0.8, predicts), t / 10) for predicts in ("next_token", "input_token") for t in (1, 5, 9)
+    stopping.HeadThreshold(constant_head(0.8, predicts), t / 10)
+    for predicts in ("next_token", "input_token")
+    for t in (1, 5, 9)
 ]
 
 
@@ -45,7 +49,9 @@ RULES += [
 @pytest.mark.parametrize("same", [False, True])
 def test_greedy_output_is_that_of_the_target(rule, same):
     pair = tiny_pair(vocab_size=7, scale=2.0, same=same)
-    expected = pair.target.generate(torch.tensor([[1, 2, 3]]), max_new_tokens=30, do_sample=False, pad_token_id=0)[0, 3:]
+    expected = pair.target.generate(
+        torch.tensor([[1, 2, 3]]), max_new_tokens=30, do_sample=False, pad_token_id=0
+    )[0, 3:]
     out = decode(pair, [1, 2, 3], rule, max_new_tokens=30)
     assert out.tokens.tolist() == expected.tolist()
     assert list(itertools.chain.from_iterable(r.tokens for r in out.rounds)) == out.tokens.tolist()
@@ -56,14 +62,22 @@ def test_greedy_output_is_that_of_the_target(rule, same):
 def test_the_counts_add_up():
     pair = tiny_pair(vocab_size=5, scale=2.0)
     for seed in range(5):
-        stats = decode(pair, [0, 1], stopping.FixedLength(4), Warp(), max_new_tokens=40, seed=seed).stats
+        stats = decode(
+            pair, [0, 1], stopping.FixedLength(4), Warp(), max_new_tokens=40, seed=seed
+        ).stats
         assert stats.num_tokens == 40
-        assert stats.num_drafted == stats.num_accepted + stats.num_discarded == stats.num_draft_calls
+        assert (
+            stats.num_drafted == stats.num_accepted + stats.num_discarded == stats.num_draft_calls
+        )
         # every round emits what was accepted and one token more
         assert stats.num_tokens == stats.num_accepted + stats.num_target_calls
         assert stats.num_drafted == stats.num_tokens + stats.num_discarded - stats.num_target_calls
         assert stats.discard_rate == stats.num_discarded / 40
-        assert stats.verification_rate == stats.num_target_calls / 40 == pytest.approx(1 / stats.block_efficiency)
+        assert (
+            stats.verification_rate
+            == stats.num_target_calls / 40
+            == pytest.approx(1 / stats.block_efficiency)
+        )
 
 
 def test_no_token_is_drafted_that_could_not_be_used():
@@ -82,12 +96,21 @@ def test_the_targets_generation_config_says_where_a_response_ends(as_list):
     out = decode(pair, [1, 2, 3], stopping.FixedLength(6), max_new_tokens=30)
     assert out.tokens.tolist() == free[: free.index(stop) + 1]
     assert out.finish_reason == "stop"
-    assert generate_baseline(pair, [1, 2, 3], 30, warp=GREEDY).tokens.tolist() == out.tokens.tolist()
+    assert (
+        generate_baseline(pair, [1, 2, 3], 30, warp=GREEDY).tokens.tolist() == out.tokens.tolist()
+    )
     assert decode(pair, [1, 2, 3], max_new_tokens=30, stop_tokens=[]).tokens.tolist() == free
 
 
 @pytest.mark.parametrize(
-    "form", [int, torch.tensor, lambda stop: torch.tensor([stop]), lambda stop: iter([stop]), lambda stop: {stop}]
+    "form",
+    [
+        int,
+        torch.tensor,
+        lambda stop: torch.tensor([stop]),
+        lambda stop: iter([stop]),
+        lambda stop: {stop},
+    ],
 )
 def test_stop_tokens_come_in_any_form(form):
     pair = tiny_pair(vocab_size=7, scale=2.0)
@@ -119,7 +142,11 @@ def test_an_end_token_ends_the_draft():
     stop = free[4]
     out = decode(pair, [1, 2, 3], stopping.FixedLength(20), max_new_tokens=30, stop_tokens=[stop])
     end = free.index(stop) + 1
-    assert (out.rounds[-1].num_drafted, out.rounds[-1].num_accepted, out.rounds[-1].num_discarded) == (end, end, 0)
+    assert (
+        out.rounds[-1].num_drafted,
+        out.rounds[-1].num_accepted,
+        out.rounds[-1].num_discarded,
+    ) == (end, end, 0)
     assert list(out.rounds[-1].tokens) == free[:end]
 
 
@@ -133,7 +160,9 @@ def test_the_window_of_the_models_ends_a_response():
 
 def test_the_same_seed_gives_the_same_response_and_another_seed_another():
     pair = tiny_pair(vocab_size=11)
-    first, same, other = (decode(pair, [1], warp=Warp(), max_new_tokens=40, seed=s).tokens.tolist() for s in (3, 3, 4))
+    first, same, other = (
+        decode(pair, [1], warp=Warp(), max_new_tokens=40, seed=s).tokens.tolist() for s in (3, 3, 4)
+    )
     assert first == same != other
 
 
@@ -152,7 +181,9 @@ def test_a_stream_adds_up_to_the_text():
 
 
 def _batch_of_one(decoder):
-    made = decoder.generate_batch([[1, 2], [3, 4]], max_batch=1, max_new_tokens=20, as_completed=True)
+    made = decoder.generate_batch(
+        [[1, 2], [3, 4]], max_batch=1, max_new_tokens=20, as_completed=True
+    )
     return (each.text for _, each in made)
 
 
@@ -172,7 +203,8 @@ def _stream(decoder):
 )
 def test_a_decoder_that_is_decoding_refuses_others_and_is_right_afterwards(opened, use):
     decoder = SpeculativeDecoder(tiny_pair(vocab_size=7), warp=Warp())
-    first, alone = opened(decoder), [*opened(decoder)]
+    first = opened(decoder)
+    alone = [*opened(decoder)]
     texts = [next(first)]
     with pytest.raises(UserError, match="this decoder is decoding already"):
         use(decoder)
@@ -210,7 +242,11 @@ def test_an_error_within_a_round_leaves_a_decoder_that_is_right(monkeypatch):
     expected = decoder.generate([5], 30).tokens.tolist()
     for error in (KeyboardInterrupt, RuntimeError):
         with monkeypatch.context() as patched:
-            patched.setattr(decoder.single.rounds, "take", lambda *given, error=error: (_ for _ in ()).throw(error))
+            patched.setattr(
+                decoder.single.rounds,
+                "take",
+                lambda *given, error=error: (_ for _ in ()).throw(error),
+            )
             with pytest.raises(error):
                 decoder.generate([1, 2, 3], 30)
         assert decoder.generate([5], 30).tokens.tolist() == expected
@@ -229,7 +265,10 @@ def test_threads_that_share_a_decoder_get_the_right_text_or_a_sentence():
 
     with ThreadPoolExecutor(4) as pool:
         found = list(pool.map(made, prompts))
-    assert all(each == right or "decoding already" in each for each, right in zip(found, expected, strict=True))
+    assert all(
+        each == right or "decoding already" in each
+        for each, right in zip(found, expected, strict=True)
+    )
     assert any(each == right for each, right in zip(found, expected, strict=True))
 
 
@@ -262,13 +301,20 @@ def test_strings_ids_tensors_and_messages_are_prompts(nano):
     text = "def f(x):\n"
     expected = nano.tokenizer(text)["input_ids"]
     assert (
-        nano.encode(text).tolist() == nano.encode(expected).tolist() == nano.encode(torch.tensor([expected])).tolist() == expected
+        nano.encode(text).tolist()
+        == nano.encode(expected).tolist()
+        == nano.encode(torch.tensor([expected])).tolist()
+        == expected
     )
     with pytest.raises(UserError, match="chat template"):
         nano.encode([{"role": "user", "content": text}])
-    nano.tokenizer.chat_template = "{{ bos_token }}{% for m in messages %}{{ m.content }}{% endfor %}"
+    nano.tokenizer.chat_template = (
+        "{{ bos_token }}{% for m in messages %}{{ m.content }}{% endfor %}"
+    )
     try:
-        assert nano.encode([{"role": "user", "content": text}]).tolist() == expected  # one begin token, not two
+        assert (
+            nano.encode([{"role": "user", "content": text}]).tolist() == expected
+        )  # one begin token, not two
         assert nano.encode_instruction(text) == expected
     finally:
         nano.tokenizer.chat_template = None
@@ -291,7 +337,9 @@ def test_impossible_prompts_are_refused(prompt, message):
 def test_a_batch_of_prompts_is_refused():
     with pytest.raises(UserError, match=r"shape \(2, 3\)"):
         decode(tiny_pair(), torch.zeros(2, 3, dtype=torch.long))
-    assert len(decode(tiny_pair(), torch.zeros(1, 3, dtype=torch.long), max_new_tokens=2).tokens) == 2
+    assert (
+        len(decode(tiny_pair(), torch.zeros(1, 3, dtype=torch.long), max_new_tokens=2).tokens) == 2
+    )
 
 
 def test_a_smaller_window_takes_less_memory_and_ends_responses_sooner():
@@ -334,7 +382,10 @@ def test_a_head_for_another_draft_is_refused():
     with pytest.raises(UserError, match="revision r1.*revision r2"):
         decode(pair, [0], stopping.HeadThreshold(AcceptanceHead(other)))
     decode(
-        pair, [0], stopping.HeadThreshold(AcceptanceHead(replace(other, draft={"id": "x", "revision": "r2"}))), max_new_tokens=4
+        pair,
+        [0],
+        stopping.HeadThreshold(AcceptanceHead(replace(other, draft={"id": "x", "revision": "r2"}))),
+        max_new_tokens=4,
     )
 
 
@@ -355,7 +406,9 @@ def exact_distribution(pair, prompt, length, warp):
         (stopping.FixedLength(2), Warp()),
         (stopping.HeadThreshold(constant_head(0.7), 0.5), Warp(1.5, top_p=0.9)),
         pytest.param(stopping.FixedLength(2), Warp(1.5, top_p=0.9), marks=pytest.mark.full),
-        pytest.param(stopping.HeadThreshold(constant_head(0.7), 0.5), Warp(), marks=pytest.mark.full),
+        pytest.param(
+            stopping.HeadThreshold(constant_head(0.7), 0.5), Warp(), marks=pytest.mark.full
+        ),
     ],
     ids=["fixed length", "head, warped", "fixed length, warped", "head"],
 )
@@ -364,8 +417,11 @@ def test_sampled_output_follows_the_targets_distribution(rule, warp):
     pair = tiny_pair(scale=1.5)
     distribution = exact_distribution(pair, [0, 1], 3, warp)
     decoder = SpeculativeDecoder(pair, stopping=rule, warp=warp)
-    counts, accepted = torch.zeros(27), 0
-    for out in decoder.generate_batch([[0, 1]] * NUM_SAMPLES, max_batch=100, max_new_tokens=3, seeds=range(NUM_SAMPLES)):
+    counts = torch.zeros(27)
+    accepted = 0
+    for out in decoder.generate_batch(
+        [[0, 1]] * NUM_SAMPLES, max_batch=100, max_new_tokens=3, seeds=range(NUM_SAMPLES)
+    ):
         counts[(out.tokens * torch.tensor([9, 3, 1])).sum()] += 1
         accepted += out.stats.num_accepted
     assert 0.2 < accepted / (2 * NUM_SAMPLES) < 0.95  # neither trivial nor hopeless
@@ -384,9 +440,14 @@ def test_sampled_output_follows_the_targets_distribution(rule, warp):
 def test_blocks_follow_the_targets_distribution(rule, engine):
     """Every response of four tokens over two letters, drafted three at a time."""
     pair = tiny_pair(vocab_size=2, scale=1.5)
-    distribution, counts = exact_distribution(pair, [0, 1], 4, Warp()), torch.zeros(16)
-    decoder = SpeculativeDecoder(pair, stopping=stopping.FixedLength(3), verification=rule, warp=Warp(), engine=engine)
-    for out in decoder.generate_batch([[0, 1]] * NUM_SAMPLES, max_batch=100, max_new_tokens=4, seeds=range(NUM_SAMPLES)):
+    distribution = exact_distribution(pair, [0, 1], 4, Warp())
+    counts = torch.zeros(16)
+    decoder = SpeculativeDecoder(
+        pair, stopping=stopping.FixedLength(3), verification=rule, warp=Warp(), engine=engine
+    )
+    for out in decoder.generate_batch(
+        [[0, 1]] * NUM_SAMPLES, max_batch=100, max_new_tokens=4, seeds=range(NUM_SAMPLES)
+    ):
         counts[(out.tokens * torch.tensor([8, 4, 2, 1])).sum()] += 1
     # false alarm with probability 1e-6
     assert chi_square_p_value(counts, distribution) > 1e-6
@@ -398,17 +459,28 @@ def test_blocks_follow_the_targets_distribution(rule, engine):
     ids=lambda r: r.label,
 )
 def test_a_draft_at_another_temperature_leaves_the_targets_distribution(rule):
-    """Every response of three tokens over two letters; the draft's tokens have other probabilities than without it."""
-    pair, plain = tiny_pair(vocab_size=2, scale=1.5), tiny_pair(vocab_size=2, scale=1.5)
+    """Every response of three tokens over two letters.
+
+    The draft's tokens have other probabilities than without it.
+    """
+    pair = tiny_pair(vocab_size=2, scale=1.5)
+    plain = tiny_pair(vocab_size=2, scale=1.5)
     set_draft_temperature(pair.draft, 0.4)
-    distribution, counts = exact_distribution(pair, [0, 1], 3, Warp()), torch.zeros(8)
-    decoders = [SpeculativeDecoder(each, stopping=stopping.FixedLength(2), verification=rule) for each in (pair, plain)]
+    distribution = exact_distribution(pair, [0, 1], 3, Warp())
+    counts = torch.zeros(8)
+    decoders = [
+        SpeculativeDecoder(each, stopping=stopping.FixedLength(2), verification=rule)
+        for each in (pair, plain)
+    ]
     differing = 0
     for seed in range(NUM_SAMPLES // 4):
         out = decoders[0].generate([0, 1], 3, seed=seed)
         counts[(out.tokens * torch.tensor([4, 2, 1])).sum()] += 1
         if seed < 50:
-            differing += out.stats.num_accepted != decoders[1].generate([0, 1], 3, seed=seed).stats.num_accepted
+            differing += (
+                out.stats.num_accepted
+                != decoders[1].generate([0, 1], 3, seed=seed).stats.num_accepted
+            )
     assert differing > 2
     # false alarm with probability 1e-6
     assert chi_square_p_value(counts, distribution) > 1e-6
@@ -417,8 +489,12 @@ def test_a_draft_at_another_temperature_leaves_the_targets_distribution(rule):
 @pytest.mark.parametrize("stop", RULES[2:5] + RULES[8:], ids=describe)
 def test_greedy_output_is_that_of_the_target_under_block_verification(stop):
     pair = tiny_pair(vocab_size=7, scale=2.0)
-    expected = pair.target.generate(torch.tensor([[1, 2, 3]]), max_new_tokens=30, do_sample=False, pad_token_id=0)[0, 3:]
-    decoder = SpeculativeDecoder(pair, stopping=stop, verification=verification.BlockVerification(), warp=GREEDY)
+    expected = pair.target.generate(
+        torch.tensor([[1, 2, 3]]), max_new_tokens=30, do_sample=False, pad_token_id=0
+    )[0, 3:]
+    decoder = SpeculativeDecoder(
+        pair, stopping=stop, verification=verification.BlockVerification(), warp=GREEDY
+    )
     assert decoder.generate([1, 2, 3], 30).tokens.tolist() == expected.tolist()
 
 
@@ -426,29 +502,49 @@ def test_a_wrong_distribution_would_be_noticed():
     pair = tiny_pair(scale=1.5)
     draft_distribution = exact_distribution(replace(pair, target=pair.draft), [0, 1], 3, Warp())
     counts = torch.multinomial(
-        draft_distribution, NUM_SAMPLES, replacement=True, generator=torch.Generator().manual_seed(0)
+        draft_distribution,
+        NUM_SAMPLES,
+        replacement=True,
+        generator=torch.Generator().manual_seed(0),
     ).bincount(minlength=27)
     assert chi_square_p_value(counts, exact_distribution(pair, [0, 1], 3, Warp())) < 1e-6
 
 
 def training_features(pair, prefix, drafted, predicts, shift=0):
-    """What training computes for tokens drafted after `prefix`; `shift` taps that many positions late."""
+    """What training computes for tokens drafted after `prefix`.
+
+    `shift` taps that many positions late.
+    """
     index = len(prefix) + torch.arange(len(drafted)) + shift
     tokens = torch.tensor([[*prefix, *drafted, 0]])
     batch = HeadBatch(tokens, torch.zeros_like(index), index, torch.tensor(drafted), {})
-    needs = ALL_FEATURES if predicts == "next_token" else frozenset({"hidden", "max_prob", "entropy", "second_prob"})
+    needs = (
+        ALL_FEATURES
+        if predicts == "next_token"
+        else frozenset({"hidden", "max_prob", "entropy", "second_prob"})
+    )
     return head_features(pair.draft_lm, batch, predicts, needs)
 
 
 @pytest.mark.parametrize(("fixture", "tolerance"), [("nano64", 1e-12), ("nano", 1e-5)])
 @pytest.mark.parametrize("predicts", ["next_token", "input_token"])
-def test_a_head_gets_the_training_features_in_the_decoder(fixture, tolerance, predicts, prompts, request):
-    """Differences are relative to the largest value of a feature. At step j an `input_token` head predicts y_{j-1}."""
+def test_a_head_gets_the_training_features_in_the_decoder(
+    fixture, tolerance, predicts, prompts, request
+):
+    """Differences are relative to the largest value of a feature.
+
+    At step j an `input_token` head predicts y_{j-1}.
+    """
     pair = request.getfixturevalue(fixture)
-    spy, lag = Spy(5), 1 if predicts == "input_token" else 0
+    spy = Spy(5)
+    lag = 1 if predicts == "input_token" else 0
     out = decode(pair, prompts[0], spy, Warp(1.0, 50), max_new_tokens=40, seed=1)
-    assert out.stats.num_discarded > 0 and out.stats.num_accepted > 0  # both kinds of rewinding happen
-    seen, emitted, compared = iter(spy.seen), [], 0
+    assert (
+        out.stats.num_discarded > 0 and out.stats.num_accepted > 0
+    )  # both kinds of rewinding happen
+    seen = iter(spy.seen)
+    emitted = []
+    compared = 0
     for r in out.rounds:
         steps = list(itertools.islice(seen, r.num_drafted))
         prefix = [*prompts[0], *emitted]
@@ -457,13 +553,17 @@ def test_a_head_gets_the_training_features_in_the_decoder(fixture, tolerance, pr
         if not drafted:
             continue
         compared += len(drafted)
-        expected, late = (training_features(pair, prefix, drafted, predicts, shift) for shift in (0, 1))
+        expected, late = (
+            training_features(pair, prefix, drafted, predicts, shift) for shift in (0, 1)
+        )
         for name in expected:
             decoded = torch.cat([step[name] for step in steps[lag:]])
             scale = expected[name].abs().max()
             assert (decoded - expected[name]).abs().max() <= tolerance * scale, name
             if name != "embedding":
-                assert (decoded - late[name]).abs().max() > 1e-3 * scale, f"{name}: an off-by-one tap would pass"
+                assert (decoded - late[name]).abs().max() > 1e-3 * scale, (
+                    f"{name}: an off-by-one tap would pass"
+                )
     assert compared > 30
 
 
@@ -475,7 +575,10 @@ def find_token(pair, embedding):
 @pytest.mark.parametrize("max_batch", [1, 2])
 def test_a_draft_of_a_smaller_window_cuts_nothing_short(caplog, max_batch):
     """The target goes on alone after it, and from the beginning where the prompt is longer."""
-    pair = replace(tiny_pair(vocab_size=7, scale=2.0, window=64), draft=tiny_llama(7, seed=2, scale=2.0, window=24))
+    pair = replace(
+        tiny_pair(vocab_size=7, scale=2.0, window=64),
+        draft=tiny_llama(7, seed=2, scale=2.0, window=24),
+    )
     prompts = [[1, 2, 3], list(range(7)) * 4, [5] * 23, [5] * 24, [6] * 25]
     decoder = SpeculativeDecoder(pair, warp=GREEDY, engine="eager")
     assert "reads 24 positions, the target 64: the target goes on alone" in caplog.text

@@ -25,7 +25,11 @@ def test_pieces_equal_a_single_forward_pass(lm, tokens):
     engine = EagerEngine(lm, 32)
     expected = lm.model(tokens).logits
     actual = torch.cat(
-        [engine.forward(piece, num_logits=piece.shape[1]).logits for piece in tokens.split([7, 1, 1, 5, 6], dim=1)], dim=1
+        [
+            engine.forward(piece, num_logits=piece.shape[1]).logits
+            for piece in tokens.split([7, 1, 1, 5, 6], dim=1)
+        ],
+        dim=1,
     )
     close(actual, expected)
     assert engine.length == 20
@@ -40,8 +44,12 @@ def test_rewound_tokens_leave_no_trace(lm, tokens):
 
 
 def tree_slots_of(base, parents, width=8):
-    """The tail of a tree whose root is at position `base`, and whose other slots have the parents `parents` (slots)."""
-    tree_slots = TreeSlots(base, torch.zeros(width, dtype=torch.long), torch.eye(width, dtype=torch.bool))
+    """The tail of a tree whose root is at position `base`, and whose other slots have the parents
+    `parents` (slots).
+    """
+    tree_slots = TreeSlots(
+        base, torch.zeros(width, dtype=torch.long), torch.eye(width, dtype=torch.bool)
+    )
     for slot, parent in enumerate(parents, start=1):
         tree_slots.depth[slot] = tree_slots.depth[parent] + 1
         tree_slots.seen[slot] |= tree_slots.seen[parent]
@@ -49,7 +57,8 @@ def tree_slots_of(base, parents, width=8):
 
 
 def test_a_tree_scored_at_once_equals_each_path_alone(lm, tokens):
-    context, nodes = tokens[:, :6], [4, 5, 6, 7, 8]
+    context = tokens[:, :6]
+    nodes = [4, 5, 6, 7, 8]
     tree_slots = tree_slots_of(5, [0, 0, 1, 1, 3])  # the root is the context's last token
     engine = EagerEngine(lm, 32)
     engine.forward(context[:, :5])
@@ -57,14 +66,23 @@ def test_a_tree_scored_at_once_equals_each_path_alone(lm, tokens):
     actual = engine.forward(read, tree_slots=tree_slots, num_logits=6).logits[0]
     for slot in range(6):
         path = [nodes[i - 1] for i in range(1, 6) if tree_slots.seen[slot, i]]
-        close(actual[slot], lm.model(torch.cat([context, torch.tensor([path], dtype=torch.long)], dim=1)).logits[0, -1])
+        close(
+            actual[slot],
+            lm.model(torch.cat([context, torch.tensor([path], dtype=torch.long)], dim=1)).logits[
+                0, -1
+            ],
+        )
 
 
 def test_a_tree_may_be_read_level_by_level(lm, tokens):
-    nodes, tree_slots = [4, 5, 6, 7, 8], tree_slots_of(5, [0, 0, 1, 1, 3])
-    whole, parts = EagerEngine(lm, 32), EagerEngine(lm, 32)
+    nodes = [4, 5, 6, 7, 8]
+    tree_slots = tree_slots_of(5, [0, 0, 1, 1, 3])
+    whole = EagerEngine(lm, 32)
+    parts = EagerEngine(lm, 32)
     whole.forward(tokens[:, :5])
-    expected = whole.forward(torch.tensor([[tokens[0, 5], *nodes]]), tree_slots=tree_slots, num_logits=6).logits[0]
+    expected = whole.forward(
+        torch.tensor([[tokens[0, 5], *nodes]]), tree_slots=tree_slots, num_logits=6
+    ).logits[0]
     parts.forward(tokens[:, :6])
     actual = [
         parts.forward(torch.tensor([level]), tree_slots=tree_slots, num_logits=len(level)).logits[0]

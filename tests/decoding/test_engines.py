@@ -9,7 +9,16 @@ from fakes import needs_compiler, tiny_pair
 from families import VOCAB_SIZE, WINDOW, family_pair
 from torch.utils._pytree import tree_leaves
 
-from specheads import AcceptanceHead, HeadConfig, SpeculativeDecoder, Warp, generate_baseline, papers, stopping, verification
+from specheads import (
+    AcceptanceHead,
+    HeadConfig,
+    SpeculativeDecoder,
+    Warp,
+    generate_baseline,
+    papers,
+    stopping,
+    verification,
+)
 from specheads.decoding.drafting import ChainState, ChainStep
 from specheads.decoding.engine import EagerEngine, artefacts, compiled, make_engine
 from specheads.decoding.engine.artefacts import folder, name_of
@@ -26,23 +35,35 @@ def fail(*args, **kwargs):
     raise RuntimeError("no such instruction\nand more")
 
 
-@pytest.mark.parametrize("warp", [Warp(temperature=0), Warp(temperature=1.0, top_k=2)], ids=["greedy", "sampled"])
+@pytest.mark.parametrize(
+    "warp", [Warp(temperature=0), Warp(temperature=1.0, top_k=2)], ids=["greedy", "sampled"]
+)
 def test_a_seed_gives_the_same_tokens_in_every_engine(warp):
     outputs = []
     for engine in ("eager", "cuda_graph"):
-        decoder = SpeculativeDecoder(tiny_pair(), stopping=stopping.FixedLength(3), warp=warp, engine=engine)
-        outputs.append([decoder.generate([0, 1, 2], 30, seed=seed).tokens.tolist() for seed in range(5)])
+        decoder = SpeculativeDecoder(
+            tiny_pair(), stopping=stopping.FixedLength(3), warp=warp, engine=engine
+        )
+        outputs.append(
+            [decoder.generate([0, 1, 2], 30, seed=seed).tokens.tolist() for seed in range(5)]
+        )
     assert outputs[0] == outputs[1]
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.label)
-@pytest.mark.parametrize("engine", ["cuda_graph", pytest.param("compiled", marks=[needs_compiler, pytest.mark.full])])
+@pytest.mark.parametrize(
+    "engine", ["cuda_graph", pytest.param("compiled", marks=[needs_compiler, pytest.mark.full])]
+)
 def test_every_verification_rule_decides_the_same_in_every_engine(rule, engine):
     """In every run, `test_rows.py` has the rule compiled in which there is most to get wrong."""
     outputs = []
     for name in ("eager", engine):
         decoder = SpeculativeDecoder(
-            tiny_pair(scale=1.5), stopping=stopping.FixedLength(4), verification=rule, warp=Warp(top_k=3), engine=name
+            tiny_pair(scale=1.5),
+            stopping=stopping.FixedLength(4),
+            verification=rule,
+            warp=Warp(top_k=3),
+            engine=name,
         )
         outputs.append([decoder.generate([0, 1, 2], 40, seed=seed) for seed in range(4)])
     for eager, other in zip(*outputs, strict=True):
@@ -57,7 +78,9 @@ def test_padding_reaches_beyond_the_window_without_harm(name):
     prompt = torch.arange(WINDOW - 20) % VOCAB_SIZE
     outputs = []
     for engine in ("eager", "cuda_graph"):
-        decoder = SpeculativeDecoder(pair, stopping=stopping.FixedLength(6), warp=Warp(temperature=0), engine=engine)
+        decoder = SpeculativeDecoder(
+            pair, stopping=stopping.FixedLength(6), warp=Warp(temperature=0), engine=engine
+        )
         outputs.append(decoder.generate(prompt, 100))
     assert outputs[0].finish_reason == outputs[1].finish_reason == "context"
     assert outputs[0].tokens.tolist() == outputs[1].tokens.tolist()
@@ -79,14 +102,23 @@ def test_no_verification_is_for_one_token_or_reads_all_memory():
             engine = kind(lm, capacity)
             assert min(engine.padded(count) for count in range(1, 40)) == least
             assert min(engine.padded_rows(count) for count in range(1, 40)) >= 3
-            assert max(engine._size(end) for end in range(1, capacity + 33)) < engine._layers[0].capacity
+            assert (
+                max(engine._size(end) for end in range(1, capacity + 33))
+                < engine._layers[0].capacity
+            )
             assert max(engine._sizes()) < engine._layers[0].capacity
 
 
 def test_memory_comes_in_few_sizes():
     capacities = [_rounded_capacity(capacity, 64) for capacity in range(1, 4097)]
-    assert all(capacity + 128 <= spare_capacity for capacity, spare_capacity in enumerate(capacities, start=1))
-    assert all(spare_capacity <= 1.25 * (capacity + 192) for capacity, spare_capacity in enumerate(capacities, start=1))
+    assert all(
+        capacity + 128 <= spare_capacity
+        for capacity, spare_capacity in enumerate(capacities, start=1)
+    )
+    assert all(
+        spare_capacity <= 1.25 * (capacity + 192)
+        for capacity, spare_capacity in enumerate(capacities, start=1)
+    )
     assert len(set(capacities)) < 30
 
 
@@ -110,11 +142,15 @@ def test_auto_runs_eagerly_without_a_compiler_and_says_so(monkeypatch, caplog):
 def test_a_model_that_cannot_be_compiled(monkeypatch, caplog):
     monkeypatch.delenv("SPECHEADS_ENGINE")
     monkeypatch.setattr(compiled, "load_or_compile", fail)
-    pair, warp = tiny_pair(), Warp(temperature=0)
+    pair = tiny_pair()
+    warp = Warp(temperature=0)
     with pytest.raises(UserError, match="no such instruction.*engine=eager"):
         generate_baseline(pair, [0, 1], 8, warp=warp, engine="compiled")
     actual = generate_baseline(pair, [0, 1], 8, warp=warp, engine="auto")
-    assert actual.tokens.tolist() == generate_baseline(pair, [0, 1], 8, warp=warp, engine="eager").tokens.tolist()
+    assert (
+        actual.tokens.tolist()
+        == generate_baseline(pair, [0, 1], 8, warp=warp, engine="eager").tokens.tolist()
+    )
     assert "runs uncompiled" in caplog.text
 
 
@@ -125,9 +161,13 @@ def test_compiled_steps_are_kept_and_loaded(monkeypatch, tmp_path, caplog):
 
     def tokens():
         caplog.clear()
-        return generate_baseline(tiny_pair(), [0, 1], 8, warp=Warp(temperature=0), engine="compiled").tokens.tolist()
+        return generate_baseline(
+            tiny_pair(), [0, 1], 8, warp=Warp(temperature=0), engine="compiled"
+        ).tokens.tolist()
 
-    expected = generate_baseline(tiny_pair(), [0, 1], 8, warp=Warp(temperature=0), engine="eager").tokens.tolist()
+    expected = generate_baseline(
+        tiny_pair(), [0, 1], 8, warp=Warp(temperature=0), engine="eager"
+    ).tokens.tolist()
     assert tokens() == expected
     assert "compiled TargetStep" in caplog.text
     assert tokens() == expected
@@ -161,8 +201,12 @@ def test_a_nan_leaves_no_trace():
 
 def test_drafts_as_long_as_the_window():
     pair = family_pair("llama")
-    decoder = SpeculativeDecoder(pair, stopping=stopping.FixedLength(150), warp=Warp(temperature=0), engine="cuda_graph")
-    expected = generate_baseline(pair, [1, 2], 12, warp=Warp(temperature=0), engine="eager").tokens.tolist()
+    decoder = SpeculativeDecoder(
+        pair, stopping=stopping.FixedLength(150), warp=Warp(temperature=0), engine="cuda_graph"
+    )
+    expected = generate_baseline(
+        pair, [1, 2], 12, warp=Warp(temperature=0), engine="eager"
+    ).tokens.tolist()
     assert decoder.generate([1, 2], 12).tokens.tolist() == expected
 
 
@@ -172,7 +216,9 @@ def test_a_model_that_is_cast_is_prepared_again():
     decoder = SpeculativeDecoder(pair, warp=warp, engine="cuda_graph")
     decoder.generate([0, 1], 5)
     prepared = decoder.target_engine.num_prepared
-    pair.target.load_state_dict({k: v + 0.5 * torch.randn_like(v) for k, v in pair.target.state_dict().items()}, assign=True)
+    pair.target.load_state_dict(
+        {k: v + 0.5 * torch.randn_like(v) for k, v in pair.target.state_dict().items()}, assign=True
+    )
     actual = decoder.generate([0, 1], 20).tokens.tolist()
     assert decoder.target_engine.num_prepared > prepared
     assert actual == generate_baseline(pair, [0, 1], 20, warp=warp, engine="eager").tokens.tolist()
@@ -184,13 +230,18 @@ def test_a_head_whose_weights_move_is_captured_again(between):
 
     def longest(bias):
         state = {name: torch.zeros_like(value) for name, value in head.state_dict().items()}
-        head.load_state_dict(state | {"readout.bias": torch.full_like(head.readout.bias, bias)}, assign=True)
+        head.load_state_dict(
+            state | {"readout.bias": torch.full_like(head.readout.bias, bias)}, assign=True
+        )
         if between:  # what another rule prepares must not hide that the head has moved
             decoder.with_stopping(stopping.FixedLength(2)).generate([0, 1], 30)
         return max(r.num_drafted for r in decoder.generate([0, 1], 30).rounds)
 
     decoder = SpeculativeDecoder(
-        tiny_pair(), stopping=stopping.HeadThreshold(head, 0.5), warp=Warp(temperature=0), engine="cuda_graph"
+        tiny_pair(),
+        stopping=stopping.HeadThreshold(head, 0.5),
+        warp=Warp(temperature=0),
+        engine="cuda_graph",
     )
     longest(9.0)
     prepared = decoder.draft_engine.num_prepared
@@ -199,7 +250,9 @@ def test_a_head_whose_weights_move_is_captured_again(between):
 
 
 def test_graphs_of_one_step_share_their_inputs():
-    decoder = SpeculativeDecoder(tiny_pair(window=1000), warp=Warp(temperature=0), engine="cuda_graph")
+    decoder = SpeculativeDecoder(
+        tiny_pair(window=1000), warp=Warp(temperature=0), engine="cuda_graph"
+    )
     decoder.warm_up()
     engine = decoder.target_engine
     assert engine.num_prepared > 3
@@ -211,7 +264,8 @@ def chain_step(lm, rule):
 
 
 def test_names_of_compiled_steps_tell_heads_and_models_apart():
-    pair, names = tiny_pair(), []
+    pair = tiny_pair()
+    names = []
 
     def name(head=None, rule=None):
         rule = rule or stopping.HeadThreshold(head.requires_grad_(False))
@@ -224,7 +278,13 @@ def test_names_of_compiled_steps_tell_heads_and_models_apart():
         ("next_token", ("entropy", "hidden")),
     ):
         names.append(name(AcceptanceHead(HeadConfig(16, predicts=predicts, inputs=inputs))))
-    names.append(name(AcceptanceHead(HeadConfig(16, predicts="next_token", inputs=("hidden", "entropy"))).double()))
+    names.append(
+        name(
+            AcceptanceHead(
+                HeadConfig(16, predicts="next_token", inputs=("hidden", "entropy"))
+            ).double()
+        )
+    )
     names.append(name(rule=stopping.FixedLength(3)))
     assert names[-1] == name(rule=stopping.FixedLength(4))
     pair.draft.train()
@@ -283,7 +343,9 @@ def test_attention_without_masks_runs_eagerly(monkeypatch, caplog, attention):
 
 @pytest.fixture(scope="module")
 def state_reader():
-    """A draft with one layer, so that its states come straight from a norm, and a step whose head reads them."""
+    """A draft with one layer, so that its states come straight from a norm, and a step whose head
+    reads them.
+    """
     pair = tiny_pair(scale=2.0)
     torch.manual_seed(0)
     head = AcceptanceHead(HeadConfig(16, 1, inputs=("hidden",))).requires_grad_(False)
@@ -294,14 +356,20 @@ def state_reader():
 
 @needs_compiler
 @pytest.mark.parametrize("count", [2, 3])
-def test_a_head_that_reads_the_last_of_several_states_does_not_change_the_distribution(count, state_reader):
+def test_a_head_that_reads_the_last_of_several_states_does_not_change_the_distribution(
+    count, state_reader
+):
     step, engines = state_reader
-    tokens, actual = (torch.arange(count)[None] + 1) % 3, []
+    tokens = (torch.arange(count)[None] + 1) % 3
+    actual = []
     for engine in engines:
         engine.rewind(0)
         engine.forward(torch.arange(7)[None] % 3, num_logits=0)
-        state = ChainState(torch.zeros(1, dtype=torch.bool), step.rule.start_prompt(1, torch.device("cpu")))
-        uniform, ends = torch.tensor([0.4]).double(), torch.zeros(3, dtype=torch.bool)
+        state = ChainState(
+            torch.zeros(1, dtype=torch.bool), step.rule.start_prompt(1, torch.device("cpu"))
+        )
+        uniform = torch.tensor([0.4]).double()
+        ends = torch.zeros(3, dtype=torch.bool)
         new = engine.compiled_step(step)(tokens, step.memory.indices[1], uniform, ends, state)
         actual.append((step.memory.probs[0, 1].clone(), new.rule.survival.clone()))
     for first, other in zip(*actual, strict=True):
@@ -310,7 +378,9 @@ def test_a_head_that_reads_the_last_of_several_states_does_not_change_the_distri
 
 @pytest.fixture(scope="module")
 def repeated():
-    """A compiled draft of a tiny pair at position 60, next to the end of what a step reads first, and its draft step."""
+    """A compiled draft of a tiny pair at position 60, next to the end of what a step reads first,
+    and its draft step.
+    """
     pair = tiny_pair(scale=2.0)
     torch.manual_seed(0)
     head = AcceptanceHead(HeadConfig(16, 1, inputs=("hidden",))).requires_grad_(False)
@@ -328,12 +398,16 @@ def inputs_of(step, end=None):
     ends = torch.zeros(3, dtype=torch.bool)
     if end is not None:
         ends[end] = True
-    state = ChainState(torch.zeros(1, dtype=torch.bool), step.rule.start_prompt(1, torch.device("cpu")))
+    state = ChainState(
+        torch.zeros(1, dtype=torch.bool), step.rule.start_prompt(1, torch.device("cpu"))
+    )
     return torch.tensor([0.1, 0.7, 0.4, 0.9, 0.2, 0.6, 0.3, 0.8]).double(), ends, state
 
 
 def run_steps(engine, step, run, end=None, most=8):
-    """Return the number of steps until one stops, the last state, and what the memory then holds."""
+    """Return the number of steps until one stops, the last state, and what the memory then
+    holds.
+    """
     engine.rewind(60)
     uniform, ends, state = inputs_of(step, end)
     step.memory.set_last(1)
@@ -359,8 +433,13 @@ def repeat_steps(engine, step, run, end=None, most=8):
 @pytest.mark.parametrize("end", [None, 0, 1, 2])
 def test_repeated_steps_are_single_steps(repeated, end):
     engine, step, run = repeated
-    expected, actual = run_steps(engine, step, run, end), repeat_steps(engine, step, run, end)
-    assert engine.repeats(run) and actual[0] == expected[0] and actual[-1] == expected[-1] == 60 + actual[0]
+    expected = run_steps(engine, step, run, end)
+    actual = repeat_steps(engine, step, run, end)
+    assert (
+        engine.repeats(run)
+        and actual[0] == expected[0]
+        and actual[-1] == expected[-1] == 60 + actual[0]
+    )
     for first, other in zip(tree_leaves(expected[1:-1]), tree_leaves(actual[1:-1]), strict=True):
         assert torch.equal(first, other)
     drafted = actual[2][0, 1 : 1 + actual[0]].tolist()
@@ -382,13 +461,23 @@ def test_steps_are_repeated_as_often_as_is_asked_whatever_they_say(repeated):
 def test_calls_from_cpp_leave_no_tensor_held(repeated):
     engine, step, run = repeated
     uniform, ends, state = inputs_of(step)
-    watched = [ends, uniform, *tree_leaves(state), step.memory.sequence, step.memory.probs, engine._start, *engine._memory[0]]
+    watched = [
+        ends,
+        uniform,
+        *tree_leaves(state),
+        step.memory.sequence,
+        step.memory.probs,
+        engine._start,
+        *engine._memory[0],
+    ]
     run_steps(engine, step, run)
     step.memory.read_from(0, 8), step.memory.read_from(0, 1)  # views that the memory keeps
     before = [tensor._use_count() for tensor in watched]
     for _ in range(3):
         engine.rewind(60)
-        engine.repeat(run, step.memory.read_from(0, 8)[0], [step.memory.index[:8], uniform], ends, state)
+        engine.repeat(
+            run, step.memory.read_from(0, 8)[0], [step.memory.index[:8], uniform], ends, state
+        )
         engine.rewind(60)
         run(step.memory.read_from(0, 1)[0], step.memory.indices[0], uniform[:1], ends, state)
     assert [tensor._use_count() for tensor in watched] == before

@@ -5,7 +5,13 @@ from fakes import constant_head, tiny_pair
 
 from specheads import SpeculativeDecoder
 from specheads.decoding.records import DecodeStats
-from specheads.decoding.stopping import DraftProduct, FixedLength, HeadThreshold, Logistic, OnlineLogistic
+from specheads.decoding.stopping import (
+    DraftProduct,
+    FixedLength,
+    HeadThreshold,
+    Logistic,
+    OnlineLogistic,
+)
 from specheads.decoding.verification import BlockVerification
 
 PROMPT = [1, 2, 3, 4]
@@ -39,7 +45,9 @@ def test_predictions_that_hold_expect_what_is_accepted():
 def test_rows_of_a_batch_expect_what_single_prompts_do():
     decoder = SpeculativeDecoder(tiny_pair(8), stopping=HeadThreshold(constant_head(0.8), 0.7))
     prompts = [PROMPT, [3, 1], [5, 6, 7]]
-    for number, out in enumerate(decoder.generate_batch(prompts, max_batch=2, max_new_tokens=9, seeds=[0, 1, 2])):
+    for number, out in enumerate(
+        decoder.generate_batch(prompts, max_batch=2, max_new_tokens=9, seeds=[0, 1, 2])
+    ):
         single = decoder.generate(prompts[number], 9, seed=number)
         assert out.stats.num_expected == pytest.approx(single.stats.num_expected)
         assert out.stats.num_expected == pytest.approx(expected_by_hand(out.rounds, 0.8))
@@ -57,18 +65,26 @@ def test_rows_of_a_batch_expect_what_single_prompts_do():
     ],
 )
 def test_rules_that_predict_every_token_have_a_number(rule, knows):
-    assert (SpeculativeDecoder(tiny_pair(8), stopping=rule).generate(PROMPT, 9).stats.num_expected is not None) == knows
+    assert (
+        SpeculativeDecoder(tiny_pair(8), stopping=rule).generate(PROMPT, 9).stats.num_expected
+        is not None
+    ) == knows
 
 
 def test_predictions_of_token_verification_say_nothing_of_another_rule():
-    decoder = SpeculativeDecoder(tiny_pair(8), stopping=HeadThreshold(constant_head(0.8), 0.7), verification=BlockVerification())
+    decoder = SpeculativeDecoder(
+        tiny_pair(8),
+        stopping=HeadThreshold(constant_head(0.8), 0.7),
+        verification=BlockVerification(),
+    )
     assert decoder.generate(PROMPT, 9).stats.num_expected is None
     (out,) = decoder.generate_batch([PROMPT], max_batch=1, max_new_tokens=9)
     assert out.stats.num_expected is None
 
 
 def test_the_total_is_known_if_every_part_is():
-    known, unknown = DecodeStats(4, 3, 2, 1, 2, 3, 1.0, 0.0, num_expected=1.5), DecodeStats(4, 3, 2, 1, 2, 3, 1.0, 0.0)
+    known = DecodeStats(4, 3, 2, 1, 2, 3, 1.0, 0.0, num_expected=1.5)
+    unknown = DecodeStats(4, 3, 2, 1, 2, 3, 1.0, 0.0)
     total = DecodeStats.total([known, known])
     assert (total.num_expected, total.accepted_over_expected) == (3.0, pytest.approx(4 / 3))
     assert DecodeStats.total([known, unknown]).num_expected is None

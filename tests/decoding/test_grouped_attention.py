@@ -1,4 +1,6 @@
-"""Attention in groups and parts is transformers' attention, and replaces it only under masks, where query heads share keys."""
+"""Attention in groups and parts is transformers' attention, and replaces it only under masks, where
+query heads share keys.
+"""
 
 import pytest
 import torch
@@ -19,7 +21,9 @@ from specheads.decoding.engine.cuda_graph import (
 from specheads.decoding.engine.reading import computing
 
 SHAPES = [
-    (heads, groups, tokens, parts) for heads, groups in ((4, 4), (6, 2), (8, 1)) for tokens, parts in ((1, 1), (5, 3), (13, 2))
+    (heads, groups, tokens, parts)
+    for heads, groups in ((4, 4), (6, 2), (8, 1))
+    for tokens, parts in ((1, 1), (5, 3), (13, 2))
 ]
 
 
@@ -36,8 +40,14 @@ class Layer(nn.Module):
 def tensors(batch, heads, groups, tokens, parts, dtype=torch.float64):
     """Return a query, and keys and values that lie within a larger memory, as an engine's do."""
     size = parts * PART
-    memory = [random_tensor(batch, groups, size + 2 * PART, 8, dtype=dtype)[:, :, :size] for _ in range(2)]
-    return random_tensor(batch, tokens, heads, 8, dtype=dtype).transpose(1, 2), memory[0], memory[1].flip(2)
+    memory = [
+        random_tensor(batch, groups, size + 2 * PART, 8, dtype=dtype)[:, :, :size] for _ in range(2)
+    ]
+    return (
+        random_tensor(batch, tokens, heads, 8, dtype=dtype).transpose(1, 2),
+        memory[0],
+        memory[1].flip(2),
+    )
 
 
 def causal(tokens, size, start):
@@ -60,7 +70,9 @@ def test_attention_is_that_of_transformers(heads, groups, tokens, parts):
         random_mask(1, tokens, parts * PART),
     ):
         for scale in (None, 0.3):
-            expected, _ = sdpa_attention_forward(Layer(heads // groups), query, key, value, mask, scaling=scale)
+            expected, _ = sdpa_attention_forward(
+                Layer(heads // groups), query, key, value, mask, scaling=scale
+            )
             actual = _attend(query, key, value, mask, scale)
             assert actual.shape == expected.shape and actual.is_contiguous()
             torch.testing.assert_close(actual, expected, atol=1e-13, rtol=0)
@@ -78,13 +90,15 @@ def test_rows_of_a_batch_attend_each_to_its_memory(shared):
 def test_parts_that_are_masked_throughout_leave_no_trace(dtype):
     query, key, value = tensors(1, 4, 2, 3, 3, dtype)
     expected = _attend(query, key[:, :, :PART], value[:, :, :PART], causal(3, PART, 60))
-    key[:, :, PART:], value[:, :, PART:] = 100, 100
+    key[:, :, PART:] = 100
+    value[:, :, PART:] = 100
     assert torch.equal(_attend(query, key, value, causal(3, 3 * PART, 60)), expected)
 
 
 def test_the_kernel_of_a_gpu_has_the_shapes_that_are_expected():
     """As far as it can be asked without a GPU: torch knows the shapes of its results."""
-    query, key = torch.empty(8, 4, 20, 64, device="meta"), torch.empty(8, 4, PART, 64, device="meta")
+    query = torch.empty(8, 4, 20, 64, device="meta")
+    key = torch.empty(8, 4, PART, 64, device="meta")
     bias = torch.empty(1, 4, 20, PART, device="meta").expand(8, -1, -1, -1)
     kernel = torch.ops.aten._scaled_dot_product_efficient_attention
     out, log_sums, *_ = kernel(query, key, key, bias, True, scale=0.1)
@@ -94,17 +108,30 @@ def test_the_kernel_of_a_gpu_has_the_shapes_that_are_expected():
 
 def test_only_masked_attention_is_replaced_and_only_while_asked():
     query, key, value = tensors(1, 6, 2, 4, 1)
-    mask, plain, layer = causal(4, PART, 17), ALL_ATTENTION_FUNCTIONS["sdpa"], Layer(3)
+    mask = causal(4, PART, 17)
+    plain = ALL_ATTENTION_FUNCTIONS["sdpa"]
+    layer = Layer(3)
     with computing(_GroupedOperations()):
         ours = ALL_ATTENTION_FUNCTIONS["sdpa"]
-        assert torch.equal(ours(layer, query, key, value, mask)[0], _attend(query, key, value, mask))
-        others = [(None, {}), (torch.zeros(1, 1, 4, PART).double(), {}), (mask.expand(-1, 6, -1, -1), {})]
+        assert torch.equal(
+            ours(layer, query, key, value, mask)[0], _attend(query, key, value, mask)
+        )
+        others = [
+            (None, {}),
+            (torch.zeros(1, 1, 4, PART).double(), {}),
+            (mask.expand(-1, 6, -1, -1), {}),
+        ]
         for other, options in [*others, (mask, {"position_bias": random_tensor(1, 6, 4, PART)})]:
             assert torch.equal(
-                ours(layer, query, key, value, other, **options)[0], plain(layer, query, key, value, other, **options)[0]
+                ours(layer, query, key, value, other, **options)[0],
+                plain(layer, query, key, value, other, **options)[0],
             )
-        query, layer = query[:, :2], Layer(1)  # each has its keys
-        assert torch.equal(ours(layer, query, key, value, mask)[0], plain(layer, query, key, value, mask)[0])
+        # each has its keys
+        query = query[:, :2]
+        layer = Layer(1)
+        assert torch.equal(
+            ours(layer, query, key, value, mask)[0], plain(layer, query, key, value, mask)[0]
+        )
     assert ALL_ATTENTION_FUNCTIONS["sdpa"] is plain
 
 
@@ -114,14 +141,20 @@ class Attention(nn.Module):
     def forward(self, query, start, places, memory, inputs):
         size = places.shape[0]
         mask = (torch.arange(size) <= start + torch.arange(query.shape[1])[:, None])[None, None]
-        return (_attend(query.transpose(1, 2), memory[0][0][:, :, :size], memory[0][1][:, :, :size], mask),)
+        return (
+            _attend(
+                query.transpose(1, 2), memory[0][0][:, :, :size], memory[0][1][:, :, :size], mask
+            ),
+        )
 
 
 @pytest.mark.full
 @needs_compiler
 def test_it_is_compiled_for_any_number_of_tokens_and_of_parts():
     memory = [(random_tensor(1, 2, 8 * PART, 8), random_tensor(1, 2, 8 * PART, 8))]
-    places, start, module = torch.zeros(8 * PART), torch.tensor(40), Attention()
+    places = torch.zeros(8 * PART)
+    start = torch.tensor(40)
+    module = Attention()
     example = (random_tensor(1, 5, 6, 8), start, places[: 2 * PART], memory, ())
     step = CompiledProgram.compile(module, example, {0: 1, 2: 0}, OPTIONS).bind(module, memory)
     for tokens, parts in ((5, 2), (3, 1), (9, 7)):

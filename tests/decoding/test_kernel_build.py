@@ -1,4 +1,6 @@
-"""The library of operators is built once, from all that its name depends on, and again if it is damaged."""
+"""The library of operators is built once, from all that its name depends on, and again if it is
+damaged.
+"""
 
 import ctypes
 import subprocess
@@ -31,7 +33,8 @@ def folder(tmp_path, monkeypatch):
 @pytest.fixture
 def builds(monkeypatch):
     """The commands that were run."""
-    commands, run = [], subprocess.run
+    commands = []
+    run = subprocess.run
 
     def counted(command, **options):
         commands.append(command)
@@ -43,9 +46,19 @@ def builds(monkeypatch):
 
 def test_every_source_of_the_operators_is_part_of_the_library():
     text = (kernel_build._FOLDER / "operators.cpp").read_text()
-    others = [path.name for path in kernel_build._FOLDER.glob("*.cpp") if path.name != "operators.cpp"]
-    declaring = [path.name for path in kernel_build._FOLDER.glob("*.h") if "\nSPECHEADS_OPERATOR(" in path.read_text()]
-    assert not others and all(f'#include "{name}"' in text for name in declaring) and len(declaring) == 3
+    others = [
+        path.name for path in kernel_build._FOLDER.glob("*.cpp") if path.name != "operators.cpp"
+    ]
+    declaring = [
+        path.name
+        for path in kernel_build._FOLDER.glob("*.h")
+        if "\nSPECHEADS_OPERATOR(" in path.read_text()
+    ]
+    assert (
+        not others
+        and all(f'#include "{name}"' in text for name in declaring)
+        and len(declaring) == 3
+    )
 
 
 @needs_compiler
@@ -78,12 +91,15 @@ def test_a_damaged_library_is_built_again(folder, caplog):
     assert kernel_build._load_library(path).twice() == 14
     assert "cannot be loaded and are built again" in caplog.text
     assert ctypes.CDLL(None).twice() == 14  # visible to what is loaded later
-    assert sorted(each.name for each in path.parent.iterdir()) == sorted([path.name, path.with_suffix(".lock").name])
+    assert sorted(each.name for each in path.parent.iterdir()) == sorted(
+        [path.name, path.with_suffix(".lock").name]
+    )
 
 
 @needs_compiler
 def test_of_two_that_build_at_once_one_waits_for_the_other(folder, builds):
-    path, start = kernel_build._library_path(), threading.Barrier(2, timeout=60)
+    path = kernel_build._library_path()
+    start = threading.Barrier(2, timeout=60)
 
     def build(_):
         start.wait()

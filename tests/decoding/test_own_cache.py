@@ -1,4 +1,6 @@
-"""Models whose states cannot be cut back: the engine that keeps the model's own cache, and what is done without any memory."""
+"""Models whose states cannot be cut back: the engine that keeps the model's own cache, and what is
+done without any memory.
+"""
 
 import pytest
 import torch
@@ -12,7 +14,12 @@ from specheads.decoding.engine.own_cache import MOST_AGAIN, MOST_COPIES
 from specheads.pair.language_model import LanguageModel
 
 GREEDY = Warp(temperature=0)
-NAMES = ["lfm2", "mamba", "rwkv", "gpt_neo"]  # convolutions, one token at a time, states in a list, local attention
+NAMES = [
+    "lfm2",
+    "mamba",
+    "rwkv",
+    "gpt_neo",
+]  # convolutions, one token at a time, states in a list, local attention
 
 
 def language_model(name, **more):
@@ -29,9 +36,11 @@ def text_of(count, seed=0):
 
 
 def test_states_are_those_of_one_pass_after_any_rewind(pair):
-    lm, text = pair.target_lm, text_of(60)
+    lm = pair.target_lm
+    text = text_of(60)
     expected = lm.hidden_states(text, use_cache=False)
-    engine, random = make_engine("auto", lm, 60), torch.Generator().manual_seed(1)
+    engine = make_engine("auto", lm, 60)
+    random = torch.Generator().manual_seed(1)
     assert type(engine) is OwnCacheEngine
     for _ in range(40):
         count = min(60 - engine.length, int(torch.randint(1, MOST_AGAIN + 4, (), generator=random)))
@@ -47,13 +56,17 @@ def test_states_are_those_of_one_pass_after_any_rewind(pair):
 
 
 def test_each_round_reads_once_and_copies_are_few(pair):
-    """Nothing is read twice but accepted tokens, and a target that decodes alone makes no copies."""
+    """Nothing is read twice but accepted tokens, and a target that decodes alone makes no
+    copies.
+    """
     engine = make_engine("eager", pair.target_lm, 100)
     for token in text_of(5 + MOST_COPIES)[0]:
         engine.forward(token[None, None])
     assert engine._copies == []
     read = []
-    hook = pair.target_lm.input_embedding.register_forward_hook(lambda module, args, out: read.append(args[0].shape[1]))
+    hook = pair.target_lm.input_embedding.register_forward_hook(
+        lambda module, args, out: read.append(args[0].shape[1])
+    )
     engine.forward(text_of(5))
     engine.rewind(engine.length - 3)  # the first time, all is read again
     for _ in range(6):
@@ -64,7 +77,9 @@ def test_each_round_reads_once_and_copies_are_few(pair):
     if way_of(pair.target_lm).together:
         assert read[:3] == [5, 5 + MOST_COPIES + 2, 5] and max(read[3:]) <= 5 + MOST_AGAIN
     else:
-        assert [count for count in read if count > 1] == [5 + MOST_COPIES + 2] and sum(read) == 5 + 71 + 6 * 5
+        assert [count for count in read if count > 1] == [5 + MOST_COPIES + 2] and sum(
+            read
+        ) == 5 + 71 + 6 * 5
 
 
 def test_batches_and_the_target_alone_are_plain_generation(pair):
@@ -72,7 +87,9 @@ def test_batches_and_the_target_alone_are_plain_generation(pair):
     expected = []
     for text in texts:
         prompt = torch.tensor([text])
-        out = pair.target.generate(prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=16, pad_token_id=0)
+        out = pair.target.generate(
+            prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=16, pad_token_id=0
+        )
         expected.append(out[0, len(text) :].tolist())
     decoder = SpeculativeDecoder(pair, stopping=stopping.FixedLength(4), warp=GREEDY)
     for other in (decoder, Baseline(pair, GREEDY)):
@@ -82,24 +99,45 @@ def test_batches_and_the_target_alone_are_plain_generation(pair):
 
 
 def test_branches_of_texts_are_read_without_memory(pair):
-    texts, lm = torch.cat([text_of(12), text_of(12, seed=1)]), pair.draft_lm
-    read, uniform = ReadTexts.of(lm, texts), torch.rand(3, 4, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
+    texts = torch.cat([text_of(12), text_of(12, seed=1)])
+    lm = pair.draft_lm
+    read = ReadTexts.of(lm, texts)
+    uniform = torch.rand(3, 4, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
     torch.testing.assert_close(read.hidden, lm.hidden_states(texts, use_cache=False))
-    begun = Branches(torch.tensor([0, 1, 1]), torch.tensor([12, 4, 9]), torch.tensor([[3], [4], [5]]), torch.tensor([4, 3, 4]))
+    begun = Branches(
+        torch.tensor([0, 1, 1]),
+        torch.tensor([12, 4, 9]),
+        torch.tensor([[3], [4], [5]]),
+        torch.tensor([4, 3, 4]),
+    )
     grown = read.grow(pair, begun, uniform, GREEDY, 40)
-    for row, (text, prefix, length) in enumerate(zip(begun.text, begun.prefix, begun.lengths, strict=True)):
+    for row, (text, prefix, length) in enumerate(
+        zip(begun.text, begun.prefix, begun.lengths, strict=True)
+    ):
         path = [*texts[text, :prefix].tolist(), int(begun.tokens[row])]
         for _ in range(length - 1):
-            path.append(int(lm.logits(lm.hidden_states(torch.tensor([path]), use_cache=False))[0, -1].argmax()))
+            path.append(
+                int(
+                    lm.logits(lm.hidden_states(torch.tensor([path]), use_cache=False))[
+                        0, -1
+                    ].argmax()
+                )
+            )
         assert grown.tokens[row, :length].tolist() == path[prefix:]
-    reader, branches = TextReader(lm), grown.rows(slice(1, 3))
+    reader = TextReader(lm)
+    branches = grown.rows(slice(1, 3))
     reader.read(texts[1].tolist())
     row, depth = branches.used.nonzero(as_tuple=True)
     assert reader.states(branches, row[:0], depth[:0]).shape == (0, lm.hidden_size)
     for states, number, place in zip(reader.states(branches, row, depth), row, depth, strict=True):
-        path = [*texts[1, : branches.prefix[number]].tolist(), *branches.tokens[number, :place].tolist()]
+        path = [
+            *texts[1, : branches.prefix[number]].tolist(),
+            *branches.tokens[number, :place].tolist(),
+        ]
         expected = lm.hidden_states(torch.tensor([path]), use_cache=False)[0, -1]
-        torch.testing.assert_close(states, expected, atol=1e-5, rtol=1e-3)  # GPT-Neo's attention runs in float32
+        torch.testing.assert_close(
+            states, expected, atol=1e-5, rtol=1e-3
+        )  # GPT-Neo's attention runs in float32
 
 
 def test_other_engines_and_trees_are_refused(monkeypatch):
@@ -118,7 +156,10 @@ def test_attention_keeps_static_memory(name):
 
 
 def test_what_masks_cannot_say_is_found_by_the_check():
-    assert way_of(language_model("falcon", alibi=True)).obstacle == "on static memory it computes something else"
+    assert (
+        way_of(language_model("falcon", alibi=True)).obstacle
+        == "on static memory it computes something else"
+    )
     with pytest.raises(UserError, match="XLNetLMHeadModel cannot be decoded"):
         way_of(LanguageModel(tiny_model(tiny_config("xlnet"), seed=4).float(), VOCAB_SIZE))
 

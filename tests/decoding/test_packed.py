@@ -1,4 +1,6 @@
-"""Packed copies of linear maps compute what the maps compute, are shared, follow every change, and are optional."""
+"""Packed copies of linear maps compute what the maps compute, are shared, follow every change, and
+are optional.
+"""
 
 import logging
 from functools import cache
@@ -19,13 +21,17 @@ from specheads.pair.language_model import LanguageModel
 
 pytestmark = [needs_compiler, pytest.mark.usefixtures("built_operators")]
 
-# The numbers of outputs of the maps of one layer, those together that read the same input, and of the maps before and after.
+# The numbers of outputs of the maps of one layer, those together that read the same input, and of
+# the maps before and after.
 GATED = [[32, 16, 16], [32], [48, 48], [32]]
 SIZES = {name: [*GATED, *GATED, [VOCAB_SIZE]] for name in ("qwen3", "gemma2")}
 SIZES |= {name: ["a layer", "a layer", [VOCAB_SIZE]] for name in ("llama", "llama, tied", "qwen2")}
 OPT = [[32, 32, 32], [32], [48], [32]]
 SIZES |= {"opt": [*OPT, *OPT, [VOCAB_SIZE]], "opt-350m": [[32], *OPT, *OPT, [16], [VOCAB_SIZE]]}
-SIZES |= {"bloom": [*[[96], [32], [128], [32]] * 2, [VOCAB_SIZE]], "gpt-neox": [*[[96], [32], [48], [32]] * 2, [VOCAB_SIZE]]}
+SIZES |= {
+    "bloom": [*[[96], [32], [128], [32]] * 2, [VOCAB_SIZE]],
+    "gpt-neox": [*[[96], [32], [48], [32]] * 2, [VOCAB_SIZE]],
+}
 
 
 @pytest.fixture
@@ -53,7 +59,9 @@ def assert_packed_as_it_is(lm):
 @pytest.mark.parametrize("name", CONFIGS)
 def test_maps_that_read_the_same_input_are_one_map(name):
     copies = packed_model(family_pair(name).target_lm, []).copies
-    assert sorted(str(getattr(copied, "sizes", "a layer")) for copied in copies) == sorted(map(str, SIZES[name]))
+    assert sorted(str(getattr(copied, "sizes", "a layer")) for copied in copies) == sorted(
+        map(str, SIZES[name])
+    )
 
 
 @pytest.mark.parametrize("name", CONFIGS)
@@ -64,9 +72,14 @@ def test_a_packed_model_computes_the_same_logits(name):
     for shape in ((1, 1), (1, 5), (3, 4), (1, MOST_TOKENS)):
         expected = logits_of(lm, random_tokens(*shape))
         replaced = [module for module in copies.lm.model.modules() if "forward" in vars(module)]
-        assert len({id(part.weight) for module in replaced for part in module.modules() if type(part) is nn.Linear}) == len(
-            {id(linear.weight) for linear in linears}
-        )
+        assert len(
+            {
+                id(part.weight)
+                for module in replaced
+                for part in module.modules()
+                if type(part) is nn.Linear
+            }
+        ) == len({id(linear.weight) for linear in linears})
         actual = logits_of(copies.lm, random_tokens(*shape))
         assert not any("forward" in vars(module) for module in lm.model.modules())
         torch.testing.assert_close(actual, expected, atol=1e-10, rtol=0)
@@ -76,9 +89,15 @@ def test_a_packed_model_computes_the_same_logits(name):
 def test_a_model_that_fits_16_bits_is_packed_in_them_and_keeps_its_bits(name, monkeypatch):
     lm = family_pair(name).target_lm
     lm.model.to(torch.bfloat16).to(torch.float32)
-    copies, tokens = packed_model(lm, []), random_tokens(2, 7)
+    copies = packed_model(lm, [])
+    tokens = random_tokens(2, 7)
     narrow = logits_of(copies.lm, tokens)
-    panels = [tensor for copied in copies.copies for name, tensor in copied.named_buffers() if name != "bias"]
+    panels = [
+        tensor
+        for copied in copies.copies
+        for name, tensor in copied.named_buffers()
+        if name != "bias"
+    ]
     assert {panel.dtype for panel in panels} == {torch.bfloat16}
     monkeypatch.setattr(packed, "_storage", lambda *weights: weights[0].dtype)
     packed._copies.clear()
@@ -98,14 +117,16 @@ def test_maps_that_someone_changed_are_left_as_they_are(lm):
             return 2 * super().forward(x)
 
     attention = lm.model.model.layers[0].self_attn
-    weight, attention.o_proj = attention.o_proj.weight, Doubled(32, 32, bias=False)
+    weight = attention.o_proj.weight
+    attention.o_proj = Doubled(32, 32, bias=False)
     attention.o_proj.weight = weight
     assert [copied.sizes for copied in packed_model(lm, []).copies][1:3] == [[32, 16, 16], [48, 48]]
     assert_packed_as_it_is(lm)
 
 
 def test_copies_are_shared_by_all_engines_of_a_model(lm):
-    first, second = packed_model(lm, []), packed_model(lm, [])
+    first = packed_model(lm, [])
+    second = packed_model(lm, [])
     assert all(one is other for one, other in zip(first.copies, second.copies, strict=True))
 
 
@@ -123,7 +144,9 @@ def changed_weights(model):
 CHANGES = {
     "an optimizer": change_by_optimizer,
     "load_state_dict": lambda model: model.load_state_dict(changed_weights(model)),
-    "load_state_dict with assign": lambda model: model.load_state_dict(changed_weights(model), assign=True),
+    "load_state_dict with assign": lambda model: model.load_state_dict(
+        changed_weights(model), assign=True
+    ),
     "a number": lambda model: model.model.layers[1].mlp.up_proj.weight[3].fill_(2.0),
     "a sum through .data": lambda model: model.model.layers[1].mlp.up_proj.weight.data.add_(0.1),
     "a bias": lambda model: model.model.layers[1].self_attn.k_proj.bias.add_(1.0),
@@ -142,7 +165,9 @@ def test_copies_follow_a_change_of_weights(change):
 def test_only_copies_of_changed_weights_are_renewed(lm):
     before = packed_model(lm, []).copies
     lm.model.model.layers[1].mlp.up_proj.weight.mul_(2)
-    renewed = [one is not other for one, other in zip(before, packed_model(lm, []).copies, strict=True)]
+    renewed = [
+        one is not other for one, other in zip(before, packed_model(lm, []).copies, strict=True)
+    ]
     assert [number for number, is_new in enumerate(renewed) if is_new] == [7]
 
 
@@ -201,15 +226,27 @@ def test_memory_for_copies_that_exist_is_not_needed_again(lm, monkeypatch):
 
 @pytest.fixture
 def traced(monkeypatch):
-    """The names of the operations of every step that is traced, by the class of its epilogue; steps then run uncompiled."""
+    """The names of the operations of every step that is traced, by the class of its epilogue.
+
+    Steps then run uncompiled.
+    """
     names = {}
 
     def compile_program(module, args, open_sizes, options, open_inputs):
-        shapes = tuple({open_sizes[i]: torch.export.Dim.DYNAMIC} if i in open_sizes else None for i in range(len(args)))
-        shapes = (*shapes[:3], [(None, None)] * len(args[3]), torch.utils._pytree.tree_map(lambda leaf: None, args[4]))
+        shapes = tuple(
+            {open_sizes[i]: torch.export.Dim.DYNAMIC} if i in open_sizes else None
+            for i in range(len(args))
+        )
+        shapes = (
+            *shapes[:3],
+            [(None, None)] * len(args[3]),
+            torch.utils._pytree.tree_map(lambda leaf: None, args[4]),
+        )
         exported = torch.export.export(module, args, dynamic_shapes=shapes, strict=False)
         kind = type(module.step[0]).__name__, args[0].shape[1]
-        names[kind] = [str(node.target) for node in exported.graph.nodes if node.op == "call_function"]
+        names[kind] = [
+            str(node.target) for node in exported.graph.nodes if node.op == "call_function"
+        ]
         raise RuntimeError("only traced")
 
     monkeypatch.setattr(CompiledProgram, "compile", compile_program)
@@ -223,15 +260,29 @@ PLAIN = ("linear.default", "mm.default", "scaled_dot_product_attention.default")
 
 
 def is_replaced(names):
-    """Return whether linear maps and attention, or layers, are operators; None where only a part of them is."""
-    ours = {f"specheads.{name}.default" for name in ("packed_linear", "masked_attention", "decoder_layer")} & set(names)
+    """Return whether linear maps and attention, or layers, are operators.
+
+    None where only a part of them is.
+    """
+    ours = {
+        f"specheads.{name}.default"
+        for name in ("packed_linear", "masked_attention", "decoder_layer")
+    } & set(names)
     plain = [name for name in names if name.startswith("aten.") and name.split(".", 1)[1] in PLAIN]
-    return len(ours) == 2 and "specheads.packed_linear.default" in ours and not plain if ours else False if plain else None
+    return (
+        len(ours) == 2 and "specheads.packed_linear.default" in ours and not plain
+        if ours
+        else False
+        if plain
+        else None
+    )
 
 
 def test_steps_over_few_tokens_are_made_of_the_operators(traced):
     pair = tiny_pair(window=2 * MOST_TOKENS)
-    decoder = SpeculativeDecoder(pair, stopping=stopping.FixedLength(3), warp=Warp(temperature=0), engine="auto")
+    decoder = SpeculativeDecoder(
+        pair, stopping=stopping.FixedLength(3), warp=Warp(temperature=0), engine="auto"
+    )
     decoder.warm_up()
     decoder.generate(list(range(3)) * (MOST_TOKENS // 2), 8)
     assert {count == 1 for (_, count) in traced} == {True, False}
@@ -246,7 +297,9 @@ def test_steps_in_rows_are_packed_for_any_number_of_tokens_in_float32(dtype):
     in_rows = compiled.StepKind(all_logits=True, rows=True)
     few, many = (engine._shape(count, 32, in_rows) for count in (MOST_TOKENS, MOST_TOKENS + 1))
     assert (few == many) is (dtype == torch.float32)
-    assert engine._shape(MOST_TOKENS, 32, compiled.StepKind()) != engine._shape(MOST_TOKENS + 1, 32, compiled.StepKind())
+    assert engine._shape(MOST_TOKENS, 32, compiled.StepKind()) != engine._shape(
+        MOST_TOKENS + 1, 32, compiled.StepKind()
+    )
 
 
 WARP = Warp(temperature=0)
@@ -254,7 +307,9 @@ WARP = Warp(temperature=0)
 
 def tokens_of(engine):
     """Return what a pair decodes, whose two engines have steps of three kinds."""
-    decoder = SpeculativeDecoder(tiny_pair(), stopping=stopping.FixedLength(3), warp=WARP, engine=engine)
+    decoder = SpeculativeDecoder(
+        tiny_pair(), stopping=stopping.FixedLength(3), warp=WARP, engine=engine
+    )
     return decoder.generate([0, 1, 2], 24).tokens.tolist()
 
 
@@ -273,7 +328,8 @@ def test_decoding_without_operators(monkeypatch, caplog):
     monkeypatch.setattr(cpu, "_load_library", fail)
     monkeypatch.setattr(cpu, "load_operators", cache(load_operators.__wrapped__))
     texts = [
-        generate_baseline(tiny_pair(), [0, 1, 2], 24, warp=WARP, engine=name).tokens.tolist() for name in ("compiled", "eager")
+        generate_baseline(tiny_pair(), [0, 1, 2], 24, warp=WARP, engine=name).tokens.tolist()
+        for name in ("compiled", "eager")
     ]
     assert texts[0] == texts[1]
     (record,) = [record for record in caplog.records if record.levelno >= logging.WARNING]
@@ -291,7 +347,10 @@ def test_operators_that_fail_without_a_reason(monkeypatch, caplog):
 
 def test_the_panels_of_a_group_are_those_of_its_weights_in_turn(lm):
     layer = lm.model.model.layers[0].mlp
-    assert torch.equal(packed_model(lm, []).copies[3].panels, _pack(torch.cat([layer.gate_proj.weight, layer.up_proj.weight])))
+    assert torch.equal(
+        packed_model(lm, []).copies[3].panels,
+        _pack(torch.cat([layer.gate_proj.weight, layer.up_proj.weight])),
+    )
 
 
 class Scaled(torch.Tensor):
@@ -302,7 +361,8 @@ class Scaled(torch.Tensor):
         return torch.Tensor._make_wrapper_subclass(cls, numbers.shape, dtype=scale.dtype)
 
     def __init__(self, numbers, scale):
-        self.numbers, self.scale = numbers, scale
+        self.numbers = numbers
+        self.scale = scale
 
     def __tensor_flatten__(self):
         return ["numbers", "scale"], None
@@ -323,12 +383,15 @@ def test_a_weight_that_is_made_of_tensors_has_their_places():
     weight = Scaled(torch.ones(4, 6, dtype=torch.int8), torch.tensor(0.5))
     module = nn.Module()
     module.weight = nn.Parameter(weight, requires_grad=False)
-    weight, weights = module.weight, Weights(module)
+    weight = module.weight
+    weights = Weights(module)
     assert weights.are_those_of(module)
     weight.scale.fill_(2.0)
     assert not weights.are_those_of(module) and Weights(module).are_those_of(module)
     weights = Weights(module)
-    weight.numbers = weight.numbers.clone()  # a module that is moved keeps the weight and exchanges what it is made of
+    weight.numbers = (
+        weight.numbers.clone()
+    )  # a module that is moved keeps the weight and exchanges what it is made of
     assert not weights.are_those_of(module)
     weights = Weights(module)
     module.weight = nn.Parameter(Scaled(weight.numbers, weight.scale), requires_grad=False)
@@ -339,6 +402,8 @@ def test_a_layer_with_a_weight_that_is_made_of_tensors_is_left_as_it_is():
     lm = family_pair("llama").target_lm
     layer = lm.model.model.layers[0]
     weight = layer.mlp.up_proj.weight
-    layer.mlp.up_proj.weight = nn.Parameter(Scaled(weight.round().to(torch.int8), torch.ones((), dtype=weight.dtype)), False)
+    layer.mlp.up_proj.weight = nn.Parameter(
+        Scaled(weight.round().to(torch.int8), torch.ones((), dtype=weight.dtype)), False
+    )
     assert not packed.is_layer(layer) and not packed._is_packable(layer.mlp.up_proj)
     assert packed.is_layer(lm.model.model.layers[1]) and packed._is_packable(layer.mlp.down_proj)

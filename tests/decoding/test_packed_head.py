@@ -1,4 +1,7 @@
-"""A head's network that one operator computes, computes what torch computes; what the operator does not have is left to torch."""
+"""A head's network that one operator computes, computes what torch computes.
+
+What the operator does not have is left to torch.
+"""
 
 import pytest
 import torch
@@ -16,10 +19,25 @@ ALL = ("hidden", "embedding", "draft_prob", "max_prob", "entropy")
 CONFIGS = {
     "default": {"hidden_size": 160, "inputs": ALL, "depth": 3, "width": 20},
     "no blocks": {"hidden_size": 7, "inputs": ALL, "depth": 0, "width": 5},
-    "several panels, an odd number of blocks": {"hidden_size": 70, "inputs": ALL, "depth": 1, "width": 100},
+    "several panels, an odd number of blocks": {
+        "hidden_size": 70,
+        "inputs": ALL,
+        "depth": 1,
+        "width": 100,
+    },
     "a width of one": {"hidden_size": 3, "inputs": ("hidden",), "depth": 2, "width": 1},
-    "shared by threads": {"hidden_size": 640, "inputs": ("hidden", "embedding"), "depth": 2, "width": 160},
-    "the paper's, without a projection": {"hidden_size": 64, "inputs": ("hidden",), "depth": 4, "predicts": "input_token"},
+    "shared by threads": {
+        "hidden_size": 640,
+        "inputs": ("hidden", "embedding"),
+        "depth": 2,
+        "width": 160,
+    },
+    "the paper's, without a projection": {
+        "hidden_size": 64,
+        "inputs": ("hidden",),
+        "depth": 4,
+        "predicts": "input_token",
+    },
 }
 
 
@@ -36,7 +54,8 @@ def features_of(head, *shape):
     size = head.config.hidden_size
     sizes = {"hidden": (size,), "embedding": (size,)}
     return {
-        name: torch.rand((*shape, *sizes.get(name, ())), generator=generator, dtype=torch.float64) for name in head.config.inputs
+        name: torch.rand((*shape, *sizes.get(name, ())), generator=generator, dtype=torch.float64)
+        for name in head.config.inputs
     }
 
 

@@ -1,4 +1,6 @@
-"""A decoder layer that one operator computes, computes what transformers' layer does, and others are left to their maps."""
+"""A decoder layer that one operator computes, computes what transformers' layer does, and others
+are left to their maps.
+"""
 
 import pytest
 import torch
@@ -16,13 +18,18 @@ from specheads.pair.quantization import round_weights
 pytestmark = [needs_compiler, pytest.mark.usefixtures("built_operators")]
 
 SHAPE = CONFIGS["llama"].to_dict()
-SIZES = {name: SHAPE[name] for name in ("hidden_size", "num_attention_heads", "num_key_value_heads", "head_dim")}
+SIZES = {
+    name: SHAPE[name]
+    for name in ("hidden_size", "num_attention_heads", "num_key_value_heads", "head_dim")
+}
 SIZES |= {"num_hidden_layers": 2, "vocab_size": VOCAB_SIZE, "max_position_embeddings": WINDOW}
 FAMILIES = {
     "llama": CONFIGS["llama"],
     "qwen2": CONFIGS["qwen2"],  # with biases
     "mistral": MistralConfig(**SIZES, intermediate_size=48, sliding_window=12),
-    "inputs in groups": LlamaConfig(**SIZES | {"hidden_size": 64, "head_dim": 16}, intermediate_size=288),  # a small last part
+    "inputs in groups": LlamaConfig(
+        **SIZES | {"hidden_size": 64, "head_dim": 16}, intermediate_size=288
+    ),  # a small last part
     "sizes between vectors": LlamaConfig(
         hidden_size=70,
         intermediate_size=94,
@@ -35,7 +42,8 @@ FAMILIES = {
     ),
 }
 EVERY_LOGIT = StepKind(all_logits=True)
-STARTS, COUNTS = (0, 7, 60), (1, 2, 5, 12, 13, 25)
+STARTS = (0, 7, 60)
+COUNTS = (1, 2, 5, 12, 13, 25)
 
 
 def lm_of(name, dtype=torch.float64):
@@ -54,10 +62,14 @@ logits_of.compile_key = "logits"
 
 
 class Step:
-    """Forward passes on static memory, in which a text of `start` tokens is already; with or without packed layers."""
+    """Forward passes on static memory, in which a text of `start` tokens is already.
+
+    With or without packed layers.
+    """
 
     def __init__(self, lm, start):
-        self.lm, self.start = lm, start
+        self.lm = lm
+        self.start = start
         self.engine = CompiledEngine(lm, WINDOW - 64)
         if start:
             self.engine.forward(random_tokens(start, seed=1))
@@ -66,11 +78,19 @@ class Step:
         memory = [(keys.clone(), values.clone()) for keys, values in self.engine._memory]
         start = torch.tensor(self.start if at is None else at)
         operations = (CpuStep if packed else StepOperations)(self.lm, [], few=True, rows=False)
-        return StepModule(operations, logits_of, kind)(tokens, start, self.engine._places[:128], memory, inputs), memory
+        return (
+            StepModule(operations, logits_of, kind)(
+                tokens, start, self.engine._places[:128], memory, inputs
+            ),
+            memory,
+        )
 
 
 def largest_difference(ones, others):
-    return max(float((one.double() - other.double()).abs().max()) for one, other in zip(ones, others, strict=True))
+    return max(
+        float((one.double() - other.double()).abs().max())
+        for one, other in zip(ones, others, strict=True)
+    )
 
 
 def parts(result):
@@ -88,7 +108,10 @@ def test_a_step_has_the_logits_keys_and_values_of_transformers(name, start, thre
     for count in COUNTS:
         tokens = random_tokens(count)
         # Norms are float32 in both, whose last bits depend on the order of sums.
-        assert largest_difference(parts(step(tokens, packed=True)), parts(step(tokens, packed=False))) < 2e-5
+        assert (
+            largest_difference(parts(step(tokens, packed=True)), parts(step(tokens, packed=False)))
+            < 2e-5
+        )
 
 
 @torch.no_grad()
@@ -99,9 +122,13 @@ def test_a_step_in_narrow_types_is_as_exact_as_transformers(name, dtype):
     for start in STARTS[1:]:  # at the first position both compute the same maps
         step = Step(lm_of(name, dtype), start)
         wide = LanguageModel(tiny_model(FAMILIES[name], seed=4))
-        wide.model.load_state_dict({key: value.double() for key, value in step.lm.model.state_dict().items()})
+        wide.model.load_state_dict(
+            {key: value.double() for key, value in step.lm.model.state_dict().items()}
+        )
         wide_step = Step(wide, start)
-        for layers in zip(wide_step.engine._memory, step.engine._memory, strict=True):  # both read the same text before
+        for layers in zip(
+            wide_step.engine._memory, step.engine._memory, strict=True
+        ):  # both read the same text before
             for exact, narrow in zip(*layers, strict=True):
                 exact.copy_(narrow)
         for seed in range(8):
@@ -109,14 +136,17 @@ def test_a_step_in_narrow_types_is_as_exact_as_transformers(name, dtype):
             exact = parts(wide_step(tokens, packed=False))[0]
             for way, packs in enumerate((True, False)):
                 squares[way] += (parts(step(tokens, packs))[0].double() - exact).square().mean()
-    assert squares[0] < 1.25**2 * squares[1]  # of one text the error differs by up to 1.8 times, of these sixteen by up to 1.12
+    assert (
+        squares[0] < 1.25**2 * squares[1]
+    )  # of one text the error differs by up to 1.8 times, of these sixteen by up to 1.12
 
 
 @torch.no_grad()
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("name", ["llama", "sizes between vectors"])
 def test_a_token_has_the_same_bits_in_every_number_of_tokens(name, dtype, threads):
-    step, tokens = Step(lm_of(name, dtype), 9), random_tokens(25)
+    step = Step(lm_of(name, dtype), 9)
+    tokens = random_tokens(25)
     whole, _ = step(tokens, packed=True)
     for count in COUNTS[:-1]:
         logits, memory = step(tokens[:, :count], packed=True)
@@ -131,7 +161,9 @@ def test_a_token_has_the_same_bits_in_every_number_of_tokens(name, dtype, thread
 @torch.no_grad()
 @pytest.mark.parametrize("storage", [torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("name", FAMILIES)
-def test_a_step_whose_weights_are_packed_in_fewer_bits_keeps_its_bits(name, storage, threads, monkeypatch):
+def test_a_step_whose_weights_are_packed_in_fewer_bits_keeps_its_bits(
+    name, storage, threads, monkeypatch
+):
     lm = lm_of(name, storage)
     lm.model.float()
     step = Step(lm, 9)
@@ -145,22 +177,37 @@ def test_a_step_whose_weights_are_packed_in_fewer_bits_keeps_its_bits(name, stor
 
 def storages_of(lm):
     """The types of a model's packed weights."""
-    return {each.dtype for copied in packed_model(lm, []).copies for name, each in copied.named_buffers() if name != "bias"}
+    return {
+        each.dtype
+        for copied in packed_model(lm, []).copies
+        for name, each in copied.named_buffers()
+        if name != "bias"
+    }
 
 
 @torch.no_grad()
-@pytest.mark.parametrize(("form", "storage"), [("Q4_1", torch.uint8), ("Q8_0", torch.int8)], ids=str)
+@pytest.mark.parametrize(
+    ("form", "storage"), [("Q4_1", torch.uint8), ("Q8_0", torch.int8)], ids=str
+)
 def test_a_step_whose_weights_are_packed_in_groups_rounds_as_float32_does(form, storage, threads):
     lm = lm_of("inputs in groups", torch.float32)
     round_weights(lm.model, form)
     wide = LanguageModel(tiny_model(FAMILIES["inputs in groups"], seed=4))
-    wide.model.load_state_dict({key: value.double() for key, value in lm.model.state_dict().items()})
-    tokens, step = random_tokens(20), Step(lm, 9)
+    wide.model.load_state_dict(
+        {key: value.double() for key, value in lm.model.state_dict().items()}
+    )
+    tokens = random_tokens(20)
+    step = Step(lm, 9)
     exact = parts(Step(wide, 9)(tokens, packed=False))[0]
     together, _ = step(tokens, packed=True)
     assert storages_of(lm) == {storage, torch.int8}
-    errors = [(each.double() - exact).square().mean().sqrt() for each in (together, parts(step(tokens, packed=False))[0])]
-    assert errors[0] < 2.5 * errors[1]  # sums over groups without the offset m are larger than those with it
+    errors = [
+        (each.double() - exact).square().mean().sqrt()
+        for each in (together, parts(step(tokens, packed=False))[0])
+    ]
+    assert (
+        errors[0] < 2.5 * errors[1]
+    )  # sums over groups without the offset m are larger than those with it
     for count in COUNTS[:-1]:
         assert torch.equal(step(tokens[:, :count], packed=True)[0], together[:, :count])
 
@@ -168,24 +215,47 @@ def test_a_step_whose_weights_are_packed_in_groups_rounds_as_float32_does(form, 
 @torch.no_grad()
 def test_rows_of_a_batch_are_computed_each_with_its_memory():
     lm = lm_of("qwen2")
-    layer, hidden = lm.model.model.layers[0], torch.randn(3, 4, 32, dtype=torch.float64)
-    copied, mask = _PackedLayer(layer), torch.ones(3, 1, 4, 16, dtype=torch.bool).tril(diagonal=5)
+    layer = lm.model.model.layers[0]
+    hidden = torch.randn(3, 4, 32, dtype=torch.float64)
+    copied = _PackedLayer(layer)
+    mask = torch.ones(3, 1, 4, 16, dtype=torch.bool).tril(diagonal=5)
     mask[1, :, :, :2] = False  # a row that begins later
     angles = lm.model.model.rotary_emb(hidden, torch.arange(5, 9)[None])
 
     def compute(rows):
-        keys, values = (torch.randn(3, 2, 32, 8, generator=torch.Generator().manual_seed(s), dtype=torch.float64) for s in (0, 1))
-        keys, values = keys[rows].contiguous(), values[rows].contiguous()
-        weights = (layer.input_layernorm.weight, copied.queries_keys_values, copied.bias, copied.output)
-        weights += (layer.post_attention_layernorm.weight, copied.gate_up, copied.down, 1e-6, 8**-0.5)
+        keys, values = (
+            torch.randn(
+                3, 2, 32, 8, generator=torch.Generator().manual_seed(s), dtype=torch.float64
+            )
+            for s in (0, 1)
+        )
+        keys = keys[rows].contiguous()
+        values = values[rows].contiguous()
+        weights = (
+            layer.input_layernorm.weight,
+            copied.queries_keys_values,
+            copied.bias,
+            copied.output,
+        )
+        weights += (
+            layer.post_attention_layernorm.weight,
+            copied.gate_up,
+            copied.down,
+            1e-6,
+            8**-0.5,
+        )
         start = torch.tensor(5)
-        output = torch.ops.specheads.decoder_layer(hidden[rows], *angles, mask[rows], start, None, keys, values, *weights)
+        output = torch.ops.specheads.decoder_layer(
+            hidden[rows], *angles, mask[rows], start, None, keys, values, *weights
+        )
         return output, keys, values
 
     together = compute(slice(0, 3))
     for row in range(3):
         alone = compute(slice(row, row + 1))
-        assert all(torch.equal(one[0], every[row]) for one, every in zip(alone, together, strict=True))
+        assert all(
+            torch.equal(one[0], every[row]) for one, every in zip(alone, together, strict=True)
+        )
     assert not torch.equal(together[0][0], together[0][1])
 
 
@@ -198,18 +268,25 @@ def test_too_many_tokens_for_the_memory_are_refused():
 
 @torch.no_grad()
 def test_a_layer_outside_of_a_step_computes_as_it_did():
-    lm, tokens = lm_of("llama"), random_tokens(6)
+    lm = lm_of("llama")
+    tokens = random_tokens(6)
     expected = lm.hidden_states(tokens, use_cache=False)
     assert torch.equal(packed_model(lm, []).lm.hidden_states(tokens, use_cache=False), expected)
 
 
 @torch.no_grad()
 def test_the_copy_of_a_layer_follows_its_weights_and_goes_with_it():
-    step, tokens = Step(lm_of("llama"), 3), random_tokens(4)
-    before, copies = step(tokens, packed=True), packed_model(step.lm, []).copies
+    step = Step(lm_of("llama"), 3)
+    tokens = random_tokens(4)
+    before = step(tokens, packed=True)
+    copies = packed_model(step.lm, []).copies
     step.lm.model.model.layers[1].mlp.up_proj.weight *= 2
     renewed = packed_model(step.lm, []).copies
-    assert [one is not other for one, other in zip(copies, renewed, strict=True)] == [False, True, False]
+    assert [one is not other for one, other in zip(copies, renewed, strict=True)] == [
+        False,
+        True,
+        False,
+    ]
     after = step(tokens, packed=True)
     assert largest_difference(parts(after), parts(step(tokens, packed=False))) < 2e-5
     assert largest_difference(parts(after), parts(before)) > 1e-3
@@ -236,14 +313,27 @@ def twice(linear):
     [
         lambda layer: setattr(layer.mlp, "act_fn", nn.GELU()),
         lambda layer: setattr(layer.mlp, "up_proj", twice(layer.mlp.up_proj)),
-        lambda layer: setattr(layer.mlp.down_proj, "bias", nn.Parameter(torch.ones(32, dtype=torch.float64))),
-        lambda layer: setattr(layer.self_attn.q_proj, "bias", nn.Parameter(torch.ones(32, dtype=torch.float64))),
+        lambda layer: setattr(
+            layer.mlp.down_proj, "bias", nn.Parameter(torch.ones(32, dtype=torch.float64))
+        ),
+        lambda layer: setattr(
+            layer.self_attn.q_proj, "bias", nn.Parameter(torch.ones(32, dtype=torch.float64))
+        ),
         lambda layer: layer.mlp.bfloat16(),
         lambda layer: layer.to(torch.float8_e4m3fn),
         lambda layer: layer.self_attn.register_forward_hook(lambda *args: None),
         lambda layer: setattr(layer, "__class__", type("Mine", (type(layer),), {})),
     ],
-    ids=["activation", "class of a map", "bias", "one bias of three", "types", "narrow type", "hook", "class of the layer"],
+    ids=[
+        "activation",
+        "class of a map",
+        "bias",
+        "one bias of three",
+        "types",
+        "narrow type",
+        "hook",
+        "class of the layer",
+    ],
 )
 def test_a_layer_that_someone_changed_is_left_to_its_maps(change):
     assert is_layer(lm_of("llama").model.model.layers[0])

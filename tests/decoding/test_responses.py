@@ -31,7 +31,10 @@ def stopping_pair(stop, vocab_size=12, **kwargs):
 
 def random_prompts(count, longest=20, vocab_size=12, seed=0):
     generator = np.random.default_rng(seed)
-    return [generator.integers(vocab_size, size=generator.integers(1, longest + 1)).tolist() for _ in range(count)]
+    return [
+        generator.integers(vocab_size, size=generator.integers(1, longest + 1)).tolist()
+        for _ in range(count)
+    ]
 
 
 def uniform(count, max_new_tokens, seed=1):
@@ -39,15 +42,24 @@ def uniform(count, max_new_tokens, seed=1):
 
 
 def responder(pair, prompts, max_new_tokens, batch_size=64):
-    return Responder(pair, [len(prompt) for prompt in prompts], ResponseLimits(max_new_tokens, batch_size=batch_size))
+    return Responder(
+        pair,
+        [len(prompt) for prompt in prompts],
+        ResponseLimits(max_new_tokens, batch_size=batch_size),
+    )
 
 
 def respond(pair, prompts, uniforms, warp, max_new_tokens, *on_step, batch_size=64):
-    return responder(pair, prompts, max_new_tokens, batch_size).respond(prompts, uniforms, warp, *on_step)
+    return responder(pair, prompts, max_new_tokens, batch_size).respond(
+        prompts, uniforms, warp, *on_step
+    )
 
 
 def one_by_one(pair, prompts, uniforms, warp, max_new_tokens):
-    return [respond(pair, [p], uniforms[i : i + 1], warp, max_new_tokens)[0] for i, p in enumerate(prompts)]
+    return [
+        respond(pair, [p], uniforms[i : i + 1], warp, max_new_tokens)[0]
+        for i, p in enumerate(prompts)
+    ]
 
 
 @torch.no_grad()
@@ -68,49 +80,73 @@ def plain(pair, prompt, numbers, warp):
 def warps_and_sizes():
     """Every warp with several rows, and all sizes with one; the others in a full run."""
     for (number, warp), size in itertools.product(enumerate(WARPS), (1, 5, 64)):
-        yield pytest.param(warp, size, id=f"{warp}-{size}", marks=[] if size == 5 or not number else [pytest.mark.full])
+        yield pytest.param(
+            warp,
+            size,
+            id=f"{warp}-{size}",
+            marks=[] if size == 5 or not number else [pytest.mark.full],
+        )
 
 
 @pytest.mark.parametrize(("warp", "batch_size"), list(warps_and_sizes()))
 def test_responses_equal_those_of_plain_forward_passes_whatever_the_batch(warp, batch_size):
-    pair, prompts, uniforms = stopping_pair(3, scale=2.0), random_prompts(24), uniform(24, 24)
+    pair = stopping_pair(3, scale=2.0)
+    prompts = random_prompts(24)
+    uniforms = uniform(24, 24)
     together = respond(pair, prompts, uniforms, warp, 24, batch_size=batch_size)
     assert len({len(response.ids) for response in together}) > 3
     assert together == [plain(pair, *each, warp) for each in zip(prompts, uniforms, strict=True)]
 
 
 def test_a_batch_of_nano_prompts_equals_each_prompt_alone(nano64, prompts):
-    warp, prompts = Warp(1.0, top_k=50), prompts[:5]
-    uniforms = np.stack([Uniforms(torch.device("cpu"), seed, 1).take(40).numpy() for seed in range(len(prompts))])
+    warp = Warp(1.0, top_k=50)
+    prompts = prompts[:5]
+    uniforms = np.stack(
+        [Uniforms(torch.device("cpu"), seed, 1).take(40).numpy() for seed in range(len(prompts))]
+    )
     together = respond(nano64, prompts, uniforms, warp, 40, batch_size=3)
     assert any(response.finished for response in together)
     assert together == one_by_one(nano64, prompts, uniforms, warp, 40)
     alone = Baseline(nano64, warp, engine="eager")
     expected = [alone.generate(prompt, 40, seed) for seed, prompt in enumerate(prompts)]
     assert [response.ids for response in together] == [each.tokens.tolist() for each in expected]
-    assert [response.finished for response in together] == [each.finish_reason == "stop" for each in expected]
+    assert [response.finished for response in together] == [
+        each.finish_reason == "stop" for each in expected
+    ]
 
 
 def test_greedy_batches_equal_what_transformers_generates(nano64, prompts):
     responses = respond(nano64, prompts[:4], uniform(4, 32), Warp(0), 32)
     assert {response.finished for response in responses} == {True, False}
     for prompt, response in zip(prompts, responses, strict=False):
-        expected = nano64.target.generate(torch.tensor([prompt]), do_sample=False, max_new_tokens=32, pad_token_id=1)
+        expected = nano64.target.generate(
+            torch.tensor([prompt]), do_sample=False, max_new_tokens=32, pad_token_id=1
+        )
         assert response.ids == expected[0, len(prompt) :].tolist()
 
 
 def test_rows_do_not_depend_on_batch_size_order_or_other_prompts():
-    pair, warp = stopping_pair(3), Warp(1.0, top_k=6)
-    prompts = [(Prompt(f"{i:04x}", "train", str(i)), ids) for i, ids in enumerate(random_prompts(10))]
+    pair = stopping_pair(3)
+    warp = Warp(1.0, top_k=6)
+    prompts = [
+        (Prompt(f"{i:04x}", "train", str(i)), ids) for i, ids in enumerate(random_prompts(10))
+    ]
 
     def rows(chosen, batch_size):
         settings = DataGeneration(seed=7, warp=warp, max_new_tokens=16, batch_size=batch_size)
         shard = Shard(chosen)
-        (responses,) = respond_to(responder(pair, [ids for _, ids in chosen], 16, batch_size), [shard], settings)
+        (responses,) = respond_to(
+            responder(pair, [ids for _, ids in chosen], 16, batch_size), [shard], settings
+        )
         return label_rows(pair, shard, responses, settings)
 
     alone = {row["prompt_id"]: row for prompt in prompts for row in rows([prompt], 1)}
-    for chosen, batch_size in [(prompts, 10), (prompts, 3), (prompts[::-1], 4), (prompts[2:9:3], 2)]:
+    for chosen, batch_size in [
+        (prompts, 10),
+        (prompts, 3),
+        (prompts[::-1], 4),
+        (prompts[2:9:3], 2),
+    ]:
         for prompt, row in zip(chosen, rows(chosen, batch_size), strict=True):
             expected = alone[prompt[0].prompt_id]
             assert row.keys() == expected.keys()
@@ -126,15 +162,22 @@ def rows_of(warp, sample=0, **settings):
     texts = random_prompts(8)
     prompts = [(Prompt(f"{i:04x}", "train", str(i)), ids) for i, ids in enumerate(texts)]
     settings = DataGeneration(seed=7, warp=warp, max_new_tokens=16, **settings)
-    pair, shard = stopping_pair(3), Shard(prompts, sample)
-    return label_rows(pair, shard, respond_to(responder(pair, texts, 16), [shard], settings)[0], settings)
+    pair = stopping_pair(3)
+    shard = Shard(prompts, sample)
+    return label_rows(
+        pair, shard, respond_to(responder(pair, texts, 16), [shard], settings)[0], settings
+    )
 
 
 def test_more_samples_and_responses_leave_the_first_ones_unchanged():
     warp = Warp(1.0, top_k=6)
-    few, many = rows_of(warp, samples_per_position=1), rows_of(warp, samples_per_position=3, responses_per_prompt=2)
+    few = rows_of(warp, samples_per_position=1)
+    many = rows_of(warp, samples_per_position=3, responses_per_prompt=2)
     for row, other in zip(few, many, strict=True):
-        assert row["more_draft_ids"] == [] and len(other["more_draft_ids"]) == len(other["more_accept_prob"]) == 2
+        assert (
+            row["more_draft_ids"] == []
+            and len(other["more_draft_ids"]) == len(other["more_accept_prob"]) == 2
+        )
         assert {name: value for name, value in row.items() if "more" not in name} == {
             name: value for name, value in other.items() if "more" not in name
         }
@@ -143,8 +186,14 @@ def test_more_samples_and_responses_leave_the_first_ones_unchanged():
 
 
 def test_further_responses_differ_and_a_greedy_targets_are_sampled_but_drafts_stay_greedy():
-    first, second, third = ([row["response_ids"] for row in rows_of(Warp(1.0), sample)] for sample in range(3))
-    assert sum(a != b for a, b in zip(first, second, strict=True)) >= 6 <= sum(a != b for a, b in zip(second, third, strict=True))
+    first, second, third = (
+        [row["response_ids"] for row in rows_of(Warp(1.0), sample)] for sample in range(3)
+    )
+    assert (
+        sum(a != b for a, b in zip(first, second, strict=True))
+        >= 6
+        <= sum(a != b for a, b in zip(second, third, strict=True))
+    )
     greedy, sampled = (rows_of(Warp(0), sample) for sample in (0, 1))
     assert all(row["more_draft_ids"] == [] for row in greedy + sampled)
     assert {value for row in greedy + sampled for value in row["accept_prob"]} == {0.0, 1.0}
@@ -156,7 +205,8 @@ def test_further_responses_differ_and_a_greedy_targets_are_sampled_but_drafts_st
 
 @pytest.mark.parametrize("stop", [3, [3], [3, 7], [7, 0, 3]])
 def test_a_response_is_cut_right_after_its_first_stop_token(stop):
-    prompts, uniforms = random_prompts(12), uniform(12, 20)
+    prompts = random_prompts(12)
+    uniforms = uniform(12, 20)
     endless = respond(stopping_pair(None), prompts, uniforms, Warp(), 20)
     responses = respond(stopping_pair(stop), prompts, uniforms, Warp(), 20)
     stops = {stop} if isinstance(stop, int) else set(stop)
@@ -176,7 +226,8 @@ def test_without_stop_tokens_every_response_has_exactly_the_wanted_length():
 
 
 def test_a_stop_token_at_the_last_place_counts_as_finished():
-    prompt, uniforms = [[1, 2, 3]], uniform(1, 5)
+    prompt = [[1, 2, 3]]
+    uniforms = uniform(1, 5)
     endless = respond(stopping_pair(None), prompt, uniforms, Warp(), 5)[0].ids
     last = next(i for i in range(5) if endless[i] not in endless[:i] and i > 0)
     response = respond(stopping_pair(endless[last]), prompt, uniforms, Warp(), last + 1)[0]
@@ -184,7 +235,8 @@ def test_a_stop_token_at_the_last_place_counts_as_finished():
 
 
 def test_a_row_near_the_end_of_the_window_stops_there_and_the_others_do_not():
-    pair, uniforms = stopping_pair(None, window=32), uniform(3, 12)
+    pair = stopping_pair(None, window=32)
+    uniforms = uniform(3, 12)
     prompts = [[1] * 29, [2] * 4, [3] * 31]
     responses = respond(pair, prompts, uniforms, Warp(), 12)
     assert [len(response.ids) for response in responses] == [3, 12, 1]
@@ -193,7 +245,9 @@ def test_a_row_near_the_end_of_the_window_stops_there_and_the_others_do_not():
 
 def test_responses_end_at_the_window_of_the_smaller_model():
     pair = stopping_pair(None, window=64)
-    pair = replace(pair, draft=tiny_llama(12, seed=2, window=16))  # its labels are computed by both models
+    pair = replace(
+        pair, draft=tiny_llama(12, seed=2, window=16)
+    )  # its labels are computed by both models
     assert pair.window == 16
     for response in respond(pair, [[1] * 12, [2] * 5], uniform(2, 20), Warp(), 20):
         assert len(response.ids) <= 11
@@ -216,46 +270,71 @@ def test_rows_at_the_end_of_learned_positions_stay_inside_them():
     )
     model = OPTForCausalLM(config).double().eval()
     pair = replace(stopping_pair(None), target=model)
-    prompts, uniforms = [[1] * 30, *random_prompts(15, longest=6)], uniform(16, 12)
+    prompts = [[1] * 30, *random_prompts(15, longest=6)]
+    uniforms = uniform(16, 12)
     responses = respond(pair, prompts, uniforms, Warp(), 12, batch_size=4)
     assert [len(response.ids) for response in responses] == [2] + [12] * 15
     assert responses == one_by_one(pair, prompts, uniforms, Warp(), 12)
 
 
 def test_steps_report_exactly_the_tokens_of_the_responses():
-    counts, expected = [], []
+    counts = []
+    expected = []
 
     def on_step(made, left):
         counts.append(made)
         expected.append(left)
 
-    prompts, uniforms = random_prompts(12), uniform(12, 20)
+    prompts = random_prompts(12)
+    uniforms = uniform(12, 20)
     responses = respond(stopping_pair([3, 7]), prompts, uniforms, Warp(), 20, on_step, batch_size=5)
     assert sum(counts) == sum(len(response.ids) for response in responses)
-    assert counts == sorted(counts, reverse=True) and counts[0] == 5  # a row that ends makes room at once
-    assert expected[-1] == 0 and all(left <= 12 * 20 - made for left, made in zip(expected, np.cumsum(counts), strict=True))
+    assert (
+        counts == sorted(counts, reverse=True) and counts[0] == 5
+    )  # a row that ends makes room at once
+    assert expected[-1] == 0 and all(
+        left <= 12 * 20 - made for left, made in zip(expected, np.cumsum(counts), strict=True)
+    )
 
 
 def test_as_many_tokens_are_expected_as_responses_that_end_as_often_have():
-    expected, prompts = [], random_prompts(12)
+    expected = []
+    prompts = random_prompts(12)
     each = responder(stopping_pair(None), prompts, 20, batch_size=5)
-    each.respond(prompts[:10], uniform(12, 20)[:10], Warp(), lambda made, left: expected.append(left), num_later=2)
-    # Without an end, all go to the limit: after the first step 5 have 19 to go, and 7 have not begun.
+    each.respond(
+        prompts[:10],
+        uniform(12, 20)[:10],
+        Warp(),
+        lambda made, left: expected.append(left),
+        num_later=2,
+    )
+    # Without an end, all go to the limit: after the first step 5 have 19 to go, and 7 have not
+    # begun.
     assert expected[0] == 5 * 19 + 7 * 20 and expected[-1] == 2 * 20
-    expected, each = [], responder(stopping_pair([3, 7]), prompts, 20, batch_size=12)
-    responses = each.respond(prompts, uniform(12, 20), Warp(), lambda made, left: expected.append(left))
-    made, ended = 3 * 12, sum(len(response.ids) <= 3 for response in responses)
+    expected = []
+    each = responder(stopping_pair([3, 7]), prompts, 20, batch_size=12)
+    responses = each.respond(
+        prompts, uniform(12, 20), Warp(), lambda made, left: expected.append(left)
+    )
+    made = 3 * 12
+    ended = sum(len(response.ids) <= 3 for response in responses)
     made -= sum(max(0, 3 - len(response.ids)) for response in responses)
     goes_on = 1 - ended / made
-    assert 0 < ended < 12 and expected[2] == pytest.approx((12 - ended) * sum(goes_on**n for n in range(17)))
+    assert 0 < ended < 12 and expected[2] == pytest.approx(
+        (12 - ended) * sum(goes_on**n for n in range(17))
+    )
 
 
 def test_a_killed_process_goes_on_with_the_tokens_that_it_has(tmp_path, monkeypatch, caplog):
     class Killed(Exception):
         pass
 
-    pair, prompts, numbers, path = stopping_pair([3, 7]), random_prompts(12), uniform(12, 20), tmp_path / "journal"
-    whole, steps = respond(pair, prompts, numbers, Warp(), 20, batch_size=5), []
+    pair = stopping_pair([3, 7])
+    prompts = random_prompts(12)
+    numbers = uniform(12, 20)
+    path = tmp_path / "journal"
+    whole = respond(pair, prompts, numbers, Warp(), 20, batch_size=5)
+    steps = []
 
     def killed_at(step):
         def on_step(made, left):
@@ -269,11 +348,24 @@ def test_a_killed_process_goes_on_with_the_tokens_that_it_has(tmp_path, monkeypa
     for step in (3, 6, 9):
         with pytest.raises(Killed):
             responder(pair, prompts, 20, 5).respond(prompts, numbers, Warp(), killed_at(step), path)
-    assert responder(pair, prompts, 20, 5).respond(prompts, numbers, Warp(), killed_at(99), path) == whole
-    assert len(steps) > 9 and sum(steps) == sum(len(response.ids) for response in whole)  # no token was made twice
+    assert (
+        responder(pair, prompts, 20, 5).respond(prompts, numbers, Warp(), killed_at(99), path)
+        == whole
+    )
+    assert len(steps) > 9 and sum(steps) == sum(
+        len(response.ids) for response in whole
+    )  # no token was made twice
     caplog.set_level(logging.INFO)
-    assert responder(pair, prompts[3:], 20, 5).respond(prompts[3:], numbers[3:], Warp(), killed_at(1), path) == whole[3:]
-    assert "responses: 9 of 9 are taken over from an interrupted run, and 0 that it had begun" in caplog.text
+    assert (
+        responder(pair, prompts[3:], 20, 5).respond(
+            prompts[3:], numbers[3:], Warp(), killed_at(1), path
+        )
+        == whole[3:]
+    )
+    assert (
+        "responses: 9 of 9 are taken over from an interrupted run, and 0 that it had begun"
+        in caplog.text
+    )
     # All were there, also for a part of the prompts; not for other numbers or another warp.
     for other in ((1 - numbers, Warp()), (numbers, Warp(0.5))):
         with pytest.raises(Killed):
@@ -288,21 +380,35 @@ def test_a_target_with_nan_logits_is_named():
 
 
 def test_memory_is_allocated_once_for_the_longest_prompt_and_not_for_the_models_window(monkeypatch):
-    made, make_engine = [], module.make_engine
-    monkeypatch.setattr(module, "make_engine", lambda *args, **kwargs: made.append(make_engine(*args, **kwargs)) or made[-1])
-    pair, prompts = stopping_pair(None, window=512), random_prompts(9)
+    made = []
+    make_engine = module.make_engine
+    monkeypatch.setattr(
+        module,
+        "make_engine",
+        lambda *args, **kwargs: made.append(make_engine(*args, **kwargs)) or made[-1],
+    )
+    pair = stopping_pair(None, window=512)
+    prompts = random_prompts(9)
     each = responder(pair, prompts, 7, batch_size=4)
     assert not made
-    parts = [each.respond(prompts[:5], uniform(9, 7)[:5], Warp(0)), each.respond(prompts[5:], uniform(9, 7)[5:], Warp(1.0))]
+    parts = [
+        each.respond(prompts[:5], uniform(9, 7)[:5], Warp(0)),
+        each.respond(prompts[5:], uniform(9, 7)[5:], Warp(1.0)),
+    ]
     (engine,) = made
-    assert (engine.capacity, engine.num_rows) == (128, 5) and max(map(len, prompts)) + 7 < 128  # sizes that sets share
+    assert (engine.capacity, engine.num_rows) == (128, 5) and max(
+        map(len, prompts)
+    ) + 7 < 128  # sizes that sets share
     assert parts[0] == one_by_one(pair, prompts[:5], uniform(9, 7)[:5], Warp(0), 7)
     assert parts[1] == one_by_one(pair, prompts[5:], uniform(9, 7)[5:], Warp(1.0), 7)
 
 
 def test_few_tokens_are_not_worth_compiling(monkeypatch, caplog):
     monkeypatch.delenv("SPECHEADS_ENGINE")
-    assert _engine_worth(7_999, module.SMALL) == "eager" and _engine_worth(8_000, module.SMALL) == "auto"
+    assert (
+        _engine_worth(7_999, module.SMALL) == "eager"
+        and _engine_worth(8_000, module.SMALL) == "auto"
+    )
     assert _engine_worth(297, 135_000_000) == "auto"  # few tokens of a larger model take as long
     caplog.set_level("INFO")
     respond(stopping_pair(None), [[1, 2]], uniform(1, 9), Warp(), 9)
@@ -316,13 +422,17 @@ def test_few_tokens_are_not_worth_compiling(monkeypatch, caplog):
 
 def test_responses_follow_the_targets_warped_distribution():
     # Fixed numbers; for a new seed the test fails by chance once in a million.
-    pair, warp, count = stopping_pair(None, vocab_size=6), Warp(0.9, top_k=4), 4096
+    pair = stopping_pair(None, vocab_size=6)
+    warp = Warp(0.9, top_k=4)
+    count = 4096
     prompt = [2, 5, 1]
     responses = respond(pair, [prompt] * count, uniform(count, 2, seed=3), warp, 2)
     first = warp(pair.target(torch.tensor([prompt])).logits[0, -1])
     second = warp(pair.target(torch.tensor([[*prompt, token] for token in range(6)])).logits[:, -1])
     distribution = (first[:, None] * second).flatten()
-    counts = torch.bincount(torch.tensor([6 * r.ids[0] + r.ids[1] for r in responses]), minlength=36)
+    counts = torch.bincount(
+        torch.tensor([6 * r.ids[0] + r.ids[1] for r in responses]), minlength=36
+    )
     assert chi_square_p_value(counts, distribution) > 1e-6
 
 
@@ -335,15 +445,24 @@ def test_uniform_numbers_depend_on_seed_and_prompt_alone():
     row_uniforms(5, "0100", 100)  # another prompt in between
     np.random.default_rng(0).random(7)
     np.testing.assert_array_equal(row_uniforms(5, "00ff", 8), numbers)
-    others = [row_uniforms(5, "0100", 8), row_uniforms(6, "00ff", 8), row_uniforms(0, "ffffffffffffffff", 8)]
+    others = [
+        row_uniforms(5, "0100", 8),
+        row_uniforms(6, "00ff", 8),
+        row_uniforms(0, "ffffffffffffffff", 8),
+    ]
     others += [row_uniforms(5, "00ff", 8, response=1), row_uniforms(5, "00ff", 8, response=2)]
-    assert np.unique(np.stack([numbers, *others])).size == 6 * 16  # response and draft numbers differ as well
+    assert (
+        np.unique(np.stack([numbers, *others])).size == 6 * 16
+    )  # response and draft numbers differ as well
     np.testing.assert_array_equal(row_uniforms(5, "00ff", 8, num_samples=3)[:2], numbers)
 
 
 def test_uniform_numbers_of_neighbouring_prompts_are_uncorrelated():
     numbers = np.stack([row_uniforms(0, f"{i:x}", 4).flatten() for i in range(2000)])
-    columns = np.concatenate([numbers[:-1], numbers[1:]], axis=1)  # a prompt's eight numbers next to the next one's
+    columns = np.concatenate(
+        [numbers[:-1], numbers[1:]], axis=1
+    )  # a prompt's eight numbers next to the next one's
     correlation = np.corrcoef(columns, rowvar=False)[~np.eye(16, dtype=bool)]
-    # Each is about normal with standard deviation 2000**-0.5; 120 of them exceed 5.5 of those by chance once in 2e5.
+    # Each is about normal with standard deviation 2000**-0.5; 120 of them exceed 5.5 of those by
+    # chance once in 2e5.
     assert np.abs(correlation).max() < 5.5 * 2000**-0.5

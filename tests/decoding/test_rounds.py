@@ -1,4 +1,6 @@
-"""The step after the target's forward pass: what it hands to the rule, and what the host reads from its tensor."""
+"""The step after the target's forward pass: what it hands to the rule, and what the host reads from
+its tensor.
+"""
 
 import pytest
 import torch
@@ -9,7 +11,9 @@ from specheads.decoding.rounds import StepResult, VerifyStep
 from specheads.decoding.step_inputs import DraftMemory
 from specheads.decoding.verification import TokenVerification, VerificationRule
 
-NUM_ROWS, NUM_DRAFTED, VOCAB_SIZE = 3, 4, 5
+NUM_ROWS = 3
+NUM_DRAFTED = 4
+VOCAB_SIZE = 5
 LENGTHS = torch.tensor([4, 1, 0])
 UNIFORMS = torch.tensor([[0.1, 0.2], [0.3, 0.4], [0.5, 0.6]], dtype=torch.float64)
 
@@ -36,7 +40,9 @@ def distributions(num_positions):
 
 
 def step_of(rule, num_rows=1):
-    return VerifyStep(Warp(0.7), rule, DraftMemory(6, VOCAB_SIZE, torch.float32, torch.device("cpu"), num_rows))
+    return VerifyStep(
+        Warp(0.7), rule, DraftMemory(6, VOCAB_SIZE, torch.float32, torch.device("cpu"), num_rows)
+    )
 
 
 def decided(rule, draft_probs, target_probs, lengths=LENGTHS):
@@ -53,7 +59,9 @@ def test_the_rule_gets_lengths_and_its_own_uniform_numbers_and_the_host_its_verd
     block, *uniforms = rule.given
     assert block.lengths.tolist() == [4, 1, 0]
     assert [numbers.tolist() for numbers in uniforms] == UNIFORMS.T.tolist()
-    assert torch.equal(block.draft_probs, distributions(4)) and torch.equal(block.target_probs, distributions(5))
+    assert torch.equal(block.draft_probs, distributions(4)) and torch.equal(
+        block.target_probs, distributions(5)
+    )
     for row, result in enumerate(results):
         tokens = [(4 * row + place) % VOCAB_SIZE for place in range(4)]
         assert result == StepResult(row, row + 10, False, False, tokens)
@@ -81,7 +89,9 @@ def test_nan_of_the_target_counts_anywhere(place):
 def test_it_reads_the_drafts_memory_and_warps_the_targets_logits():
     rule = Spy()
     step = step_of(rule)
-    step.memory.probs.copy_(torch.rand(step.memory.probs.shape, generator=torch.Generator().manual_seed(0)))
+    step.memory.probs.copy_(
+        torch.rand(step.memory.probs.shape, generator=torch.Generator().manual_seed(0))
+    )
     output = ForwardOutput(
         tokens=torch.tensor([[3, 1, 4, 1]]),
         hidden=torch.rand(1, 4, 2),

@@ -1,4 +1,6 @@
-"""Tokens of several rows that are read together get what each row would get alone, by transformers' code and by operators."""
+"""Tokens of several rows that are read together get what each row would get alone, by transformers'
+code and by operators.
+"""
 
 import pytest
 import torch
@@ -13,10 +15,21 @@ from specheads.decoding.engine.reading import RowsLayer
 from specheads.pair.language_model import LanguageModel
 
 SHAPE = CONFIGS["llama"].to_dict()
-SIZES = {name: SHAPE[name] for name in ("hidden_size", "num_attention_heads", "num_key_value_heads", "head_dim")}
-SIZES |= {"num_hidden_layers": 2, "vocab_size": VOCAB_SIZE, "max_position_embeddings": WINDOW, "intermediate_size": 48}
+SIZES = {
+    name: SHAPE[name]
+    for name in ("hidden_size", "num_attention_heads", "num_key_value_heads", "head_dim")
+}
+SIZES |= {
+    "num_hidden_layers": 2,
+    "vocab_size": VOCAB_SIZE,
+    "max_position_embeddings": WINDOW,
+    "intermediate_size": 48,
+}
 FAMILIES = {**CONFIGS, "mistral": MistralConfig(**SIZES, sliding_window=12)}
-LENGTHS, NUM_READ = (7, 1, 30), (3, 2, 1)  # of the rows' texts, and tokens of each that are read together
+LENGTHS, NUM_READ = (
+    (7, 1, 30),
+    (3, 2, 1),
+)  # of the rows' texts, and tokens of each that are read together
 
 
 def logits_of(output, *inputs):
@@ -32,19 +45,32 @@ class Rows:
     def __init__(self, name, engine=EagerEngine):
         generator = torch.Generator().manual_seed(0)
         self.lm = LanguageModel(tiny_model(FAMILIES[name], seed=4))
-        self.texts = [torch.randint(VOCAB_SIZE, (1, length + 3), generator=generator) for length in LENGTHS]
-        self.engine, self.rows = engine(self.lm, 64, num_rows=4), (3, 0, 2)
+        self.texts = [
+            torch.randint(VOCAB_SIZE, (1, length + 3), generator=generator) for length in LENGTHS
+        ]
+        self.engine = engine(self.lm, 64, num_rows=4)
+        self.rows = (3, 0, 2)
         for row, text, length in zip(self.rows, self.texts, LENGTHS, strict=True):
             self.engine.read_row(row, text[:, :length])
-        tokens = [text[0, n : n + count] for text, n, count in zip(self.texts, LENGTHS, NUM_READ, strict=True)]
-        places = [[r, n + i] for r, n, count in zip(self.rows, LENGTHS, NUM_READ, strict=True) for i in range(count)]
-        self.tokens, self.places = torch.cat(tokens)[:, None], RowPlaces(*torch.tensor(places).T.contiguous())
+        tokens = [
+            text[0, n : n + count]
+            for text, n, count in zip(self.texts, LENGTHS, NUM_READ, strict=True)
+        ]
+        places = [
+            [r, n + i]
+            for r, n, count in zip(self.rows, LENGTHS, NUM_READ, strict=True)
+            for i in range(count)
+        ]
+        self.tokens = torch.cat(tokens)[:, None]
+        self.places = RowPlaces(*torch.tensor(places).T.contiguous())
 
     def expected(self):
         """Return the logits of transformers' plain forward passes over each text."""
         parts = []
         for text, length, count in zip(self.texts, LENGTHS, NUM_READ, strict=True):
-            parts.append(self.lm.model(text[:, : length + count], use_cache=False).logits[0, length:])
+            parts.append(
+                self.lm.model(text[:, : length + count], use_cache=False).logits[0, length:]
+            )
         return torch.cat(parts)
 
 
@@ -59,7 +85,10 @@ def test_rows_are_read_as_alone(name):
 
 
 def test_rows_that_follow_each_other_are_a_slice():
-    slices = [eager._slice_of(torch.tensor(rows)) for rows in ([0, 1, 2], [2, 3], [1], [0, 2], [1, 0], [0, 0], [0, 1, 1])]
+    slices = [
+        eager._slice_of(torch.tensor(rows))
+        for rows in ([0, 1, 2], [2, 3], [1], [0, 2], [1, 0], [0, 0], [0, 1, 1])
+    ]
     assert slices == [slice(0, 3), slice(2, 4), slice(1, 2), None, None, None, None]
 
 
@@ -67,13 +96,19 @@ def test_rows_that_follow_each_other_are_a_slice():
 @pytest.mark.parametrize("name", FAMILIES)
 def test_rows_in_order_are_read_where_they_lie_to_the_last_bit(name, monkeypatch):
     """Whether attention gets views or copies does not matter for its sums."""
-    sizes, (rows, other) = [], (Rows(name), Rows(name))
+    sizes = []
+    (rows, other) = (Rows(name), Rows(name))
     places = RowPlaces(torch.tensor([1, 2, 3]), torch.tensor([4, 30, 7]))
     update = RowsLayer.update
 
     def seen(self, *states):
         keys, values = update(self, *states)
-        sizes.append((keys.shape[0], keys.untyped_storage().data_ptr() == self.keys.untyped_storage().data_ptr()))
+        sizes.append(
+            (
+                keys.shape[0],
+                keys.untyped_storage().data_ptr() == self.keys.untyped_storage().data_ptr(),
+            )
+        )
         return keys, values
 
     monkeypatch.setattr(RowsLayer, "update", seen)
@@ -95,7 +130,9 @@ def test_operators_read_rows_as_alone(name, few, threads):
     step = CpuStep(rows.lm, [], few, rows=True)
     module = StepModule(step, logits_of, StepKind(all_logits=True, rows=True))
     assert step.has_operators and step.reads_all_rows == (name not in ("bloom", "gemma2"))
-    actual = module(rows.tokens, torch.tensor(0), rows.engine._places[:64], rows.engine._memory, (rows.places,))
+    actual = module(
+        rows.tokens, torch.tensor(0), rows.engine._places[:64], rows.engine._memory, (rows.places,)
+    )
     torch.testing.assert_close(actual, rows.expected(), atol=2e-5, rtol=0)
 
 
@@ -121,8 +158,16 @@ def test_texts_that_do_not_fit_are_refused():
 @pytest.mark.usefixtures("built_operators")
 def test_rows_outside_of_the_memory_are_refused():
     rows = Rows("llama", CompiledEngine)
-    module = StepModule(CpuStep(rows.lm, [], True, True), logits_of, StepKind(all_logits=True, rows=True))
+    module = StepModule(
+        CpuStep(rows.lm, [], True, True), logits_of, StepKind(all_logits=True, rows=True)
+    )
     for shift in ((1, 0), (0, 64)):
         places = RowPlaces(rows.places.rows + shift[0], rows.places.positions + shift[1])
         with pytest.raises(RuntimeError, match="fit into memory"):
-            module(rows.tokens, torch.tensor(0), rows.engine._places[:64], rows.engine._memory, (places,))
+            module(
+                rows.tokens,
+                torch.tensor(0),
+                rows.engine._places[:64],
+                rows.engine._memory,
+                (places,),
+            )

@@ -9,21 +9,33 @@ import torch
 from fakes import needs_compiler, tiny_llama, tiny_pair
 from families import CONFIGS, VOCAB_SIZE, family_pair
 
-from specheads import AcceptanceHead, HeadConfig, SpeculativeDecoder, UserError, Warp, papers, stopping, verification
+from specheads import (
+    AcceptanceHead,
+    HeadConfig,
+    SpeculativeDecoder,
+    UserError,
+    Warp,
+    papers,
+    stopping,
+    verification,
+)
 from specheads.decoding import rows as rows_module
 from specheads.decoding.decoder import Baseline
 from specheads.decoding.engine.cuda_graph import PART
 from specheads.decoding.rounds import ChainRounds
 
 VOCAB = 40
-GREEDY, SAMPLED = Warp(temperature=0), Warp(top_k=4, top_p=0.95)
+GREEDY = Warp(temperature=0)
+SAMPLED = Warp(top_k=4, top_p=0.95)
 PROMPTS = [[1, 2, 3], [4], [5, 6, 0, 3, 2, 1, 4], [1, 2], [3, 1, 2, 1], [2], [6, 6]]
 SEEDS = [3, 1, 4, 1, 5, 9, 2]
 
 
 def random_head(hidden_size, predicts="next_token", inputs=(), **sizes):
     torch.manual_seed(0)
-    head = AcceptanceHead(HeadConfig(hidden_size, depth=1, predicts=predicts, inputs=inputs, **sizes)).double()
+    head = AcceptanceHead(
+        HeadConfig(hidden_size, depth=1, predicts=predicts, inputs=inputs, **sizes)
+    ).double()
     torch.nn.init.normal_(head.readout.weight)
     return head.requires_grad_(False)
 
@@ -39,11 +51,19 @@ RULES = [
 
 
 def batched(decoder, prompts, max_batch, max_new_tokens, seeds=None, **kwargs):
-    """Return the generations in the order of the prompts, which end in another; default: seed 0 for all."""
+    """Return the generations in the order of the prompts, which end in another.
+
+    Default: seed 0 for all.
+    """
     seeds = [0] * len(prompts) if seeds is None else seeds
     done = dict(
         decoder.generate_batch(
-            prompts, max_batch=max_batch, max_new_tokens=max_new_tokens, seeds=seeds, as_completed=True, **kwargs
+            prompts,
+            max_batch=max_batch,
+            max_new_tokens=max_new_tokens,
+            seeds=seeds,
+            as_completed=True,
+            **kwargs,
         )
     )
     assert sorted(done) == list(range(len(prompts)))
@@ -52,7 +72,9 @@ def batched(decoder, prompts, max_batch, max_new_tokens, seeds=None, **kwargs):
 
 def untimed(generation):
     """Return the rounds without their seconds."""
-    seconds = dict.fromkeys(("wait_seconds", "draft_seconds", "verify_seconds", "commit_seconds"), 0)
+    seconds = dict.fromkeys(
+        ("wait_seconds", "draft_seconds", "verify_seconds", "commit_seconds"), 0
+    )
     return [made._replace(**seconds) for made in generation.rounds]
 
 
@@ -60,15 +82,25 @@ def untimed(generation):
     ("rule", "warp"),
     [pytest.param(rule, SAMPLED, id=f"{type(rule).__name__}-sampled") for rule in RULES]
     + [pytest.param(rule, GREEDY, id=f"{type(rule).__name__}-greedy") for rule in RULES[:2]]
-    + [pytest.param(rule, GREEDY, id=f"{type(rule).__name__}-greedy", marks=pytest.mark.full) for rule in RULES[2:]],
+    + [
+        pytest.param(rule, GREEDY, id=f"{type(rule).__name__}-greedy", marks=pytest.mark.full)
+        for rule in RULES[2:]
+    ],
 )
 def test_rows_emit_what_a_decoder_for_one_prompt_emits(rule, warp):
-    decoder = SpeculativeDecoder(tiny_pair(vocab_size=7, scale=2.0), stopping=rule, warp=warp, engine="eager")
-    expected = [decoder.generate(prompt, 20, seed) for prompt, seed in zip(PROMPTS, SEEDS, strict=True)]
+    decoder = SpeculativeDecoder(
+        tiny_pair(vocab_size=7, scale=2.0), stopping=rule, warp=warp, engine="eager"
+    )
+    expected = [
+        decoder.generate(prompt, 20, seed) for prompt, seed in zip(PROMPTS, SEEDS, strict=True)
+    ]
     for one, other in zip(expected, batched(decoder, PROMPTS, 3, 20, SEEDS), strict=True):
         assert one.tokens.tolist() == other.tokens.tolist()
         assert untimed(one) == untimed(other)
-        assert (one.finish_reason, one.prompt_ids.tolist()) == (other.finish_reason, other.prompt_ids.tolist())
+        assert (one.finish_reason, one.prompt_ids.tolist()) == (
+            other.finish_reason,
+            other.prompt_ids.tolist(),
+        )
     assert len({r.num_drafted for each in expected for r in each.rounds}) > 1 or warp is GREEDY
 
 
@@ -76,27 +108,53 @@ def test_rows_emit_what_a_decoder_for_one_prompt_emits(rule, warp):
     ("warp", "engine", "sizes"),
     [
         pytest.param(GREEDY, "cuda_graph", (2, 7), id="greedy-cuda_graph"),
-        pytest.param(SAMPLED, "compiled", (3,), id="sampled-compiled", marks=needs_compiler),  # each size takes 10 seconds
-        pytest.param(GREEDY, "compiled", (2, 7), id="greedy-compiled", marks=[needs_compiler, pytest.mark.full]),
-        pytest.param(SAMPLED, "cuda_graph", (2, 7), id="sampled-cuda_graph", marks=pytest.mark.full),
+        pytest.param(
+            SAMPLED, "compiled", (3,), id="sampled-compiled", marks=needs_compiler
+        ),  # each size takes 10 seconds
+        pytest.param(
+            GREEDY,
+            "compiled",
+            (2, 7),
+            id="greedy-compiled",
+            marks=[needs_compiler, pytest.mark.full],
+        ),
+        pytest.param(
+            SAMPLED, "cuda_graph", (2, 7), id="sampled-cuda_graph", marks=pytest.mark.full
+        ),
     ],
 )
 def test_rows_of_other_engines_emit_the_same_tokens(warp, engine, sizes):
     # Models of one shape, so that what reads prompts is compiled once.
-    pair, rule = replace(tiny_pair(vocab_size=7, scale=2.0), target=tiny_llama(7, seed=1, scale=2.0)), RULES[1]
+    pair = replace(tiny_pair(vocab_size=7, scale=2.0), target=tiny_llama(7, seed=1, scale=2.0))
+    rule = RULES[1]
     verify = verification.BlockVerification()
-    decoder = SpeculativeDecoder(pair, stopping=rule, verification=verify, warp=warp, engine="eager")
-    expected = [decoder.generate(prompt, 25, seed).tokens.tolist() for prompt, seed in zip(PROMPTS, SEEDS, strict=True)]
+    decoder = SpeculativeDecoder(
+        pair, stopping=rule, verification=verify, warp=warp, engine="eager"
+    )
+    expected = [
+        decoder.generate(prompt, 25, seed).tokens.tolist()
+        for prompt, seed in zip(PROMPTS, SEEDS, strict=True)
+    ]
     decoder = SpeculativeDecoder(pair, stopping=rule, verification=verify, warp=warp, engine=engine)
     for max_batch in sizes:
         rows = batched(decoder, PROMPTS, max_batch, 25, SEEDS)
         assert [row.tokens.tolist() for row in rows] == expected
 
 
-@pytest.mark.parametrize("warp", [pytest.param(GREEDY, id="greedy", marks=pytest.mark.full), pytest.param(SAMPLED, id="sampled")])
+@pytest.mark.parametrize(
+    "warp",
+    [
+        pytest.param(GREEDY, id="greedy", marks=pytest.mark.full),
+        pytest.param(SAMPLED, id="sampled"),
+    ],
+)
 def test_captured_rows_go_on_in_larger_memory(warp):
-    """A step is captured again where a row outgrows what it reads, with the inputs of that call and not of the one before."""
-    pair, rule, prompts = tiny_pair(vocab_size=7, scale=2.0, window=512), RULES[1], [[1, 2, 3], [4], [5, 6]]
+    """A step is captured again where a row outgrows what it reads, with the inputs of that call and
+    not of the one before.
+    """
+    pair = tiny_pair(vocab_size=7, scale=2.0, window=512)
+    rule = RULES[1]
+    prompts = [[1, 2, 3], [4], [5, 6]]
     made = {}
     for engine in ("eager", "cuda_graph"):
         decoder = SpeculativeDecoder(pair, stopping=rule, warp=warp, engine=engine)
@@ -108,7 +166,10 @@ def test_captured_rows_go_on_in_larger_memory(warp):
 @pytest.mark.parametrize("warp", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
 def test_rows_of_the_target_alone_emit_what_it_emits_alone(warp):
     alone = Baseline(tiny_pair(vocab_size=7, scale=2.0), warp, engine="eager")
-    expected = [alone.generate(prompt, 25, seed).tokens.tolist() for prompt, seed in zip(PROMPTS, SEEDS, strict=True)]
+    expected = [
+        alone.generate(prompt, 25, seed).tokens.tolist()
+        for prompt, seed in zip(PROMPTS, SEEDS, strict=True)
+    ]
     rows = batched(alone, PROMPTS, 3, 25, SEEDS)
     assert [row.tokens.tolist() for row in rows] == expected
 
@@ -117,8 +178,14 @@ def test_rows_of_the_target_alone_emit_what_it_emits_alone(warp):
 def test_rows_are_verified_as_alone(rule):
     make = {"token": verification.TokenVerification, "block": verification.BlockVerification}[rule]
     pair = tiny_pair(vocab_size=5, scale=1.0)
-    decoder = SpeculativeDecoder(pair, stopping=stopping.FixedLength(3), verification=make(), warp=Warp(), engine="eager")
-    expected = [decoder.generate(prompt, 30, seed).tokens.tolist() for seed in (0, 7) for prompt in ([1, 2], [3], [4, 4, 0])]
+    decoder = SpeculativeDecoder(
+        pair, stopping=stopping.FixedLength(3), verification=make(), warp=Warp(), engine="eager"
+    )
+    expected = [
+        decoder.generate(prompt, 30, seed).tokens.tolist()
+        for seed in (0, 7)
+        for prompt in ([1, 2], [3], [4, 4, 0])
+    ]
     rows = batched(decoder, 2 * [[1, 2], [3], [4, 4, 0]], 4, 30, [0, 0, 0, 7, 7, 7])
     assert [row.tokens.tolist() for row in rows] == expected
     assert len({tuple(tokens) for tokens in expected}) == 6
@@ -126,11 +193,19 @@ def test_rows_are_verified_as_alone(rule):
 
 @pytest.mark.parametrize("name", CONFIGS)
 def test_greedy_rows_are_what_plain_generation_gives(name):
-    pair, prompts, expected = family_pair(name), [], []
+    pair = family_pair(name)
+    prompts = []
+    expected = []
     for seed, length in enumerate((3, 9, 1, 15)):
-        prompt = torch.randint(VOCAB_SIZE, (1, length), generator=torch.Generator().manual_seed(seed))
+        prompt = torch.randint(
+            VOCAB_SIZE, (1, length), generator=torch.Generator().manual_seed(seed)
+        )
         out = pair.target.generate(
-            prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=30, do_sample=False, pad_token_id=0
+            prompt,
+            attention_mask=torch.ones_like(prompt),
+            max_new_tokens=30,
+            do_sample=False,
+            pad_token_id=0,
         )
         prompts.append(prompt[0].tolist())
         expected.append(out[0, length:].tolist())
@@ -138,7 +213,9 @@ def test_greedy_rows_are_what_plain_generation_gives(name):
     decoder = SpeculativeDecoder(pair, stopping=rule, warp=GREEDY, engine="eager")
     rows = batched(decoder, prompts, 3, 30)
     assert [row.tokens.tolist() for row in rows] == expected
-    assert 0 < sum(row.stats.num_accepted for row in rows) < sum(row.stats.num_drafted for row in rows)
+    assert (
+        0 < sum(row.stats.num_accepted for row in rows) < sum(row.stats.num_drafted for row in rows)
+    )
 
 
 def random_head_of(pair):
@@ -147,8 +224,11 @@ def random_head_of(pair):
 
 
 def test_rows_end_at_stop_tokens_limits_and_windows():
-    pair, prompts = tiny_pair(vocab_size=VOCAB, scale=2.0), [*PROMPTS, [1, 2, 3, 4, 5, 6, 7, 8]]
-    decoder = SpeculativeDecoder(pair, stopping=stopping.FixedLength(4), warp=GREEDY, engine="eager", window=20)
+    pair = tiny_pair(vocab_size=VOCAB, scale=2.0)
+    prompts = [*PROMPTS, [1, 2, 3, 4, 5, 6, 7, 8]]
+    decoder = SpeculativeDecoder(
+        pair, stopping=stopping.FixedLength(4), warp=GREEDY, engine="eager", window=20
+    )
     stop = decoder.generate(prompts[0], 15).tokens[6].item()
     expected = [decoder.generate(prompt, 15, stop_tokens=[stop]) for prompt in prompts]
     rows = batched(decoder, prompts, 3, 15, stop_tokens=[stop])
@@ -167,7 +247,9 @@ def test_generations_are_yielded_as_they_end_and_prompts_are_read_as_there_is_ro
             taken.append(number)
             yield prompt
 
-    first = next(decoder.generate_batch(prompts(), max_batch=2, max_new_tokens=10, as_completed=True))
+    first = next(
+        decoder.generate_batch(prompts(), max_batch=2, max_new_tokens=10, as_completed=True)
+    )
     assert first[1].stats.num_tokens == 10 and len(taken) == 2
 
 
@@ -188,21 +270,31 @@ class CountingClock:
 
 
 def test_the_seconds_of_a_row_reach_from_its_start_to_its_last_token(monkeypatch):
-    """Also while others' prompts are read; of one row after another, each begins where the one before it has ended."""
+    """Also while others' prompts are read.
+
+    Of one row after another, each begins where the one before it has ended.
+    """
     monkeypatch.setattr(rows_module, "Clock", CountingClock)
     decoder = SpeculativeDecoder(tiny_pair(vocab_size=7, scale=2.0), warp=GREEDY, engine="eager")
     CountingClock.count = 0
     rows = batched(decoder, PROMPTS, 1, 10)
     assert sum(row.stats.seconds + 1 + len(row.rounds) for row in rows) == CountingClock.count
-    assert all(made.wait_seconds == 0 for row in rows for made in row.rounds)  # one that is alone waits for nobody
-    waits = {made.wait_seconds for row in batched(decoder, PROMPTS, 3, 10, SEEDS) for made in row.rounds}
+    assert all(
+        made.wait_seconds == 0 for row in rows for made in row.rounds
+    )  # one that is alone waits for nobody
+    waits = {
+        made.wait_seconds for row in batched(decoder, PROMPTS, 3, 10, SEEDS) for made in row.rounds
+    }
     assert waits == {1, 3}  # the clock is read twice more where a prompt is read
 
 
 def test_decoders_with_other_rules_share_the_memory_of_rows():
     shared = SpeculativeDecoder(tiny_pair(vocab_size=7, scale=2.0), warp=SAMPLED, engine="eager")
     first, second = (shared.with_stopping(stopping.FixedLength(length)) for length in (2, 4))
-    expected = [[decoder.generate(prompt, 20, 3).tokens.tolist() for prompt in PROMPTS] for decoder in (first, second)]
+    expected = [
+        [decoder.generate(prompt, 20, 3).tokens.tolist() for prompt in PROMPTS]
+        for decoder in (first, second)
+    ]
     for turn in (0, 1, 0):
         rows = batched((first, second)[turn], PROMPTS, 3, 20, [3] * len(PROMPTS))
         assert [row.tokens.tolist() for row in rows] == expected[turn]
@@ -229,13 +321,23 @@ def test_a_nan_in_one_row_leaves_the_others_untouched_and_names_the_row():
     pair = tiny_pair(vocab_size=VOCAB, scale=2.0)
     rule = stopping.FixedLength(3)
     prompts = [[1, 2, 3], [4], [5, 6, 0], [1, 2]]
-    free = [SpeculativeDecoder(pair, stopping=rule, warp=GREEDY, engine="eager").generate(p, 12).tokens.tolist() for p in prompts]
+    free = [
+        SpeculativeDecoder(pair, stopping=rule, warp=GREEDY, engine="eager")
+        .generate(p, 12)
+        .tokens.tolist()
+        for p in prompts
+    ]
     used = {token for tokens in (*prompts, *free) for token in tokens}
     unused = next(token for token in range(VOCAB) if token not in used)
     broken(pair, unused)
     decoder = SpeculativeDecoder(pair, stopping=rule, warp=GREEDY, engine="eager")
     done, error = until_error(
-        decoder.generate_batch([prompts[0], [unused, 1], *prompts[1:]], max_batch=3, max_new_tokens=12, as_completed=True)
+        decoder.generate_batch(
+            [prompts[0], [unused, 1], *prompts[1:]],
+            max_batch=3,
+            max_new_tokens=12,
+            as_completed=True,
+        )
     )
     assert re.match("prompt 1: tiny-target produced NaN logits", error) and "prompt 2" not in error
     assert [done[number].tokens.tolist() for number in (0, 2, 3, 4)] == free
@@ -243,28 +345,39 @@ def test_a_nan_in_one_row_leaves_the_others_untouched_and_names_the_row():
 
 def test_a_prompt_that_does_not_fit_does_not_stop_the_others():
     decoder = SpeculativeDecoder(tiny_pair(vocab_size=7), warp=GREEDY, engine="eager", window=10)
-    done, error = until_error(decoder.generate_batch([[1] * 12, [2], [3]], max_batch=2, max_new_tokens=4, as_completed=True))
+    done, error = until_error(
+        decoder.generate_batch(
+            [[1] * 12, [2], [3]], max_batch=2, max_new_tokens=4, as_completed=True
+        )
+    )
     assert re.match("prompt 0: the prompt has 12 tokens, .* give it a larger window", error)
     assert sorted(done) == [1, 2]
 
 
 def test_a_seed_is_needed_for_each_prompt():
     decoder = SpeculativeDecoder(tiny_pair(), engine="eager")
-    with pytest.raises(UserError, match="seeds has 1 numbers for 2 prompts; give one for each, or the first"):
-        decoder.generate_batch([[1], [2]], max_batch=2, max_new_tokens=4, seeds=[0], as_completed=True)
+    with pytest.raises(
+        UserError, match="seeds has 1 numbers for 2 prompts; give one for each, or the first"
+    ):
+        decoder.generate_batch(
+            [[1], [2]], max_batch=2, max_new_tokens=4, seeds=[0], as_completed=True
+        )
 
 
 def test_the_memory_of_a_row_is_announced(caplog):
     decoder = SpeculativeDecoder(tiny_pair(window=4096), engine="eager")
     with caplog.at_level("INFO"):
         decoder.generate_batch([[1]], max_batch=3, max_new_tokens=4)
-    # Keys and values of 16 float64 numbers at 4,096 positions, in two layers of the target and one of the draft.
+    # Keys and values of 16 float64 numbers at 4,096 positions, in two layers of the target and one
+    # of the draft.
     assert "a batch of 3: 3.0 MiB of KV memory for each row" in caplog.text
 
 
 def test_trees_decode_one_prompt_at_a_time():
     decoder = SpeculativeDecoder(tiny_pair(), drafting=papers.Tree(), engine="eager")
-    with pytest.raises(UserError, match="Tree with .* decodes one prompt at a time; batches need chains"):
+    with pytest.raises(
+        UserError, match="Tree with .* decodes one prompt at a time; batches need chains"
+    ):
         decoder.generate_batch([[1]], max_batch=2)
 
 
@@ -276,7 +389,8 @@ def test_the_number_of_rows_is_checked(size):
 
 def test_rows_stay_in_the_order_of_memory(monkeypatch):
     """So an engine can read them without an index, also after others took the places of some."""
-    decoder, seen = SpeculativeDecoder(tiny_pair(vocab_size=7, scale=2.0), engine="eager"), []
+    decoder = SpeculativeDecoder(tiny_pair(vocab_size=7, scale=2.0), engine="eager")
+    seen = []
     take = ChainRounds.take
 
     def spied(self, rows, *arguments):
@@ -300,9 +414,12 @@ def unfrozen(monkeypatch):
 
 @pytest.mark.usefixtures("unfrozen")
 def test_the_garbage_collector_leaves_older_objects_alone_while_a_batch_decodes():
-    decoder, other = SpeculativeDecoder(tiny_pair(VOCAB)), SpeculativeDecoder(tiny_pair(VOCAB))
+    decoder = SpeculativeDecoder(tiny_pair(VOCAB))
+    other = SpeculativeDecoder(tiny_pair(VOCAB))
     for _ in range(2):
-        generations = decoder.generate_batch(PROMPTS, max_batch=2, max_new_tokens=4, as_completed=True)
+        generations = decoder.generate_batch(
+            PROMPTS, max_batch=2, max_new_tokens=4, as_completed=True
+        )
         assert gc.get_freeze_count() == 0
         next(generations)
         assert gc.get_freeze_count() > 10_000
@@ -317,5 +434,7 @@ def test_what_a_server_has_frozen_stays_frozen():
     gc.freeze()
     frozen = gc.get_freeze_count()
     for _ in range(2):
-        SpeculativeDecoder(tiny_pair(VOCAB)).generate_batch(PROMPTS[:2], max_batch=2, max_new_tokens=4)
+        SpeculativeDecoder(tiny_pair(VOCAB)).generate_batch(
+            PROMPTS[:2], max_batch=2, max_new_tokens=4
+        )
     assert gc.get_freeze_count() >= 0.9 * frozen  # some of it is no longer used

@@ -10,7 +10,11 @@ def filled(most=3, vocab=4):
     memory = DraftMemory(most, vocab, torch.float64, CPU)
     memory.set_last(9)
     for index in range(most):
-        memory.write(memory.indices[index], torch.tensor([index + 1]), torch.full((1, vocab), index + 0.5).double())
+        memory.write(
+            memory.indices[index],
+            torch.tensor([index + 1]),
+            torch.full((1, vocab), index + 0.5).double(),
+        )
     return memory
 
 
@@ -24,9 +28,14 @@ def test_a_chain_shows_what_was_written():
 
 
 def test_another_memory_takes_a_chain():
-    memory, other = filled(), DraftMemory(3, 4, torch.float64, CPU)
+    memory = filled()
+    other = DraftMemory(3, 4, torch.float64, CPU)
     other.copy_(memory, 2)
-    assert other.sequence[0, 1:4].tolist() == [1, 2, 0] and other.probs[0, :, 0].tolist() == [0.5, 1.5, 0]
+    assert other.sequence[0, 1:4].tolist() == [1, 2, 0] and other.probs[0, :, 0].tolist() == [
+        0.5,
+        1.5,
+        0,
+    ]
 
 
 DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]

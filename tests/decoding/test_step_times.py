@@ -1,4 +1,6 @@
-"""Steps by themselves: what is timed is what decoding runs, and what a rule adds is its own share."""
+"""Steps by themselves: what is timed is what decoding runs, and what a rule adds is its own
+share.
+"""
 
 import numpy as np
 import pytest
@@ -15,21 +17,28 @@ def test_every_step_has_its_seconds_and_their_spread(nano):
     config = HeadConfig(nano.draft_lm.hidden_size, width=8, vocab_size=nano.vocab_size)
     head = AcceptanceHead(config).eval().requires_grad_(False)
     decoder = SpeculativeDecoder(nano, warp=Warp(0.0), engine="eager")
-    times = step_times(decoder, {"head": HeadThreshold(head, 1.0)}, context=32, repeats=3, verified=(2, 4))
+    times = step_times(
+        decoder, {"head": HeadThreshold(head, 1.0)}, context=32, repeats=3, verified=(2, 4)
+    )
     costs = times.costs
     assert costs.draft_seconds > 0 and costs.target_seconds > 0 and len(costs.verification) == 5
     assert set(costs.spread) == {PLAIN, FIRST, TARGET, "2 verified", "4 verified"}
     assert times.share("head") == times.rules["head"].step_seconds / costs.draft_seconds >= 0
     assert (
         decoder.generate([1, 2, 3], 8).tokens.tolist()
-        == SpeculativeDecoder(nano, warp=Warp(0.0), engine="eager").generate([1, 2, 3], 8).tokens.tolist()
+        == SpeculativeDecoder(nano, warp=Warp(0.0), engine="eager")
+        .generate([1, 2, 3], 8)
+        .tokens.tolist()
     )
 
 
 @needs_compiler
 def test_draft_steps_are_timed_as_drafting_runs_them(nano, monkeypatch):
-    """Also those of a rule that would stop at once: what each adds is asked for, not where it stops."""
-    decoder, counts = SpeculativeDecoder(nano, warp=Warp(0.0), engine="compiled"), []
+    """Also those of a rule that would stop at once: what each adds is asked for, not where it
+    stops.
+    """
+    decoder = SpeculativeDecoder(nano, warp=Warp(0.0), engine="compiled")
+    counts = []
     repeat = CompiledEngine.repeat
 
     def counted(*arguments, **options):
@@ -65,8 +74,11 @@ def test_a_head_adds_the_median_of_its_steps_over_those_without_one(monkeypatch)
 
 
 def test_steps_are_timed_until_that_is_enough(monkeypatch):
-    """It looks whenever the seconds have doubled, and never after fewer repeats than tell something."""
-    clock, seen = [0.0], []
+    """It looks whenever the seconds have doubled, and never after fewer repeats than tell
+    something.
+    """
+    clock = [0.0]
+    seen = []
     monkeypatch.setattr(module, "now", lambda device: clock[0])
 
     def step():
@@ -81,9 +93,13 @@ def test_steps_are_timed_until_that_is_enough(monkeypatch):
 
 
 def test_what_a_first_step_takes_more_is_an_overhead_of_its_round():
-    seconds = {PLAIN: 0.0013, FIRST: 0.0022, TARGET: 0.01, "head": 0.0014} | {f"{count} verified": 0.01 for count in VERIFIED}
+    seconds = {PLAIN: 0.0013, FIRST: 0.0022, TARGET: 0.01, "head": 0.0014} | {
+        f"{count} verified": 0.01 for count in VERIFIED
+    }
     times = module._costs(seconds, {"head": 0.0001}, VERIFIED, {})
-    assert times.costs.draft_seconds == pytest.approx(0.001) and times.costs.round_seconds == pytest.approx(0.0012)
+    assert times.costs.draft_seconds == pytest.approx(
+        0.001
+    ) and times.costs.round_seconds == pytest.approx(0.0012)
     assert times.share("head") == pytest.approx(0.1)
     seconds[FIRST] = 0.0009  # by noise
     assert module._costs(seconds, {}, VERIFIED, {}).costs.round_seconds == 0
@@ -95,12 +111,22 @@ def test_a_low_quantile_leaves_out_what_others_took():
     seconds |= {f"{count} verified": 0.008 + 0.001 * count for count in VERIFIED}
 
     def ends(busy):
-        slower = {name: 1 + 0.01 * rng.random(400) + 30 * rng.random(400) * (rng.random(400) < busy) for name in seconds}
-        return module.ends_of({name: each * slower[name] for name, each in seconds.items()}, ["head"])
+        slower = {
+            name: 1 + 0.01 * rng.random(400) + 30 * rng.random(400) * (rng.random(400) < busy)
+            for name in seconds
+        }
+        return module.ends_of(
+            {name: each * slower[name] for name, each in seconds.items()}, ["head"]
+        )
 
     for low, middle, high in (ends(0.0), ends(0.7)):
         assert middle.costs.ratio == pytest.approx(8, rel=0.02)
-        assert low.costs.draft_seconds < middle.costs.draft_seconds < high.costs.draft_seconds < 1.02 * low.costs.draft_seconds
+        assert (
+            low.costs.draft_seconds
+            < middle.costs.draft_seconds
+            < high.costs.draft_seconds
+            < 1.02 * low.costs.draft_seconds
+        )
         assert middle.share("head") == pytest.approx(0.2, abs=0.02)
         assert middle.costs.verified_seconds == pytest.approx(0.001, rel=0.1)
         assert low.costs.target_seconds == middle.costs.target_seconds == high.costs.target_seconds

@@ -1,4 +1,6 @@
-"""One decoder with many uses: whatever was done with it before, greedy output is that of a fresh decoder."""
+"""One decoder with many uses: whatever was done with it before, greedy output is that of a fresh
+decoder.
+"""
 
 import copy
 import os
@@ -21,7 +23,8 @@ from specheads.decoding import rows
 from specheads.decoding.decoder import Baseline, BatchError
 from specheads.decoding.stopping.rule import CountingState
 
-GREEDY, LONGEST = Warp(temperature=0), 10
+GREEDY = Warp(temperature=0)
+LONGEST = 10
 PROMPTS = [[1, 2, 3], [4], [5, 6, 0, 3]]
 OPEN = "this decoder is decoding already"
 prompts = st.sampled_from(PROMPTS)
@@ -38,7 +41,8 @@ class Uses(RuleBasedStateMachine):
     def __init__(self):
         super().__init__()
         self.decoder = greedy(tiny_pair(7, 2.0), stopping=stopping.OnlineLogistic(max_tokens=5))
-        self.stream, self.known = None, {}
+        self.stream = None
+        self.known = {}
 
     def right(self, prompt):
         """What a fresh decoder makes of a prompt; known until weights change."""
@@ -66,12 +70,15 @@ class Uses(RuleBasedStateMachine):
     @rule(prompt=prompts)
     def open_a_stream(self, prompt):
         opened = self.decoder.stream(prompt, LONGEST)
-        self.stream = SimpleNamespace(pieces=opened, read=next(opened), text=self.right(prompt).text)
+        self.stream = SimpleNamespace(
+            pieces=opened, read=next(opened), text=self.right(prompt).text
+        )
 
     @precondition(lambda self: self.stream is not None)
     @rule(whole=st.booleans())
     def end_the_stream(self, whole):
-        stream, self.stream = self.stream, None
+        stream = self.stream
+        self.stream = None
         if whole:
             assert stream.read + "".join(stream.pieces) == stream.text
         else:
@@ -79,13 +86,23 @@ class Uses(RuleBasedStateMachine):
 
     @rule(asked=lists, rows=st.integers(2, 3))
     def batch(self, asked, rows):
-        outs = self.decoder.generate_batch(asked, max_batch=rows, max_new_tokens=LONGEST)  # in memory of its own
-        assert [out.tokens.tolist() for out in outs] == [self.right(prompt).tokens for prompt in asked]
+        outs = self.decoder.generate_batch(
+            asked, max_batch=rows, max_new_tokens=LONGEST
+        )  # in memory of its own
+        assert [out.tokens.tolist() for out in outs] == [
+            self.right(prompt).tokens for prompt in asked
+        ]
 
-    @rule(asked=lists, rows=st.integers(2, 3), error=st.sampled_from([None, ValueError, KeyboardInterrupt]))
+    @rule(
+        asked=lists,
+        rows=st.integers(2, 3),
+        error=st.sampled_from([None, ValueError, KeyboardInterrupt]),
+    )
     def leave_a_batch(self, asked, rows, error):
         with suppress(ValueError, KeyboardInterrupt):
-            for number, out in self.decoder.generate_batch(asked, max_batch=rows, max_new_tokens=LONGEST, as_completed=True):
+            for number, out in self.decoder.generate_batch(
+                asked, max_batch=rows, max_new_tokens=LONGEST, as_completed=True
+            ):
                 assert out.tokens.tolist() == self.right(asked[number]).tokens
                 if error is None:
                     break
@@ -105,13 +122,21 @@ class Uses(RuleBasedStateMachine):
     def change_weights(self, seed):
         torch.manual_seed(seed)
         for model in (self.decoder.pair.target, self.decoder.pair.draft):
-            changed = {name: weight + 0.3 * torch.randn_like(weight) for name, weight in model.state_dict().items()}
+            changed = {
+                name: weight + 0.3 * torch.randn_like(weight)
+                for name, weight in model.state_dict().items()
+            }
             model.load_state_dict(changed, assign=seed % 2 == 0)
         self.known.clear()
 
-    @rule(by=st.sampled_from([copy.copy, copy.deepcopy, lambda decoder: pickle.loads(pickle.dumps(decoder))]))
+    @rule(
+        by=st.sampled_from(
+            [copy.copy, copy.deepcopy, lambda decoder: pickle.loads(pickle.dumps(decoder))]
+        )
+    )
     def go_on_with_a_copy(self, by):
-        self.decoder, self.stream = by(self.decoder), None
+        self.decoder = by(self.decoder)
+        self.stream = None
 
     @precondition(lambda self: self.stream is None)
     @rule(asked=lists)
@@ -128,12 +153,19 @@ class Uses(RuleBasedStateMachine):
             assert made_of == self.right(prompt).tokens or made_of.startswith(OPEN)
         assert any(isinstance(each, list) for each in found)
 
-    @rule(prompt=prompts, mode=st.sampled_from([torch.inference_mode, torch.enable_grad, lambda: torch.device("meta")]))
+    @rule(
+        prompt=prompts,
+        mode=st.sampled_from(
+            [torch.inference_mode, torch.enable_grad, lambda: torch.device("meta")]
+        ),
+    )
     def decode_in_a_mode(self, prompt, mode):
         with mode():
             self.compare(self.decoder, prompt)
             assert (
-                self.decoder.generate_batch([prompt], max_batch=2, max_new_tokens=LONGEST)[0].tokens.tolist()
+                self.decoder.generate_batch([prompt], max_batch=2, max_new_tokens=LONGEST)[
+                    0
+                ].tokens.tolist()
                 == self.right(prompt).tokens
             )
 
@@ -148,25 +180,53 @@ TestUses = Uses.TestCase
 @pytest.mark.parametrize(
     "prompt",
     [
-        [1.0, 2.0], [1.5], [True, False], b"abc", bytearray(b"abc"), ["1", "2"], [1, "2"], [None], None, 5, {1, 2}, iter([1]),
-        {"role": "user"}, [[1, 2]], [{"role": "user"}, 1], torch.tensor([1.0]), torch.tensor([True]), np.array([1.0, 2.0]),
+        [1.0, 2.0],
+        [1.5],
+        [True, False],
+        b"abc",
+        bytearray(b"abc"),
+        ["1", "2"],
+        [1, "2"],
+        [None],
+        None,
+        5,
+        {1, 2},
+        iter([1]),
+        {"role": "user"},
+        [[1, 2]],
+        [{"role": "user"}, 1],
+        torch.tensor([1.0]),
+        torch.tensor([True]),
+        np.array([1.0, 2.0]),
     ],
     ids=lambda prompt: repr(prompt)[:20],
-)  # fmt: skip
+)
 def test_prompts_that_are_no_ids_are_refused(prompt):
-    with pytest.raises(UserError, match="^the prompt .* must be a text, a list of token ids, which are integers, or a list of"):
+    with pytest.raises(
+        UserError,
+        match=(
+            "^the prompt .* must be a text, a list of token ids, which are integers, or a list of"
+        ),
+    ):
         greedy(tiny_pair()).generate(prompt)
 
 
-@pytest.mark.parametrize("prompt", [(1, 2), range(1, 3), np.array([1, 2]), torch.tensor([[1, 2]]), [np.int64(1), np.int32(2)]])
+@pytest.mark.parametrize(
+    "prompt",
+    [(1, 2), range(1, 3), np.array([1, 2]), torch.tensor([[1, 2]]), [np.int64(1), np.int32(2)]],
+)
 def test_ids_come_in_any_form(prompt):
     decoder = greedy(tiny_pair())
-    assert decoder.generate(prompt, 4).tokens.tolist() == decoder.generate([1, 2], 4).tokens.tolist()
+    assert (
+        decoder.generate(prompt, 4).tokens.tolist() == decoder.generate([1, 2], 4).tokens.tolist()
+    )
 
 
 @pytest.mark.parametrize("given", ["abc", b"abc", {"a": [1]}, None, 5])
 def test_a_single_prompt_is_no_batch(given):
-    with pytest.raises(UserError, match=r"must be a list of prompts; put a single one into a list, or use generate"):
+    with pytest.raises(
+        UserError, match=r"must be a list of prompts; put a single one into a list, or use generate"
+    ):
         greedy(tiny_pair()).generate_batch(given, as_completed=True)
 
 
@@ -184,7 +244,10 @@ def test_seeds_are_integers(seed):
 @pytest.mark.parametrize("window", [float("nan"), "many", True, 2.5, 1, 65])
 def test_windows_are_integers_that_the_target_reaches(window):
     for kind in (SpeculativeDecoder, Baseline):
-        with pytest.raises(UserError, match=r"^window=.* must be between 2 and 64, the positions that the target reaches"):
+        with pytest.raises(
+            UserError,
+            match=r"^window=.* must be between 2 and 64, the positions that the target reaches",
+        ):
             kind(tiny_pair(window=64), engine="eager", window=window)
 
 
@@ -215,7 +278,9 @@ def test_other_arguments_of_other_types_are_refused():
         lambda: Baseline(pair, warp=0.7): "warp=0.7",
         lambda: greedy(pair).with_stopping("head"): "stopping='head'",
         lambda: greedy(pair).with_stopping(None): "stopping=None",
-        lambda: greedy(pair).with_stopping(stopping.FixedLength(2), "block"): "verification='block'",
+        lambda: greedy(pair).with_stopping(
+            stopping.FixedLength(2), "block"
+        ): "verification='block'",
         lambda: SpeculativeDecoder.recommended(pair, "folder"): "head='folder'",
         lambda: stopping.HeadThreshold("folder"): "head='folder'",
     }.items():
@@ -229,25 +294,32 @@ def test_other_arguments_of_other_types_are_refused():
 def test_the_prompts_of_a_batch_have_seeds_that_count_up():
     decoder = SpeculativeDecoder(tiny_pair(7), warp=Warp(), engine="eager")
     outs = decoder.generate_batch([[1, 2]] * 4, max_batch=3, max_new_tokens=12, seeds=5)
-    assert [out.tokens.tolist() for out in outs] == [decoder.generate([1, 2], 12, 5 + n).tokens.tolist() for n in range(4)]
-    assert len({tuple(out.tokens.tolist()) for out in outs}) == 4
-    assert [each.text for each in decoder.generate_batch([[1, 2]] * 4, max_batch=3, max_new_tokens=12)] != [
-        out.text for out in outs
+    assert [out.tokens.tolist() for out in outs] == [
+        decoder.generate([1, 2], 12, 5 + n).tokens.tolist() for n in range(4)
     ]
+    assert len({tuple(out.tokens.tolist()) for out in outs}) == 4
+    assert [
+        each.text for each in decoder.generate_batch([[1, 2]] * 4, max_batch=3, max_new_tokens=12)
+    ] != [out.text for out in outs]
 
 
 def test_a_list_of_responses_is_in_the_order_of_the_prompts():
-    decoder, asked = greedy(tiny_pair(7, 2.0), window=20), [[1] * 3, [2] * 18, [3]]
+    decoder = greedy(tiny_pair(7, 2.0), window=20)
+    asked = [[1] * 3, [2] * 18, [3]]
     yielded = list(decoder.generate_batch(asked, max_batch=3, max_new_tokens=12, as_completed=True))
     assert yielded[0][0] == 1  # the window ends it first
     outs = decoder.generate_batch(asked, max_batch=3, max_new_tokens=12)
-    assert [out.tokens.tolist() for out in outs] == [dict(yielded)[number].tokens.tolist() for number in range(3)]
+    assert [out.tokens.tolist() for out in outs] == [
+        dict(yielded)[number].tokens.tolist() for number in range(3)
+    ]
 
 
 def test_bad_prompts_are_named_before_anything_is_decoded(monkeypatch):
     decoder = greedy(tiny_pair(7))
     monkeypatch.setattr(decoder._batch_of(2).rounds, "take", None)
-    with pytest.raises(UserError, match="^prompt 1: the prompt is empty.*; prompt 3: .* must be a text") as error:
+    with pytest.raises(
+        UserError, match="^prompt 1: the prompt is empty.*; prompt 3: .* must be a text"
+    ) as error:
         decoder.generate_batch([[1], [], [2], [0.5]], max_batch=2, max_new_tokens=4)
     assert "prompt 0" not in str(error.value)
     with pytest.raises(UserError, match="prompt 7: .*; and 92 more$"):
@@ -257,18 +329,26 @@ def test_bad_prompts_are_named_before_anything_is_decoded(monkeypatch):
 def test_a_failure_of_one_response_leaves_the_others():
     pair = tiny_pair(7, 2.0)
     expected = greedy(pair).generate([2], 1).tokens.tolist()
-    pair.target.get_input_embeddings().weight[next(token for token in (1, 3, 4) if token not in expected)] = torch.nan
+    pair.target.get_input_embeddings().weight[
+        next(token for token in (1, 3, 4) if token not in expected)
+    ] = torch.nan
     bad = int(pair.target.get_input_embeddings().weight.isnan().any(dim=1).nonzero())
     with pytest.raises(BatchError, match="^prompt 1: tiny-target produced NaN") as error:
         greedy(pair).generate_batch([[2], [bad, bad], [2]], max_batch=3, max_new_tokens=1)
-    assert {number: out.tokens.tolist() for number, out in error.value.generations.items()} == {0: expected, 2: expected}
+    assert {number: out.tokens.tolist() for number, out in error.value.generations.items()} == {
+        0: expected,
+        2: expected,
+    }
 
 
 # --- models that change, modes, processes
 
 
 @pytest.mark.parametrize("role", ["target", "draft"])
-@pytest.mark.parametrize("change", [lambda model: model.float(), lambda model: model.bfloat16(), lambda model: model.to("meta")])
+@pytest.mark.parametrize(
+    "change",
+    [lambda model: model.float(), lambda model: model.bfloat16(), lambda model: model.to("meta")],
+)
 def test_a_model_that_is_cast_or_moved_asks_for_another_decoder(role, change):
     pair = tiny_pair()
     decoder = greedy(pair)
@@ -280,7 +360,10 @@ def test_a_model_that_is_cast_or_moved_asks_for_another_decoder(role, change):
         lambda prompt: decoder.generate_batch([prompt], max_batch=2),
         decoder.with_stopping(stopping.FixedLength(2)).generate,
     ):
-        with pytest.raises(UserError, match="is .* on .*, but this decoder was made when it was float64 on cpu; make another"):
+        with pytest.raises(
+            UserError,
+            match="is .* on .*, but this decoder was made when it was float64 on cpu; make another",
+        ):
             call([1])
 
 
@@ -296,7 +379,8 @@ def test_models_without_numbers_are_refused():
 @pytest.mark.parametrize("mode", [torch.inference_mode, lambda: torch.device("meta")])
 @pytest.mark.parametrize("used", [False, True])
 def test_a_decoder_that_was_made_in_a_mode_serves_outside_of_it(mode, used):
-    pair, rule_of = tiny_pair(7, 2.0), stopping.OnlineLogistic
+    pair = tiny_pair(7, 2.0)
+    rule_of = stopping.OnlineLogistic
     expected = greedy(pair).generate(PROMPTS[0], LONGEST).tokens.tolist()
     with mode():
         decoder = greedy(pair, stopping=rule_of())
@@ -305,15 +389,22 @@ def test_a_decoder_that_was_made_in_a_mode_serves_outside_of_it(mode, used):
             next(opened)
             decoder.generate_batch([PROMPTS[0]], max_batch=2, max_new_tokens=LONGEST)
     list(opened)
-    outs = [decoder.generate(PROMPTS[0], LONGEST), *decoder.generate_batch([PROMPTS[0]] * 2, max_batch=2, max_new_tokens=LONGEST)]
+    outs = [
+        decoder.generate(PROMPTS[0], LONGEST),
+        *decoder.generate_batch([PROMPTS[0]] * 2, max_batch=2, max_new_tokens=LONGEST),
+    ]
     assert [out.tokens.tolist() for out in outs] == [expected] * 3
     assert not outs[0].tokens.is_inference()
 
 
-@pytest.mark.parametrize("begins", [False, True], ids=["alone", "while another thread begins a call"])
+@pytest.mark.parametrize(
+    "begins", [False, True], ids=["alone", "while another thread begins a call"]
+)
 def test_a_fork_can_decode(begins, nano):
     """Also where its parent has computed with several threads, which it lacks."""
-    decoder, prompt, threads = greedy(nano), "def mean(values):\n" * 16, torch.get_num_threads()
+    decoder = greedy(nano)
+    prompt = "def mean(values):\n" * 16
+    threads = torch.get_num_threads()
     torch.set_num_threads(2)
     try:
         expected = decoder.generate(prompt, LONGEST).tokens.tolist()
@@ -364,8 +455,13 @@ def test_a_rule_needs_two_methods(engine):
     decoder = SpeculativeDecoder(pair, stopping=Third(), warp=GREEDY, engine=engine)
     out = decoder.generate(PROMPTS[0], 20)
     assert out.tokens.tolist() == greedy(pair).generate(PROMPTS[0], 20).tokens.tolist()
-    assert {made.num_drafted for made in out.rounds} <= {0, 1, 2, 3} and out.rounds[0].num_drafted == 3
-    assert Third().compile_key != Third().compile_key and decoder.stopping.compile_key == decoder.stopping.compile_key
+    assert {made.num_drafted for made in out.rounds} <= {0, 1, 2, 3} and out.rounds[
+        0
+    ].num_drafted == 3
+    assert (
+        Third().compile_key != Third().compile_key
+        and decoder.stopping.compile_key == decoder.stopping.compile_key
+    )
 
 
 def test_objects_are_shown_on_a_line():
@@ -373,10 +469,22 @@ def test_objects_are_shown_on_a_line():
     decoder = greedy(pair, stopping=stopping.FixedLength(3))
     out = decoder.generate([1, 2, 3], 20)
     assert repr(pair) == "Pair(tiny: target tiny-target, draft tiny-draft, 7 tokens)"
-    assert repr(decoder).startswith("SpeculativeDecoder(tiny, stopping=FixedLength(num_tokens=3), warp=Warp(")
-    assert repr(decoder.verification) == "TokenVerification()" and repr(decoder.drafting) == "Autoregressive()"
-    assert repr(out).startswith(f"Generation({out.text!r}, 20 tokens in {len(out.rounds)} target forward passes")
+    assert repr(decoder).startswith(
+        "SpeculativeDecoder(tiny, stopping=FixedLength(num_tokens=3), warp=Warp("
+    )
+    assert (
+        repr(decoder.verification) == "TokenVerification()"
+        and repr(decoder.drafting) == "Autoregressive()"
+    )
+    assert repr(out).startswith(
+        f"Generation({out.text!r}, 20 tokens in {len(out.rounds)} target forward passes"
+    )
     shown = out._repr_html_()
-    assert shown.count("line-through") == sum(len(made.rejected) for made in out.rounds) == out.stats.num_discarded > 0
+    assert (
+        shown.count("line-through")
+        == sum(len(made.rejected) for made in out.rounds)
+        == out.stats.num_discarded
+        > 0
+    )
     assert shown.count("#b6e3b6") == out.stats.num_accepted
     assert shown.count("<span") == 20 + out.stats.num_discarded

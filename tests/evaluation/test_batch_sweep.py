@@ -1,4 +1,6 @@
-"""Batches decoded side by side: the tokens are those of the decoder, and a journal keeps what is done."""
+"""Batches decoded side by side: the tokens are those of the decoder, and a journal keeps what is
+done.
+"""
 
 import pytest
 from fakes import tiny_pair
@@ -17,13 +19,21 @@ SETTINGS = [TARGET_ALONE, FIXED, fixed_length(3)]
 
 
 def run(*kept, repeats=2):
-    sweep = Sweep(tiny_pair(7, scale=2.0), Evaluation(warp=Warp(), max_new_tokens=12, repeats=repeats, engine="eager"), 32)
+    sweep = Sweep(
+        tiny_pair(7, scale=2.0),
+        Evaluation(warp=Warp(), max_new_tokens=12, repeats=repeats, engine="eager"),
+        32,
+    )
     return run_batches(sweep, SETTINGS, [*PROMPTS, PROMPTS[0]], 2, *kept)
 
 
 def counts(runs):
     names = ("num_tokens", "num_drafted", "num_accepted", "num_target_calls")
-    return [[[getattr(part, name) for name in names] for part in run.stats] for made in runs for run in made]
+    return [
+        [[getattr(part, name) for name in names] for part in run.stats]
+        for made in runs
+        for run in made
+    ]
 
 
 @pytest.fixture(scope="module")
@@ -34,11 +44,15 @@ def runs(tmp_path_factory):
 def test_the_counts_are_those_of_the_decoder(runs):
     assert [len(made) for made in runs] == [2, 2, 2]
     requests = [*PROMPTS, PROMPTS[0]]
-    decoder = SpeculativeDecoder(tiny_pair(7, scale=2.0), stopping=FIXED.rule, engine="eager", window=32)
+    decoder = SpeculativeDecoder(
+        tiny_pair(7, scale=2.0), stopping=FIXED.rule, engine="eager", window=32
+    )
     for repeat, run in enumerate(runs[1]):
         seeds = [response_seed(0, number, repeat) for number in range(4)]
         expected = decoder.generate_batch(requests, max_batch=2, max_new_tokens=12, seeds=seeds)
-        assert [part.num_accepted for part in run.stats] == [expected[number].stats.num_accepted for number in range(4)]
+        assert [part.num_accepted for part in run.stats] == [
+            expected[number].stats.num_accepted for number in range(4)
+        ]
         assert [[n for n, _ in rounds] for rounds in run.rounds] == [
             [len(made.tokens) for made in expected[number].rounds] for number in range(4)
         ]
@@ -53,18 +67,24 @@ def test_a_users_times_add_up(runs):
         assert run.token_seconds.sum() == pytest.approx(decoding) and len(run.token_seconds) == sum(
             part.num_tokens for part in run.stats
         )
-        assert min(run.first_token_seconds) > 0 and max(part.seconds for part in run.stats) <= run.seconds
+        assert (
+            min(run.first_token_seconds) > 0
+            and max(part.seconds for part in run.stats) <= run.seconds
+        )
         assert run.tokens_per_second == 48 / run.seconds
 
 
 def test_what_a_journal_holds_is_not_decoded_again(runs, tmp_path, monkeypatch):
-    path, progress = tmp_path / "batches.jsonl", []
+    path = tmp_path / "batches.jsonl"
+    progress = []
     first = run(Journal(path, {}), progress.append)
     assert counts(first) == counts(runs) and sum(progress) == 2 * 3 * 4
     lines = path.read_text().splitlines(keepends=True)
     path.write_text("".join(lines[:3]))  # killed after two of six runs
     again = run(Journal(path, {}))
-    assert (again[0][0], again[1][0]) == (first[0][0], first[1][0]) and counts(again) == counts(first)
+    assert (again[0][0], again[1][0]) == (first[0][0], first[1][0]) and counts(again) == counts(
+        first
+    )
     progress.clear()
     monkeypatch.setattr(batches, "_ready", None)  # nothing is compiled either
     done = run(Journal(path, {}), progress.append)

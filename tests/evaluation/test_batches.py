@@ -1,4 +1,6 @@
-"""Batches that an evaluation decodes: settings chosen on dev prompts, runs that are kept, tables."""
+"""Batches that an evaluation decodes: settings chosen on dev prompts, runs that are kept,
+tables.
+"""
 
 import json
 from types import SimpleNamespace
@@ -18,8 +20,19 @@ from specheads.evaluation.prompt_sets import PromptData
 from specheads.evaluation.reporting import print_report
 from specheads.evaluation.settings import Evaluation, RecordingSettings
 
-SMALL = {"num_prompts": 4, "num_dev_prompts": 3, "max_new_tokens": 8, "fixed_lengths": (1, 3), "thresholds": (0.4,)}
-LIVE = {"num_live_prompts": 3, "record": RecordingSettings(num_samples=2), "engine": "eager", "ratios": (10,)}
+SMALL = {
+    "num_prompts": 4,
+    "num_dev_prompts": 3,
+    "max_new_tokens": 8,
+    "fixed_lengths": (1, 3),
+    "thresholds": (0.4,),
+}
+LIVE = {
+    "num_live_prompts": 3,
+    "record": RecordingSettings(num_samples=2),
+    "engine": "eager",
+    "ratios": (10,),
+}
 
 
 @pytest.fixture
@@ -33,7 +46,13 @@ def call(small_pair, tmp_path):
     def run(with_head=True, **values):
         settings = Evaluation(**SMALL | LIVE | values)
         heads = {"mine": head} if with_head else {}
-        return evaluate(small_pair, heads, settings, PromptData(FewPrompts()), (tmp_path / "data", tmp_path / "run"))
+        return evaluate(
+            small_pair,
+            heads,
+            settings,
+            PromptData(FewPrompts()),
+            (tmp_path / "data", tmp_path / "run"),
+        )
 
     return run
 
@@ -43,16 +62,32 @@ def test_batches_of_every_size_are_decoded_reported_and_kept(call, tmp_path, mon
     report = call(concurrency=(1, 2, 2), repeats=2)
     assert [(table.concurrency, table.num_requests) for table in report.batches] == [(1, 3), (2, 4)]
     for table in report.batches:
-        assert [row.family.split()[0] for row in table.rows] == ["target", "fixed_length", "head_threshold"]
+        assert [row.family.split()[0] for row in table.rows] == [
+            "target",
+            "fixed_length",
+            "head_threshold",
+        ]
         assert all(row.lossless for row in table.rows)
-        assert (table.rows[0].over_alone, table.rows[0].speedup.value, table.rows[0].tokens_per_round) == (1, 1, 1)
-        assert all(row.tokens_per_second > 0 and row.token_ms["p50"] <= row.token_ms["p99"] for row in table.rows)
-    assert "3 prompts are too few for them: they are repeated, each time with another seed" in caplog.text
+        assert (
+            table.rows[0].over_alone,
+            table.rows[0].speedup.value,
+            table.rows[0].tokens_per_round,
+        ) == (1, 1, 1)
+        assert all(
+            row.tokens_per_second > 0 and row.token_ms["p50"] <= row.token_ms["p99"]
+            for row in table.rows
+        )
+    assert (
+        "3 prompts are too few for them: they are repeated, each time with another seed"
+        in caplog.text
+    )
     assert f"batches: {2 * 3 * (3 + 4)} responses of at most 8 tokens" in caplog.text
 
     paths = {path.name: path for path in reporting.write_report(report, tmp_path / "written")}
     content = json.loads(paths["report.json"].read_text())
-    schema = json.loads((reporting.Path(reporting.__file__).parent / "report.schema.json").read_text())
+    schema = json.loads(
+        (reporting.Path(reporting.__file__).parent / "report.schema.json").read_text()
+    )
     Draft202012Validator(schema).validate(content)
     assert len(content["batches"][1]["rows"]) == 3
     console = Console(record=True, width=80)
@@ -62,7 +97,8 @@ def test_batches_of_every_size_are_decoded_reported_and_kept(call, tmp_path, mon
     start = text.index("1 at once")
     assert all(len(line) <= 80 and "…" not in line for line in text[start:].splitlines())
 
-    # A run that was killed resumes with the same settings and numbers, and decodes only what is missing.
+    # A run that was killed resumes with the same settings and numbers, and decodes only what is
+    # missing.
     monkeypatch.setattr("specheads.evaluation.setup.is_resumed", lambda folder: True)
     journal = tmp_path / "run" / "batches-2.jsonl"
     lines = journal.read_text().splitlines(keepends=True)
@@ -71,7 +107,10 @@ def test_batches_of_every_size_are_decoded_reported_and_kept(call, tmp_path, mon
     again = call(concurrency=(1, 2, 2), repeats=2)
     assert again.batches[0] == report.batches[0]
     assert again.batches[1].rows[0].tokens_per_round == 1
-    assert journal.read_text().splitlines(keepends=True)[:4] == lines[:4] and len(journal.read_text().splitlines()) == 7
+    assert (
+        journal.read_text().splitlines(keepends=True)[:4] == lines[:4]
+        and len(journal.read_text().splitlines()) == 7
+    )
 
 
 def test_batches_without_a_head(call):
@@ -81,7 +120,11 @@ def test_batches_without_a_head(call):
 
 
 @pytest.mark.parametrize(
-    ("speeds", "chosen"), [((5.0, 9.0, 7.0), "fixed_length(num_tokens=3)"), ((5.0, 9.0, 11.0), "fixed_length(num_tokens=6)")]
+    ("speeds", "chosen"),
+    [
+        ((5.0, 9.0, 7.0), "fixed_length(num_tokens=3)"),
+        ((5.0, 9.0, 11.0), "fixed_length(num_tokens=6)"),
+    ],
 )
 def test_the_fixed_length_of_a_size_is_the_fastest_on_dev_prompts(monkeypatch, speeds, chosen):
     asked = []
@@ -92,8 +135,11 @@ def test_the_fixed_length_of_a_size_is_the_fastest_on_dev_prompts(monkeypatch, s
 
     monkeypatch.setattr(batches, "run_batches", made)
     dev = SimpleNamespace(prompts=[("a", [1]), ("b", [2]), ("c", [3])])
-    prompts, settings = SimpleNamespace(dev=dev), Evaluation(repeats=3)
-    setup = SimpleNamespace(prompts=prompts, settings=settings, pair=None, window=9, journal=lambda *names, **more: None)
+    prompts = SimpleNamespace(dev=dev)
+    settings = Evaluation(repeats=3)
+    setup = SimpleNamespace(
+        prompts=prompts, settings=settings, pair=None, window=9, journal=lambda *names, **more: None
+    )
     assert best_fixed(setup, [fixed_length(length) for length in (1, 3, 6)], 2).name == chosen
     assert asked == [([[1], [2], [3], [1]], 2, 1)]
 
@@ -111,13 +157,22 @@ def test_a_report_without_concurrency_has_no_batches(call, tmp_path):
         ({"concurrency": ("many",)}, r"concurrency.*many.* must be a positive integer"),
         (
             {"concurrency": (4,), "drafting": papers.Tree(2), "verification": papers.TreeMatch()},
-            r"concurrency=\[4\], but tree drafts under .* use drafting=autoregressive and verification=token, or concurrency=",
+            (
+                r"concurrency=\[4\], but tree drafts under .* use drafting=autoregressive and"
+                r" verification=token, or concurrency="
+            ),
         ),
         (
             {"concurrency": (1, 4), "verification": verification.BlockVerification()},
-            r"concurrency=\[1, 4\], but autoregressive drafts under .* verification=token, or concurrency=",
+            (
+                r"concurrency=\[1, 4\], but autoregressive drafts under .* verification=token, or"
+                r" concurrency="
+            ),
         ),
-        ({"concurrency": (4,), "live": "none"}, r"concurrency=\[4\] .* live=none leaves that out; use live=winners"),
+        (
+            {"concurrency": (4,), "live": "none"},
+            r"concurrency=\[4\] .* live=none leaves that out; use live=winners",
+        ),
     ],
     ids=["zero", "no integer", "no list", "a word", "trees", "another rule", "nothing live"],
 )

@@ -48,9 +48,12 @@ def heads():
 @pytest.fixture(scope="module")
 def tuning(heads):
     made = random_recording(num_prompts=12, num_samples=3, max_tokens=20, longest=30)
-    generator, chance = torch.Generator().manual_seed(7), 2 * made.features["max_prob"] - 0.4
+    generator = torch.Generator().manual_seed(7)
+    chance = 2 * made.features["max_prob"] - 0.4
     for head in heads.values():
-        made.features[head_fingerprint(head)] = 3 * chance + 0.5 * torch.randn(len(chance), generator=generator)
+        made.features[head_fingerprint(head)] = 3 * chance + 0.5 * torch.randn(
+            len(chance), generator=generator
+        )
     made.features[GROUND_TRUTH] = chance.clamp(0.01, 0.99)
     return Tuning(made, CostTable(COSTS, dict.fromkeys(heads, SHARE)))
 
@@ -64,25 +67,47 @@ def test_every_rule_of_the_config_is_replayed_with_every_value(tuning, heads):
     rules = all_rules()
     files = {path.stem for path in (config_folder() / "stopping").glob("*.yaml")}
     files.remove("all")
-    assert set(rules) == files and max(rule.max_tokens for choice in rules.values() for rule in choice.samples()) == 20
+    assert (
+        set(rules) == files
+        and max(rule.max_tokens for choice in rules.values() for rule in choice.samples()) == 20
+    )
     tried = candidates(rules, heads, tuning)
     families = {candidate.family for candidate in tried}
     for name in files:
         assert name in families or {f"{name} next_token", f"{name} input_token"} <= families
     assert "ceiling" in families and "head_threshold input_token auto" in families
-    assert [candidate.rule.num_tokens for candidate in tried if candidate.family == FIXED] == [1, 2, 3, 4, 5, 6, 8, 10, 12, 14]
+    assert [candidate.rule.num_tokens for candidate in tried if candidate.family == FIXED] == [
+        1,
+        2,
+        3,
+        4,
+        5,
+        6,
+        8,
+        10,
+        12,
+        14,
+    ]
     assert len({candidate.name for candidate in tried}) == len(tried)
     assert all(candidate.live is None for candidate in tried if candidate.family == "ceiling")
-    for candidate, rounds in zip(tried, replay(tuning.recording, [each.rule for each in tried]), strict=True):
+    for candidate, rounds in zip(
+        tried, replay(tuning.recording, [each.rule for each in tried]), strict=True
+    ):
         counts = rounds.per_prompt(12)
         assert (counts.tokens == 3 * tuning.recording.lengths.numpy()).all(), candidate.name
     for candidate in tried:
         if candidate.live is not None and candidate.head is not None:
-            assert candidate.live.head is heads[candidate.head] and candidate.rule.head == recorded_head(heads[candidate.head])
+            assert candidate.live.head is heads[
+                candidate.head
+            ] and candidate.rule.head == recorded_head(heads[candidate.head])
 
 
 def test_rules_that_depend_on_costs_come_once_per_ratio(tuning, heads):
-    tried = [candidate for candidate in candidates(all_rules(), heads, tuning) if candidate.ratio is not None]
+    tried = [
+        candidate
+        for candidate in candidates(all_rules(), heads, tuning)
+        if candidate.ratio is not None
+    ]
     assert {candidate.family.split()[0] for candidate in tried} == {
         "head_threshold",
         "online_head",
@@ -92,25 +117,41 @@ def test_rules_that_depend_on_costs_come_once_per_ratio(tuning, heads):
 
 
 def test_a_logistic_is_fitted_to_acceptance(tuning):
-    """Its mean prediction is the acceptance rate, and no other weights fit the recorded outcomes better."""
-    rules = {"logistic": RuleChoice(stopping.Logistic, {"weights": {"logit_max_prob": None, "bias": None}, "threshold": [0.5]})}
-    (candidate, *_) = candidates(rules, {}, tuning)
+    """Its mean prediction is the acceptance rate, and no other weights fit the recorded outcomes
+    better.
+    """
+    rules = {
+        "logistic": RuleChoice(
+            stopping.Logistic,
+            {"weights": {"logit_max_prob": None, "bias": None}, "threshold": [0.5]},
+        )
+    }
+    candidate, *_ = candidates(rules, {}, tuning)
     node, _, accepted, _ = tuning.recording.labels()
     inputs = tuning.recording.features["max_prob"][node].double().logit(1e-6)
 
     def loss(slope, bias):
-        return torch.nn.functional.binary_cross_entropy_with_logits(slope * inputs + bias, accepted.double())
+        return torch.nn.functional.binary_cross_entropy_with_logits(
+            slope * inputs + bias, accepted.double()
+        )
 
-    slope, bias = candidate.rule.weights["logit_max_prob"], candidate.rule.weights["bias"]
-    assert torch.sigmoid(slope * inputs + bias).mean() == pytest.approx(accepted.double().mean().item(), abs=1e-6)
-    assert all(loss(slope + a, bias + b) > loss(slope, bias) for a, b in [(0.05, 0), (-0.05, 0), (0, 0.05), (0, -0.05)])
+    slope = candidate.rule.weights["logit_max_prob"]
+    bias = candidate.rule.weights["bias"]
+    assert torch.sigmoid(slope * inputs + bias).mean() == pytest.approx(
+        accepted.double().mean().item(), abs=1e-6
+    )
+    assert all(
+        loss(slope + a, bias + b) > loss(slope, bias)
+        for a, b in [(0.05, 0), (-0.05, 0), (0, 0.05), (0, -0.05)]
+    )
     assert candidate.live.weights == candidate.rule.weights
 
 
 @pytest.mark.parametrize("predicts", ["next_token", "input_token"])
 @pytest.mark.parametrize("ratio", COSTS)
 def test_the_automatic_threshold_is_a_fixed_point(tuning, heads, predicts, ratio):
-    head, costs = recorded_head(heads[predicts]), COSTS[ratio]
+    head = recorded_head(heads[predicts])
+    costs = COSTS[ratio]
     threshold = tuning.auto_threshold(head, 20, costs)
     (rounds,) = replay(tuning.recording, [stopping.HeadThreshold(head, threshold)])
     counts = rounds.per_prompt(12)
@@ -123,7 +164,9 @@ def test_the_automatic_threshold_is_a_fixed_point(tuning, heads, predicts, ratio
 @pytest.mark.parametrize("ratio", COSTS)
 def test_fits_for_a_head_count_its_cost(tuning, heads, ratio):
     (candidate,) = [
-        c for c in candidates(all_rules(), heads, tuning) if c.family == "head_threshold next_token auto" and c.ratio == ratio
+        c
+        for c in candidates(all_rules(), heads, tuning)
+        if c.family == "head_threshold next_token auto" and c.ratio == ratio
     ]
     dearer = replace(COSTS[ratio], draft_seconds=(1 + SHARE) * COSTS[ratio].draft_seconds)
     expected = tuning.auto_threshold(recorded_head(heads["next_token"]), 20, dearer)
@@ -134,10 +177,16 @@ def test_fits_for_a_head_count_its_cost(tuning, heads, ratio):
 def test_without_a_recording_only_rules_without_open_parameters_can_be_tried(heads):
     fixed = {"fixed_length": RuleChoice(stopping.FixedLength, {"num_tokens": 4})}
     (candidate,) = candidates(fixed, {}, None)
-    assert (candidate.name, candidate.family, candidate.ratio) == ("fixed_length(num_tokens=4)", FIXED, None)
+    assert (candidate.name, candidate.family, candidate.ratio) == (
+        "fixed_length(num_tokens=4)",
+        FIXED,
+        None,
+    )
     head = {"head_threshold": RuleChoice(stopping.HeadThreshold, {"threshold": [0.3, 0.7]})}
     tried = candidates(head, {"mine": heads["next_token"]}, None)
-    assert [(candidate.name, candidate.family, *candidate.parameters.values()) for candidate in tried] == [
+    assert [
+        (candidate.name, candidate.family, *candidate.parameters.values()) for candidate in tried
+    ] == [
         ("head_threshold(threshold=0.3)", "head_threshold", 0.3),
         ("head_threshold(threshold=0.7)", "head_threshold", 0.7),
     ]
@@ -145,7 +194,11 @@ def test_without_a_recording_only_rules_without_open_parameters_can_be_tried(hea
     with pytest.raises(UserError, match="weights"):
         candidates({"logistic": all_rules()["logistic"]}, {}, None)
     with pytest.raises(UserError, match="threshold"):
-        candidates({"head_threshold": RuleChoice(stopping.HeadThreshold, {"threshold": ["auto"]})}, heads, None)
+        candidates(
+            {"head_threshold": RuleChoice(stopping.HeadThreshold, {"threshold": ["auto"]})},
+            heads,
+            None,
+        )
 
 
 class EveryOther(stopping.FixedLength):
@@ -197,26 +250,53 @@ def test_values_that_a_rule_refuses_are_named_as_on_the_command_line(arguments, 
 def test_a_fixed_length_is_replayed_decoded_and_typed():
     made = fixed_length(3)
     assert (made.family, made.name, made.rule_name) == (FIXED, "fixed_length(num_tokens=3)", FIXED)
-    assert made.rule is made.live and made.rule.num_tokens == 3 and made.head is made.ratio is made.verification is None
-    assert made.parameters == made.arguments == {"num_tokens": 3} and not made.bound and not made.automatic
+    assert (
+        made.rule is made.live
+        and made.rule.num_tokens == 3
+        and made.head is made.ratio is made.verification is None
+    )
+    assert (
+        made.parameters == made.arguments == {"num_tokens": 3}
+        and not made.bound
+        and not made.automatic
+    )
 
 
 def test_values_are_written_as_a_command_line_takes_them():
-    values = {"a": 0.5, "b": None, "c": True, "d": {"e": 1.0, "f": None}, "g": "Auto", "h": 1e-7, "i": 20}
-    assert typed("rule", values) == "rule(a=0.5, b=null, c=true, d={e: 1, f: null}, g=auto, h=1e-07, i=20)"
+    values = {
+        "a": 0.5,
+        "b": None,
+        "c": True,
+        "d": {"e": 1.0, "f": None},
+        "g": "Auto",
+        "h": 1e-7,
+        "i": 20,
+    }
+    assert (
+        typed("rule", values)
+        == "rule(a=0.5, b=null, c=true, d={e: 1, f: null}, g=auto, h=1e-07, i=20)"
+    )
 
 
 def test_without_a_recording_automatic_values_are_left_out():
     choice = RuleChoice(stopping.HeadThreshold, {"threshold": ["auto", 0.5, 0.7], "max_tokens": 8})
-    assert choice.without_auto() == RuleChoice(stopping.HeadThreshold, {"threshold": [0.5, 0.7], "max_tokens": 8})
+    assert choice.without_auto() == RuleChoice(
+        stopping.HeadThreshold, {"threshold": [0.5, 0.7], "max_tokens": 8}
+    )
 
 
 def test_rules_are_sampled_with_every_value():
     rules = RuleChoice(stopping.FixedLength, {"num_tokens": [3, 5, 4]}).samples()
     assert [rule.num_tokens for rule in rules] == [3, 5, 4]
     (fitted,) = RuleChoice(stopping.HeadThreshold, {"threshold": "auto", "max_tokens": 4}).samples()
-    assert (fitted.threshold, fitted.max_tokens, fitted.head.config.predicts) == (0.5, 4, "next_token")
-    (weighed,) = RuleChoice(stopping.Logistic, {"weights": {"max_prob": None, "bias": None}, "threshold": 0.5}).samples()
+    assert (fitted.threshold, fitted.max_tokens, fitted.head.config.predicts) == (
+        0.5,
+        4,
+        "next_token",
+    )
+    (weighed,) = RuleChoice(
+        stopping.Logistic, {"weights": {"max_prob": None, "bias": None}, "threshold": 0.5}
+    ).samples()
     assert weighed.weights == {"max_prob": 0.0, "bias": 0.0}
     (mine,) = RuleChoice(EveryOther, {"ratio": None}).samples()
     assert mine.ratio == 10
@@ -238,25 +318,40 @@ TABLE = CostTable(
 
 
 def test_a_rule_pays_for_its_head_and_what_rules_of_its_kind_cost():
-    assert TABLE.of(PLAIN, "10") == StepCosts.at_ratio(10) and TABLE.of(MINE, "10") == StepCosts(0.15000000000000002, 1.0)
+    assert TABLE.of(PLAIN, "10") == StepCosts.at_ratio(10) and TABLE.of(MINE, "10") == StepCosts(
+        0.15000000000000002, 1.0
+    )
     assert TABLE.of(PLAIN, "measured") == StepCosts(1.5, 4.0, round_seconds=5.0)
     assert TABLE.of(MINE, "measured") == StepCosts(3.25, 4.0, round_seconds=3.0)
     unknown = replace(MINE, head="unknown")
-    assert TABLE.of(unknown, "10") == StepCosts.at_ratio(10) and TABLE.of(unknown, "measured").draft_seconds == 1.25
+    assert (
+        TABLE.of(unknown, "10") == StepCosts.at_ratio(10)
+        and TABLE.of(unknown, "measured").draft_seconds == 1.25
+    )
     counted = replace(TABLE, measured_heads={}, untimed={})
-    assert counted.of(MINE, "measured") == StepCosts(1.5, 4.0) and counted.of(PLAIN, "measured") == StepCosts(1.0, 4.0)
+    assert counted.of(MINE, "measured") == StepCosts(1.5, 4.0) and counted.of(
+        PLAIN, "measured"
+    ) == StepCosts(1.0, 4.0)
     fitted = replace(TABLE, fit=CostFit(StepCosts(1.0, 4.0), {PLAIN.kind: RuleCosts(0.125, 0.25)}))
     assert fitted.of(PLAIN, "measured") == StepCosts(1.125, 4.0, round_seconds=0.25)
-    assert fitted.of(PLAIN, "10") == StepCosts.at_ratio(10) and fitted.of(MINE, "measured") == TABLE.of(MINE, "measured")
+    assert fitted.of(PLAIN, "10") == StepCosts.at_ratio(10) and fitted.of(
+        MINE, "measured"
+    ) == TABLE.of(MINE, "measured")
     assert TABLE.of(ORACLE_BOUND, "measured") == StepCosts(1.0, 4.0)
     assert TABLE.head_share(MINE, "measured") == 2.25 and TABLE.head_share(PLAIN, "10") is None
 
 
 def test_a_speed_up_is_a_ratio_of_sums_over_the_target_alone():
-    """Two prompts: 6 tokens of 2 rounds with 2 drafted tokens each, and 20 tokens of 3 rounds with 0, 1 and 2."""
-    some, resamples = counts([6, 20], [4, 3], [[0, 0, 2], [1, 1, 1]]), np.array([[1, 1], [2, 0]])
-    assert TABLE.speedup(some, resamples, PLAIN, "10").tolist() == pytest.approx([26 / (0.7 + 5), 12 / (0.8 + 4)])
-    # Seconds: 4 steps of 1.5 and 2 rounds of 9; 3 steps of 1.5 and 3 rounds of 9. The target alone emits 0.2 tokens in each.
+    """Two prompts: 6 tokens of 2 rounds with 2 drafted tokens each, and 20 tokens of 3 rounds with
+    0, 1 and 2.
+    """
+    some = counts([6, 20], [4, 3], [[0, 0, 2], [1, 1, 1]])
+    resamples = np.array([[1, 1], [2, 0]])
+    assert TABLE.speedup(some, resamples, PLAIN, "10").tolist() == pytest.approx(
+        [26 / (0.7 + 5), 12 / (0.8 + 4)]
+    )
+    # Seconds: 4 steps of 1.5 and 2 rounds of 9; 3 steps of 1.5 and 3 rounds of 9. The target alone
+    # emits 0.2 tokens in each.
     speeds = [26 / (6 + 18 + 4.5 + 27) / 0.2, 12 / 48 / 0.2]
     assert TABLE.speedup(some, resamples, PLAIN, "measured").tolist() == pytest.approx(speeds)
     free = TABLE.speedup(some, resamples, MINE, "10", free_head=True)
@@ -270,7 +365,10 @@ def test_prompts_have_the_costs_of_the_other_half_in_turns():
     halves = [CostTable({"measured": StepCosts(seconds, 1.0)}) for seconds in (1.0, 2.0)]
     table = CostTable({"measured": StepCosts(9.0, 1.0)}, halves=halves)
     assert [each.draft_seconds for each in table.for_prompts(PLAIN, 3)] == [1.0, 2.0, 1.0]
-    assert [each.draft_seconds for each in replace(table, halves=()).for_prompts(PLAIN, 2)] == [9.0, 9.0]
+    assert [each.draft_seconds for each in replace(table, halves=()).for_prompts(PLAIN, 2)] == [
+        9.0,
+        9.0,
+    ]
 
 
 def test_the_mean_acceptance_is_that_of_proposed_tokens(tuning):
@@ -281,38 +379,61 @@ def test_the_mean_acceptance_is_that_of_proposed_tokens(tuning):
 def test_a_logistic_of_several_inputs_has_its_offset_last_and_is_fitted_once(tuning, monkeypatch):
     asked = []
     monkeypatch.setattr(
-        module, "fit_logistic", lambda inputs, labels: asked.append((inputs, labels)) or torch.tensor([1.0, 2.0, 3.0])
+        module,
+        "fit_logistic",
+        lambda inputs, labels: asked.append((inputs, labels)) or torch.tensor([1.0, 2.0, 3.0]),
     )
     fresh = replace(tuning, _fits={})
     for _ in range(2):
-        assert fresh.logistic(["max_prob", "bias", "entropy"]) == {"max_prob": 1.0, "entropy": 2.0, "bias": 3.0}
+        assert fresh.logistic(["max_prob", "bias", "entropy"]) == {
+            "max_prob": 1.0,
+            "entropy": 2.0,
+            "bias": 3.0,
+        }
     ((inputs, labels),) = asked
     node, _, accepted, _ = tuning.recording.labels()
     features = tuning.recording.features
-    assert torch.equal(inputs, torch.stack([features["max_prob"][node], features["entropy"][node]], dim=1).to(inputs))
+    assert torch.equal(
+        inputs,
+        torch.stack([features["max_prob"][node], features["entropy"][node]], dim=1).to(inputs),
+    )
     assert torch.equal(labels, accepted.double())
 
 
 @pytest.fixture
 def threshold(monkeypatch):
-    """The automatic threshold where throughputs at the thresholds that are tried are given, in tokens per draft step."""
+    """The automatic threshold where throughputs at the thresholds that are tried are given, in
+    tokens per draft step.
+    """
 
     def run(throughputs, acceptance=1.0, predicts="next_token", verified=1.5):
-        replays, costs = [], StepCosts(0.5, 3.0, verified)
+        replays = []
+        costs = StepCosts(0.5, 3.0, verified)
 
         def replayed(recording, rules):
             replays.append([(rule.threshold, rule.max_tokens, rule.head) for rule in rules])
-            seconds = [costs.seconds(np.array([2.0]), np.array([[0, 1.0]]))[0] for _ in rules]  # of two steps and a round
-            tokens = [each * all_of / 2.0 for each, all_of in zip(np.broadcast_to(throughputs, 25), seconds, strict=True)]
+            seconds = [
+                costs.seconds(np.array([2.0]), np.array([[0, 1.0]]))[0] for _ in rules
+            ]  # of two steps and a round
+            tokens = [
+                each * all_of / 2.0
+                for each, all_of in zip(np.broadcast_to(throughputs, 25), seconds, strict=True)
+            ]
             halves = [counts([each / 2] * 2, [1.0, 1.0], [[0, 0.5]] * 2) for each in tokens]
-            return [SimpleNamespace(per_prompt=lambda number, each=each: each if number == 2 else None) for each in halves]
+            return [
+                SimpleNamespace(per_prompt=lambda number, each=each: each if number == 2 else None)
+                for each in halves
+            ]
 
         monkeypatch.setattr(module, "replay", replayed)
         accepted = torch.arange(100) < 100 * acceptance
         recording = SimpleNamespace(num_prompts=2, labels=lambda: (None, None, accepted, None))
-        tuning, head = Tuning(recording, CostTable({})), RecordedHead("head", predicts)
+        tuning = Tuning(recording, CostTable({}))
+        head = RecordedHead("head", predicts)
         found = tuning.auto_threshold(head, 7, costs)
-        assert tuning.auto_threshold(head, 7, costs) == found and len(replays) == (acceptance > 0 or 1)
+        assert tuning.auto_threshold(head, 7, costs) == found and len(replays) == (
+            acceptance > 0 or 1
+        )
         assert [each[0] for each in replays[0]] == pytest.approx(np.linspace(0.02, 0.98, 25))
         assert {each[1:] for each in replays[0]} == {(7, head)}
         return found
@@ -321,68 +442,128 @@ def threshold(monkeypatch):
 
 
 def test_drafting_goes_on_while_a_step_yields_more_than_the_throughput(threshold):
-    """The threshold is 1 minus the throughput of a step over the mean acceptance, between the thresholds that are tried."""
+    """The threshold is 1 minus the throughput of a step over the mean acceptance, between the
+    thresholds that are tried.
+    """
     assert threshold(0.53) == pytest.approx(0.47) and threshold(0.5) == pytest.approx(0.5)
     assert threshold(0.4, acceptance=0.8) == pytest.approx(0.5)
     assert threshold(0.4, acceptance=0.8, predicts="input_token") == pytest.approx(1 - 0.4 / 0.64)
     grid = np.linspace(0.02, 0.98, 25)
     assert threshold(0.3 + 0.4 * grid) == pytest.approx(0.5)  # 1 - 0.3 - 0.4 t = t
-    assert threshold(0.4, verified=0.0) == pytest.approx(0.9)  # a quarter of the seconds buys a token
+    assert threshold(0.4, verified=0.0) == pytest.approx(
+        0.9
+    )  # a quarter of the seconds buys a token
 
 
 def test_where_drafting_always_or_never_pays_the_threshold_is_at_an_end(threshold):
-    assert threshold(0.0) == 0.98 and threshold(2.0) == 0.02 and threshold(0.5, acceptance=0.0) == 0.02
+    assert (
+        threshold(0.0) == 0.98 and threshold(2.0) == 0.02 and threshold(0.5, acceptance=0.0) == 0.02
+    )
     assert threshold(0.03) == pytest.approx(0.97) and threshold(0.53333) == 0.467  # three digits
-    assert threshold(np.where(np.arange(25) < 1, 3.0, 1.1)) == 0.02  # nor where a step would pay least at the lowest
-    twice = np.where(np.arange(25) < 5, 0.1, np.where(np.arange(25) < 10, 2.0, 0.5))  # the last place at which it still pays
+    assert (
+        threshold(np.where(np.arange(25) < 1, 3.0, 1.1)) == 0.02
+    )  # nor where a step would pay least at the lowest
+    twice = np.where(
+        np.arange(25) < 5, 0.1, np.where(np.arange(25) < 10, 2.0, 0.5)
+    )  # the last place at which it still pays
     assert threshold(twice) == pytest.approx(0.5)
 
 
 def test_candidates_are_named_by_what_tells_them_apart(heads, tuning):
-    """By the head where there are several, by values that are tried or numbers, and by the longest draft."""
-    rules = {"mine": RuleChoice(stopping.HeadThreshold, {"threshold": [0.3, "auto"], "min_tokens": 2, "max_tokens": 6})}
-    tried = candidates(rules, heads, replace(tuning, recording=replace(tuning.recording, features=without_truth(tuning))))
-    assert [each.family for each in tried] == [f"mine {head}{auto}" for head in heads for auto in ("", " auto", " auto")]
+    """By the head where there are several, by values that are tried or numbers, and by the longest
+    draft.
+    """
+    rules = {
+        "mine": RuleChoice(
+            stopping.HeadThreshold, {"threshold": [0.3, "auto"], "min_tokens": 2, "max_tokens": 6}
+        )
+    }
+    tried = candidates(
+        rules,
+        heads,
+        replace(tuning, recording=replace(tuning.recording, features=without_truth(tuning))),
+    )
+    assert [each.family for each in tried] == [
+        f"mine {head}{auto}" for head in heads for auto in ("", " auto", " auto")
+    ]
     assert [(each.ratio, each.automatic, each.head, each.rule_name) for each in tried[:3]] == [
         (None, False, "next_token", "mine"),
         ("measured", True, "next_token", "mine"),
         ("10", True, "next_token", "mine"),
     ]
-    assert tried[0].name == "mine(head=next_token, threshold=0.3, max_tokens=6)" and tried[0].parameters == {"threshold": 0.3}
-    assert tried[0].arguments == {"threshold": 0.3, "min_tokens": 2, "max_tokens": 6} == tried[3].arguments
-    assert tried[0].live.min_tokens == tried[0].rule.min_tokens == 2 and tried[0].live.head is heads["next_token"]
+    assert tried[0].name == "mine(head=next_token, threshold=0.3, max_tokens=6)" and tried[
+        0
+    ].parameters == {"threshold": 0.3}
+    assert (
+        tried[0].arguments
+        == {"threshold": 0.3, "min_tokens": 2, "max_tokens": 6}
+        == tried[3].arguments
+    )
+    assert (
+        tried[0].live.min_tokens == tried[0].rule.min_tokens == 2
+        and tried[0].live.head is heads["next_token"]
+    )
     for each in tried[1:3]:
         fitted = each.parameters["threshold"]
-        assert each.name == f"mine(head=next_token, threshold={fitted:g}, max_tokens=6)" and each.live.threshold == fitted
-    (alone, *_) = candidates(rules, {"only": heads["next_token"]}, replace(tuning, cost_table=CostTable(COSTS)))
+        assert (
+            each.name == f"mine(head=next_token, threshold={fitted:g}, max_tokens=6)"
+            and each.live.threshold == fitted
+        )
+    alone, *_ = candidates(
+        rules, {"only": heads["next_token"]}, replace(tuning, cost_table=CostTable(COSTS))
+    )
     assert (alone.name, alone.family) == ("mine(threshold=0.3, max_tokens=6)", "mine")
     fixed = candidates({FIXED: RuleChoice(stopping.FixedLength, {"num_tokens": 4})}, {}, None)
-    assert [(each.name, each.parameters) for each in fixed] == [("fixed_length(num_tokens=4)", {"num_tokens": 4})]
+    assert [(each.name, each.parameters) for each in fixed] == [
+        ("fixed_length(num_tokens=4)", {"num_tokens": 4})
+    ]
     weights = {"max_prob": None, "bias": None}
-    learned = candidates({"l": RuleChoice(stopping.Logistic, {"weights": weights, "threshold": [0.5, 0.7]})}, {}, tuning)
+    learned = candidates(
+        {"l": RuleChoice(stopping.Logistic, {"weights": weights, "threshold": [0.5, 0.7]})},
+        {},
+        tuning,
+    )
     assert [each.name for each in learned[:2]] == ["l(threshold=0.5)", "l(threshold=0.7)"]
 
 
 def without_truth(tuning):
-    return {name: values for name, values in tuning.recording.features.items() if name != GROUND_TRUTH}
+    return {
+        name: values for name, values in tuning.recording.features.items() if name != GROUND_TRUTH
+    }
 
 
 @pytest.mark.parametrize(("longest", "most"), [(4, 4), (30, 20)])
 def test_the_ceiling_drafts_as_far_as_the_rules_and_the_recording(tuning, longest, most):
-    tried = candidates({FIXED: RuleChoice(stopping.FixedLength, {"num_tokens": [2, longest]})}, {}, tuning)
+    tried = candidates(
+        {FIXED: RuleChoice(stopping.FixedLength, {"num_tokens": [2, longest]})}, {}, tuning
+    )
     bounds = [each for each in tried if each.bound]
-    assert [each.name for each in bounds[:2]] == ["ceiling 0.05", "ceiling 0.1"] and len(bounds) == 19
-    assert bounds[1].parameters == {"threshold": 0.1} and (bounds[1].rule.threshold, bounds[1].rule.max_tokens) == (0.1, most)
+    assert [each.name for each in bounds[:2]] == ["ceiling 0.05", "ceiling 0.1"] and len(
+        bounds
+    ) == 19
+    assert bounds[1].parameters == {"threshold": 0.1} and (
+        bounds[1].rule.threshold,
+        bounds[1].rule.max_tokens,
+    ) == (0.1, most)
     assert all(each.family == each.rule_name == "ceiling" and each.live is None for each in bounds)
     without = replace(tuning, recording=replace(tuning.recording, features=without_truth(tuning)))
-    assert not any(each.bound for each in candidates({FIXED: RuleChoice(stopping.FixedLength, {"num_tokens": 2})}, {}, without))
+    assert not any(
+        each.bound
+        for each in candidates(
+            {FIXED: RuleChoice(stopping.FixedLength, {"num_tokens": 2})}, {}, without
+        )
+    )
 
 
 def test_what_cannot_be_fitted_is_named():
-    rules = {"a": RuleChoice(stopping.Logistic, {"weights": {"max_prob": None, "bias": None}, "threshold": 0.5})}
+    rules = {
+        "a": RuleChoice(
+            stopping.Logistic, {"weights": {"max_prob": None, "bias": None}, "threshold": 0.5}
+        )
+    }
     said = (
-        "Logistic leaves weights to be fitted on recorded dev prompts, but nothing is recorded here; "
-        "give a value, or leave this rule out of stopping=."
+        "Logistic leaves weights to be fitted on recorded dev prompts, but nothing is recorded"
+        " here; give a value, or leave this rule out of stopping=."
     )
     with pytest.raises(UserError, match=f"^{re.escape(said)}$"):
         candidates(rules, {}, None)
@@ -399,7 +580,10 @@ class OfHead(stopping.HeadThreshold):
 
     @classmethod
     def fit(cls, arguments, fitting, head, costs):
-        return {"threshold": 0.75 if head.config.predicts == "next_token" else 0.25, "min_tokens": 2}
+        return {
+            "threshold": 0.75 if head.config.predicts == "next_token" else 0.25,
+            "min_tokens": 2,
+        }
 
 
 def test_a_rule_may_be_fitted_to_its_head_whatever_steps_cost(heads, tuning):

@@ -53,9 +53,16 @@ LEVELS = {"p50": 1.0, "p90": 1.0, "p99": 1.0}
 
 @pytest.mark.parametrize(("fast", "marked"), [(150, "K=3"), (80, "target alone")])
 def test_of_a_batch_the_fastest_setting_that_keeps_the_distribution_is_marked(fast, marked):
-    settings = [("target alone", 100.0, True), ("K=3", fast, True), ("head", 98.0, True), ("TETRIS", 500.0, False)]
+    settings = [
+        ("target alone", 100.0, True),
+        ("K=3", fast, True),
+        ("head", 98.0, True),
+        ("TETRIS", 500.0, False),
+    ]
     rows = [
-        BatchRow(name, name, lossless, speed, speed / 100, 1.0, Interval(1, 1, 1), LEVELS, LEVELS, 1.0)
+        BatchRow(
+            name, name, lossless, speed, speed / 100, 1.0, Interval(1, 1, 1), LEVELS, LEVELS, 1.0
+        )
         for name, speed, lossless in settings
     ]
     for doubts in ([], ["busy"]):  # of untrusted times none is the best
@@ -67,7 +74,10 @@ def test_of_a_batch_the_fastest_setting_that_keeps_the_distribution_is_marked(fa
 
 def live(name, family, speed):
     """A setting that was decoded, `speed` times as fast as the target alone."""
-    values = Interval(100 * speed, 90 * speed, 110 * speed), Interval(speed, speed - 0.1, speed + 0.1)
+    values = (
+        Interval(100 * speed, 90 * speed, 110 * speed),
+        Interval(speed, speed - 0.1, speed + 0.1),
+    )
     rates = Interval(0, 0, 0), Interval(1, 1, 1)
     head = "mine" if family == "head_threshold" else None
     given = {"lossless": True, "head": head, "rule_name": family}
@@ -84,7 +94,9 @@ LIVE = [
 def verdict(uses, live=LIVE, **values):
     """The verdict on decoded settings, of which dev prompts chose one."""
     tried = {"dev_speedup": 1.0} if uses else {}
-    return verdict_of(Report({}, None, live=[replace(row, **tried) for row in live], **values), uses)
+    return verdict_of(
+        Report({}, None, live=[replace(row, **tried) for row in live], **values), uses
+    )
 
 
 def test_the_setting_to_use_is_the_one_that_dev_prompts_chose():
@@ -110,7 +122,9 @@ def test_where_nothing_was_tried_it_is_the_fastest_and_that_is_said():
 def test_a_head_is_skipped_where_dev_prompts_chose_what_needs_none():
     head = replace(LIVE[2], over_headless=Interval(0.93, 0.9, 0.97))
     answer = verdict({MEASURED: "fixed_length(num_tokens=3)"}, [*LIVE[:2], head]).answer
-    assert answer.skip_head.endswith("here it is −6.7\u00a0% [−10.0,\u00a0−3.0] against that".replace("6.7", "7.0"))
+    assert answer.skip_head.endswith(
+        "here it is −6.7\u00a0% [−10.0,\u00a0−3.0] against that".replace("6.7", "7.0")
+    )
     assert "no rule is clearly faster than this fixed length" in use_text(answer)
 
 
@@ -119,10 +133,15 @@ def test_doubts_are_one_line_next_to_an_answer():
     assert found.doubt == "it was busy" and found.answer.use == Kind.FIXED
 
 
-@pytest.mark.parametrize(("low", "high", "said"), [(0.70, 0.80, True), (0.85, 0.95, False), (1.05, 1.3, False), (1.2, 1.4, True)])
+@pytest.mark.parametrize(
+    ("low", "high", "said"),
+    [(0.70, 0.80, True), (0.85, 0.95, False), (1.05, 1.3, False), (1.2, 1.4, True)],
+)
 @pytest.mark.parametrize("family", ["head_threshold", "logistic"])
 def test_predictions_that_do_not_hold_are_named_with_the_remedy(low, high, said, family):
-    row = replace(live("mine", family, 1.4), accepted_over_expected=Interval((low + high) / 2, low, high))
+    row = replace(
+        live("mine", family, 1.4), accepted_over_expected=Interval((low + high) / 2, low, high)
+    )
     for doubts in ([], ["busy"]):  # no times decide it
         report = Report({}, None, live=[LIVE[0], row], doubts=doubts)
         texts = [text for text in warnings_of(report) if "mine expected to be accepted" in text]
@@ -132,8 +151,21 @@ def test_predictions_that_do_not_hold_are_named_with_the_remedy(low, high, said,
 
 def winner(family, speed, head=None, ratio="10", **values):
     """The best rule of a family at a ratio, which gains 2 % over a fixed length."""
-    speedup, gain = Interval(speed, speed - 0.1, speed + 0.1), Interval(1.02, 1.01, 1.03)
-    return Winner(family, family, ratio, speedup, gain, None, speed, head=head, rule_name=family, over_headless=gain, **values)
+    speedup = Interval(speed, speed - 0.1, speed + 0.1)
+    gain = Interval(1.02, 1.01, 1.03)
+    return Winner(
+        family,
+        family,
+        ratio,
+        speedup,
+        gain,
+        None,
+        speed,
+        head=head,
+        rule_name=family,
+        over_headless=gain,
+        **values,
+    )
 
 
 def replayed(*winners, uses):
@@ -142,20 +174,29 @@ def replayed(*winners, uses):
 
 
 @pytest.mark.parametrize(
-    ("at_20", "said"), [("head", "no: at 20 it is the head, too"), (FIXED, "yes: at 20 the best fixed length")]
+    ("at_20", "said"),
+    [("head", "no: at 20 it is the head, too"), (FIXED, "yes: at 20 the best fixed length")],
 )
 def test_another_ratio_changes_the_winner_or_does_not(at_20, said):
-    rows = [winner(name, 1.5, head, ratio) for ratio in ("10", "20") for name, head in ((FIXED, None), ("head", "mine"))]
+    rows = [
+        winner(name, 1.5, head, ratio)
+        for ratio in ("10", "20")
+        for name, head in ((FIXED, None), ("head", "mine"))
+    ]
     report = replayed(*rows, uses={"10": "head", "20": at_20})
     assert report.verdict.answer.use == Kind.HEAD and changes_text(report, report.verdict) == said
     assert used_at(report, "10") == "head" and used_at(report, "20") == at_20
-    assert use_text(report.verdict.answer).endswith("+2.0\u00a0% [+1.0,\u00a0+3.0] over the best fixed length.")
+    assert use_text(report.verdict.answer).endswith(
+        "+2.0\u00a0% [+1.0,\u00a0+3.0] over the best fixed length."
+    )
 
 
 def test_a_bound_is_no_choice():
     rows = [winner(FIXED, 1.2), replace(winner("ceiling", 1.9), bound=True)]
     answer = replayed(*rows, uses={"10": FIXED}).verdict.answer
-    assert set(answer.choices) == {Kind.ALONE, Kind.FIXED} and answer.choices[Kind.ALONE].gain.value == pytest.approx(1 / 1.2)
+    assert set(answer.choices) == {Kind.ALONE, Kind.FIXED} and answer.choices[
+        Kind.ALONE
+    ].gain.value == pytest.approx(1 / 1.2)
 
 
 def test_a_gain_that_is_none_is_said_in_words():
@@ -171,11 +212,18 @@ def test_estimates_are_written_with_their_limits():
 
 
 def sets_of(*roles, winners=(), rules=()):
-    return [DataSet(f"set {number}", role, 7, 1, 1, list(rules), list(winners)) for number, role in enumerate(roles)]
+    return [
+        DataSet(f"set {number}", role, 7, 1, 1, list(rules), list(winners))
+        for number, role in enumerate(roles)
+    ]
 
 
-BUSY, MACHINE = ["Busy."], CostFit(StepCosts(0.002, 0.011))
-BASES = {costs: Basis(costs, Interval(5.5, 5.0, 6.04), ["a", "b", "c"]) for costs in (ROUNDS, STEPS, COUNTED)}
+BUSY = ["Busy."]
+MACHINE = CostFit(StepCosts(0.002, 0.011))
+BASES = {
+    costs: Basis(costs, Interval(5.5, 5.0, 6.04), ["a", "b", "c"])
+    for costs in (ROUNDS, STEPS, COUNTED)
+}
 
 
 @pytest.mark.parametrize(
@@ -190,161 +238,302 @@ BASES = {costs: Basis(costs, Interval(5.5, 5.0, 6.04), ["a", "b", "c"]) for cost
     ],
 )
 def test_doubtful_rounds_are_not_trusted_and_come_last(doubts, costs, trusted):
-    rule = RuleRow("a", "a", {}, Interval(0, 0, 0), Interval(1, 1, 1), 1.0, None, {"5": Interval(1, 1, 1)})
+    rule = RuleRow(
+        "a", "a", {}, Interval(0, 0, 0), Interval(1, 1, 1), 1.0, None, {"5": Interval(1, 1, 1)}
+    )
     winners = [winner(FIXED, 1.5, ratio=ratio) for ratio in ("20", MEASURED, "10")]
-    report = Report({}, MACHINE, doubts, [], sets_of("dev", "test", winners=winners, rules=[rule]), basis=BASES.get(costs))
+    report = Report(
+        {},
+        MACHINE,
+        doubts,
+        [],
+        sets_of("dev", "test", winners=winners, rules=[rule]),
+        basis=BASES.get(costs),
+    )
     assert is_trusted(report, MEASURED) == trusted and is_trusted(report, "10")
-    assert ratios_of(report) == ([MEASURED, "5", "10", "20"] if trusted else ["5", "10", "20", MEASURED])
+    assert ratios_of(report) == (
+        [MEASURED, "5", "10", "20"] if trusted else ["5", "10", "20", MEASURED]
+    )
     assert first_ratio(report) == (MEASURED if trusted else "10")
     how = ("counted" if costs == COUNTED else "measured") + ("" if trusted else ", doubtful")
     assert (ratio_text(report, MEASURED), ratio_text(report, "10")) == (f"5.5 ({how})", "10")
     assert ratio_text(replace(report, fit=None), MEASURED) == how
     verdict = verdict_of(report, {})
-    assert verdict.answer.ratio == first_ratio(report) == first_ratio(replace(report, verdict=verdict))
-    assert first_ratio(replace(report, verdict=replace(verdict, answer=verdict.others[-1]))) == verdict.others[-1].ratio
+    assert (
+        verdict.answer.ratio == first_ratio(report) == first_ratio(replace(report, verdict=verdict))
+    )
+    assert (
+        first_ratio(replace(report, verdict=replace(verdict, answer=verdict.others[-1])))
+        == verdict.others[-1].ratio
+    )
 
 
 def test_the_ratio_to_begin_with_is_the_measured_one_or_ten():
-    found = [preferred(ratios) for ratios in ([MEASURED, "10"], ["5", "10", MEASURED], ["5", "20"], [])]
+    found = [
+        preferred(ratios) for ratios in ([MEASURED, "10"], ["5", "10", MEASURED], ["5", "20"], [])
+    ]
     assert found == [MEASURED, "10", "5", None]
 
 
 def test_a_reader_sees_test_prompts_first():
-    found = [main_data_set(Report({}, None, data_sets=sets_of(*roles))) for roles in ([], ["dev"], ["dev", "test", "test"])]
+    found = [
+        main_data_set(Report({}, None, data_sets=sets_of(*roles)))
+        for roles in ([], ["dev"], ["dev", "test", "test"])
+    ]
     assert found == [None, 0, 1]
     assert verdict_of(Report({}, None), {}) is None
 
 
 def test_winners_are_in_the_order_of_dev_prompts_and_bounds_last():
-    rows = [winner(name, speed) for name, speed in (("lucky", 1.9), ("best", 1.5), ("ceiling", 3.0))]
-    rows = [replace(row, dev_speedup=dev, bound=row.family == "ceiling") for row, dev in zip(rows, (1.2, 1.4, 2.9), strict=True)]
+    rows = [
+        winner(name, speed) for name, speed in (("lucky", 1.9), ("best", 1.5), ("ceiling", 3.0))
+    ]
+    rows = [
+        replace(row, dev_speedup=dev, bound=row.family == "ceiling")
+        for row, dev in zip(rows, (1.2, 1.4, 2.9), strict=True)
+    ]
     (data_set,) = sets_of("test", winners=[*rows, winner("elsewhere", 1.1, ratio="5")])
     assert [row.name for row in winners_at(data_set, "10")] == ["best", "lucky", "ceiling"]
 
 
 def test_who_was_lucky_on_the_reported_prompts_is_not_the_fastest():
-    """Of each kind the fastest on dev prompts, in their order; neither bounds nor what changes the distribution."""
-    rows = [(TARGET, 1.0, 1.0), (FIXED, 1.9, 1.2), (FIXED, 1.3, 1.3), ("logistic", 1.2, 1.5), ("head_threshold", 1.1, 1.4)]
-    decoded = [replace(live(f"{name} {dev}", name, here), dev_speedup=dev) for name, here, dev in rows]
+    """Of each kind the fastest on dev prompts, in their order.
+
+    Neither bounds nor what changes the distribution.
+    """
+    rows = [
+        (TARGET, 1.0, 1.0),
+        (FIXED, 1.9, 1.2),
+        (FIXED, 1.3, 1.3),
+        ("logistic", 1.2, 1.5),
+        ("head_threshold", 1.1, 1.4),
+    ]
+    decoded = [
+        replace(live(f"{name} {dev}", name, here), dev_speedup=dev) for name, here, dev in rows
+    ]
     lossy = replace(live("lossy", "logistic", 3.0), dev_speedup=3.0, lossless=False)
     expected = [(Kind.HEADLESS, 1.5), (Kind.HEAD, 1.4), (Kind.FIXED, 1.3), (Kind.ALONE, 1.0)]
-    assert [(kind, row.dev_speedup) for kind, row in fastest_by_kind([lossy, *decoded]).items()] == expected
+    assert [
+        (kind, row.dev_speedup) for kind, row in fastest_by_kind([lossy, *decoded]).items()
+    ] == expected
     bound = replace(winner("ceiling", 3.0), bound=True)
-    replays = [replace(winner(name, here, "mine" if "head" in name else None), dev_speedup=dev) for name, here, dev in rows[1:]]
-    assert [(kind, row.dev_speedup) for kind, row in fastest_by_kind([bound, *replays]).items()] == expected[:3]
+    replays = [
+        replace(winner(name, here, "mine" if "head" in name else None), dev_speedup=dev)
+        for name, here, dev in rows[1:]
+    ]
+    assert [
+        (kind, row.dev_speedup) for kind, row in fastest_by_kind([bound, *replays]).items()
+    ] == expected[:3]
     untried = [replace(row, dev_speedup=None) for row in decoded]
     assert fastest_by_kind(untried)[Kind.FIXED].speedup.value == 1.9
 
 
 def test_without_a_choice_on_dev_prompts_the_answer_is_the_fastest_there():
-    rows = [replace(winner(name, here), dev_speedup=dev) for name, here, dev in ((FIXED, 1.9, 1.2), ("logistic", 1.1, 1.4))]
+    rows = [
+        replace(winner(name, here), dev_speedup=dev)
+        for name, here, dev in ((FIXED, 1.9, 1.2), ("logistic", 1.1, 1.4))
+    ]
     answer = verdict_of(Report({}, None, data_sets=sets_of("test", winners=rows)), {}).answer
-    assert answer.use == Kind.HEADLESS and list(answer.choices) == [Kind.ALONE, Kind.FIXED, Kind.HEADLESS]
+    assert answer.use == Kind.HEADLESS and list(answer.choices) == [
+        Kind.ALONE,
+        Kind.FIXED,
+        Kind.HEADLESS,
+    ]
     slow = [replace(row, dev_speedup=row.dev_speedup - 0.5) for row in rows]
-    assert verdict_of(Report({}, None, data_sets=sets_of("test", winners=slow)), {}).answer.use == Kind.ALONE
+    assert (
+        verdict_of(Report({}, None, data_sets=sets_of("test", winners=slow)), {}).answer.use
+        == Kind.ALONE
+    )
 
 
 def test_the_target_alone_loses_what_the_fixed_length_gains():
     rows = [replace(winner(FIXED, 1.6), speedup=Interval(1.6, 1.25, 2.0))]
-    alone = verdict_of(Report({}, None, data_sets=sets_of("test", winners=rows)), {}).answer.choices[Kind.ALONE]
+    alone = verdict_of(
+        Report({}, None, data_sets=sets_of("test", winners=rows)), {}
+    ).answer.choices[Kind.ALONE]
     assert alone == Choice("target alone", Interval(1, 1, 1), Interval(0.625, 0.5, 0.8))
 
 
 REPLAYED_ROWS = [
-    winner(name, speed, ratio=ratio) for ratio in (MEASURED, "5", "10") for name, speed in ((FIXED, 1.2), ("fast", 1.4))
+    winner(name, speed, ratio=ratio)
+    for ratio in (MEASURED, "5", "10")
+    for name, speed in ((FIXED, 1.2), ("fast", 1.4))
 ]
 
 
 @pytest.mark.parametrize(
     ("tried", "doubts", "replays", "ratio", "rests_on"),
     [
-        (True, [], True, MEASURED, "Measured here on 4 prompts of set 0, chosen on dev prompts; costs as measured here."),
-        (True, [], False, MEASURED, "Measured here on 4 prompts, chosen on dev prompts; costs as measured here."),
+        (
+            True,
+            [],
+            True,
+            MEASURED,
+            "Measured here on 4 prompts of set 0, chosen on dev prompts; costs as measured here.",
+        ),
+        (
+            True,
+            [],
+            False,
+            MEASURED,
+            "Measured here on 4 prompts, chosen on dev prompts; costs as measured here.",
+        ),
         (
             False,
             [],
             True,
             MEASURED,
-            "Replayed at ratio 5.5 (measured) on 7 prompts of set 0, chosen on dev prompts; costs as measured here.",
+            (
+                "Replayed at ratio 5.5 (measured) on 7 prompts of set 0, chosen on dev prompts;"
+                " costs as measured here."
+            ),
         ),
         (
             True,
             BUSY,
             True,
             "10",
-            "Replayed at ratio 10 on 7 prompts of set 0, chosen on dev prompts; verifying more tokens costs nothing.",
+            (
+                "Replayed at ratio 10 on 7 prompts of set 0, chosen on dev prompts; verifying more"
+                " tokens costs nothing."
+            ),
         ),
         (
             True,
             BUSY,
             False,
             MEASURED,
-            "Measured here on 4 prompts, the fastest of these same prompts; costs as measured here.",
+            (
+                "Measured here on 4 prompts, the fastest of these same prompts; costs as measured"
+                " here."
+            ),
         ),
     ],
 )
-def test_what_was_decoded_answers_where_dev_prompts_tried_it_and_nothing_is_doubtful(tried, doubts, replays, ratio, rests_on):
+def test_what_was_decoded_answers_where_dev_prompts_tried_it_and_nothing_is_doubtful(
+    tried, doubts, replays, ratio, rests_on
+):
     rows = [replace(row, dev_speedup=row.speedup.value if tried else None) for row in LIVE]
     sets = sets_of("test", winners=REPLAYED_ROWS if replays else ()) if replays else []
     report = Report({"num_live_prompts": 4}, MACHINE, doubts, rows, sets)
     found = verdict_of(report, {})
     assert found.answer.ratio == ratio and found.rests_on == rests_on
-    assert (found.answer.use == Kind.FIXED) == found.rests_on.startswith("Measured")  # replayed, a rule is faster
-    assert verdict_of(replace(report, context={}), {}).rests_on == rests_on.replace("on 4", "on some")
+    assert (found.answer.use == Kind.FIXED) == found.rests_on.startswith(
+        "Measured"
+    )  # replayed, a rule is faster
+    assert verdict_of(replace(report, context={}), {}).rests_on == rests_on.replace(
+        "on 4", "on some"
+    )
 
 
 def test_what_was_decoded_comes_before_the_ratios_that_were_only_replayed():
     rows = [replace(row, dev_speedup=row.speedup.value) for row in LIVE]
-    report = Report({}, MACHINE, [], rows, sets_of("test", winners=[row for row in REPLAYED_ROWS if row.ratio != MEASURED]))
+    report = Report(
+        {},
+        MACHINE,
+        [],
+        rows,
+        sets_of("test", winners=[row for row in REPLAYED_ROWS if row.ratio != MEASURED]),
+    )
     verdict = verdict_of(report, {})
-    assert verdict.answer.ratio == MEASURED and [each.ratio for each in verdict.others] == ["5", "10"]
+    assert verdict.answer.ratio == MEASURED and [each.ratio for each in verdict.others] == [
+        "5",
+        "10",
+    ]
 
 
 def test_what_the_measured_ratio_rests_on_is_said_with_its_range():
-    report = Report({}, MACHINE, [], [], sets_of("test", winners=REPLAYED_ROWS), basis=BASES[ROUNDS])
-    assert verdict_of(report, {}).rests_on == (
-        "Replayed at ratio 5.5 (measured) on 7 prompts of set 0, chosen on dev prompts; "
+    report = Report(
+        {}, MACHINE, [], [], sets_of("test", winners=REPLAYED_ROWS), basis=BASES[ROUNDS]
+    )
+    assert (
+        verdict_of(report, {}).rests_on
+        == "Replayed at ratio 5.5 (measured) on 7 prompts of set 0, chosen on dev prompts; "
         "by measured rounds a step of the target costs 5.5 draft steps [5.0, 6.0]."
     )
-    assert verdict_of(replace(report, doubts=BUSY), {}).rests_on.endswith("verifying more tokens costs nothing.")
+    assert verdict_of(replace(report, doubts=BUSY), {}).rests_on.endswith(
+        "verifying more tokens costs nothing."
+    )
 
 
 def test_ratios_that_are_not_to_be_trusted_change_nothing():
     """At doubtful costs the fixed length is best, at the others a rule."""
-    rows = [winner(name, speed, ratio=ratio) for ratio in ("5", "10") for name, speed in ((FIXED, 1.2), ("fast", 1.4))]
+    rows = [
+        winner(name, speed, ratio=ratio)
+        for ratio in ("5", "10")
+        for name, speed in ((FIXED, 1.2), ("fast", 1.4))
+    ]
     rows += [winner(FIXED, 1.5, ratio=MEASURED)]
     report = Report({}, MACHINE, BUSY, [], sets_of("test", winners=rows))
     report = replace(report, verdict=verdict_of(report, {}))
-    assert report.verdict.changes == [] and [each.ratio for each in report.verdict.others] == ["5", MEASURED]
+    assert report.verdict.changes == [] and [each.ratio for each in report.verdict.others] == [
+        "5",
+        MEASURED,
+    ]
     assert changes_text(report, report.verdict) == "no: at 5 it is the best without training, too"
-    assert used_at(report, MEASURED) is None and used_at(report, "5") == "fast" and used_at(report, "20") is None
+    assert (
+        used_at(report, MEASURED) is None
+        and used_at(report, "5") == "fast"
+        and used_at(report, "20") is None
+    )
     trusted = replace(report, doubts=[])
     trusted = replace(trusted, verdict=verdict_of(trusted, {}))
-    assert changes_text(trusted, trusted.verdict) == "yes: at 5 the best without training, at 10 the best without training"
-    assert used_at(trusted, MEASURED) == FIXED and used_at(replace(trusted, verdict=None), MEASURED) is None
-    counted = replace(trusted, verdict=replace(trusted.verdict, changes=[MEASURED], others=[trusted.verdict.answer]))
+    assert (
+        changes_text(trusted, trusted.verdict)
+        == "yes: at 5 the best without training, at 10 the best without training"
+    )
+    assert (
+        used_at(trusted, MEASURED) == FIXED
+        and used_at(replace(trusted, verdict=None), MEASURED) is None
+    )
+    counted = replace(
+        trusted,
+        verdict=replace(trusted.verdict, changes=[MEASURED], others=[trusted.verdict.answer]),
+    )
     assert changes_text(counted, counted.verdict) == "yes: at 5.5 (measured) the best fixed length"
 
 
 def test_several_ratios_that_agree_are_named_and_none_is_said():
     rows = [winner(FIXED, 1.5, ratio=ratio) for ratio in ("5", "10", MEASURED)]
     report = Report({}, MACHINE, [], [], sets_of("test", winners=rows))
-    assert changes_text(report, verdict_of(report, {})) == "no: at 5, 10 it is the best fixed length, too"
+    assert (
+        changes_text(report, verdict_of(report, {}))
+        == "no: at 5, 10 it is the best fixed length, too"
+    )
     alone = replace(report, data_sets=sets_of("test", winners=rows[:1]))
     assert changes_text(alone, verdict_of(alone, {})) == "not known, no other was replayed"
 
 
 def test_the_rule_of_a_setting_under_another_verification_is_the_one_to_use():
-    row = replace(live("fixed_length(num_tokens=3) verification=block", FIXED, 1.6), dev_speedup=1.6)
+    row = replace(
+        live("fixed_length(num_tokens=3) verification=block", FIXED, 1.6), dev_speedup=1.6
+    )
     report = Report({}, None, live=[replace(LIVE[0], dev_speedup=1.0), row])
-    assert used_at(replace(report, verdict=verdict_of(report, {})), MEASURED) == "fixed_length(num_tokens=3)"
+    assert (
+        used_at(replace(report, verdict=verdict_of(report, {})), MEASURED)
+        == "fixed_length(num_tokens=3)"
+    )
 
 
 def test_a_doubt_names_what_the_range_of_costs_leaves_open():
-    report = Report({}, MACHINE, ["The machine was busy."], [], sets_of("test", winners=REPLAYED_ROWS), basis=BASES[STEPS])
-    assert verdict_of(report, {}).doubt == "the machine was busy; at ratio 5.0 a is best; at ratio 6.0 c is best"
+    report = Report(
+        {},
+        MACHINE,
+        ["The machine was busy."],
+        [],
+        sets_of("test", winners=REPLAYED_ROWS),
+        basis=BASES[STEPS],
+    )
+    assert (
+        verdict_of(report, {}).doubt
+        == "the machine was busy; at ratio 5.0 a is best; at ratio 6.0 c is best"
+    )
     sure = replace(report, basis=replace(BASES[STEPS], choices=["a"] * 3))
-    assert verdict_of(sure, {}).doubt == verdict_of(replace(report, basis=None), {}).doubt == "the machine was busy"
+    assert (
+        verdict_of(sure, {}).doubt
+        == verdict_of(replace(report, basis=None), {}).doubt
+        == "the machine was busy"
+    )
     assert verdict_of(replace(report, doubts=[]), {}).doubt is None
 
 
@@ -355,8 +544,14 @@ def choice(name, speed, gain=None):
 @pytest.mark.parametrize(
     ("gain", "said"),
     [
-        (Interval(1.044, 0.9, 1.01), ", +4.4\u00a0% [−10.0,\u00a0+1.0] over the best fixed length."),
-        (Interval(0.95, 0.9, 1.0), ", no gain: −5.0\u00a0% [−10.0,\u00a0+0.0] over the best fixed length."),
+        (
+            Interval(1.044, 0.9, 1.01),
+            ", +4.4\u00a0% [−10.0,\u00a0+1.0] over the best fixed length.",
+        ),
+        (
+            Interval(0.95, 0.9, 1.0),
+            ", no gain: −5.0\u00a0% [−10.0,\u00a0+0.0] over the best fixed length.",
+        ),
         (None, "."),
     ],
 )
@@ -366,12 +561,22 @@ def test_a_rule_is_said_with_its_gain_over_the_fixed_length(gain, said):
 
 
 def test_a_fixed_length_and_the_target_alone_are_said_without_a_gain():
-    choices = {Kind.ALONE: choice("target alone", 1), Kind.FIXED: choice("K", 1.1), Kind.HEAD: choice("mine", 1.2)}
+    choices = {
+        Kind.ALONE: choice("target alone", 1),
+        Kind.FIXED: choice("K", 1.1),
+        Kind.HEAD: choice("mine", 1.2),
+    }
     fixed, alone = (Answer("10", use, choices, None) for use in (Kind.FIXED, Kind.ALONE))
     only = replace(fixed, choices={kind: choices[kind] for kind in (Kind.ALONE, Kind.FIXED)})
     speed = "1.10× [1.10,\u00a01.10] the target alone"
-    assert use_text(fixed) == f"{speed}; no rule is clearly faster than this fixed length." and use_text(only) == f"{speed}."
-    here = "No setting was clearly faster on dev prompts; here mine is 1.20× [1.20,\u00a01.20] the target alone."
+    assert (
+        use_text(fixed) == f"{speed}; no rule is clearly faster than this fixed length."
+        and use_text(only) == f"{speed}."
+    )
+    here = (
+        "No setting was clearly faster on dev prompts; here mine is 1.20× [1.20,\u00a01.20] the"
+        " target alone."
+    )
     assert use_text(alone) == here
     nothing = replace(alone, choices={Kind.ALONE: choices[Kind.ALONE]})
     assert use_text(nothing) == "Nothing else that was decoded keeps the target's distribution."
@@ -382,21 +587,35 @@ def test_a_warning_names_the_share_and_the_remedy_after_the_remarks():
         row = replace(live("a", family, 1.0), accepted_over_expected=share)
         return warnings_of(Report({}, None, live=[row], notes=["A remark."]))
 
-    said = "Of the tokens that a expected to be accepted, 80\u00a0% [70,\u00a089] were, so its predictions do not hold "
+    said = (
+        "Of the tokens that a expected to be accepted, 80\u00a0% [70,\u00a089] were, so its"
+        " predictions do not hold "
+    )
     said += "on these prompts; "
     assert warned(Interval(0.8, 0.7, 0.89)) == ["A remark.", said + "fit it again."]
-    remedy = "specheads evaluate head=<folder> calibrate=true, with the same model, data and warp, fits it to such prompts."
+    remedy = (
+        "specheads evaluate head=<folder> calibrate=true, with the same model, data and warp, fits"
+        " it to such prompts."
+    )
     assert warned(Interval(0.8, 0.7, 0.89), "head_threshold") == ["A remark.", said + remedy]
-    assert warned(None) == warned(Interval(1.3, 1.1, 1.5)) == warned(Interval(0.8, 0.7, 0.9)) == ["A remark."]
+    assert (
+        warned(None)
+        == warned(Interval(1.3, 1.1, 1.5))
+        == warned(Interval(0.8, 0.7, 0.9))
+        == ["A remark."]
+    )
 
 
 def test_what_can_be_known_is_said_in_nats_and_shares():
     def of(value):
         return Interval(value, value - 0.1, value + 0.1)
 
-    known = Information(9, of(0.6543), of(0.4), of(0.2543), {"mine": of(0.5), "free logistic": of(0.0)}, {})
-    assert information_text(known) == (
-        "0.654 nats per drafted token, of which 0.400 are noise and 0.254 could be known; "
+    known = Information(
+        9, of(0.6543), of(0.4), of(0.2543), {"mine": of(0.5), "free logistic": of(0.0)}, {}
+    )
+    assert (
+        information_text(known)
+        == "0.654 nats per drafted token, of which 0.400 are noise and 0.254 could be known; "
         "of these explain: mine 50\u00a0% [40,\u00a060], free logistic nothing"
     )
 
@@ -408,7 +627,12 @@ def test_what_can_be_known_is_said_in_nats_and_shares():
         (MEASURED, None, [], "costs as measured here"),
         (MEASURED, COUNTED, [], "verifying more tokens costs nothing"),
         ("10", ROUNDS, [], "verifying more tokens costs nothing"),
-        ("10", None, ["mine"], "verifying more tokens costs nothing, heads’ costs are counted from their weights"),
+        (
+            "10",
+            None,
+            ["mine"],
+            "verifying more tokens costs nothing, heads’ costs are counted from their weights",
+        ),
     ],
 )
 def test_which_costs_count_is_said(ratio, costs, heads, said):

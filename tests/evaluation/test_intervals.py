@@ -4,21 +4,38 @@ import pytest
 from specheads.decoding.records import DecodeStats
 from specheads.decoding.step_costs import StepCosts
 from specheads.evaluation.candidates import Candidate
-from specheads.evaluation.intervals import NUM_RESAMPLES, Interval, cross_fitted_gain, halves, interval, resample_counts, sums
+from specheads.evaluation.intervals import (
+    NUM_RESAMPLES,
+    Interval,
+    cross_fitted_gain,
+    halves,
+    interval,
+    resample_counts,
+    sums,
+)
 from specheads.evaluation.sweep import Measured
 from specheads.replay.replay import Counts
 
 
 def measured(family, value, rounds_of):
     """A setting whose prompt i has `rounds_of(i) = (rounds, drafted, accepted)`."""
-    parts, rounds = [], []
+    parts = []
+    rounds = []
     for i in range(40):
         number, drafted, accepted = rounds_of(i)
-        parts.append(DecodeStats(number + accepted, drafted, accepted, drafted - accepted, number, drafted, 1.0, 0.0))
+        parts.append(
+            DecodeStats(
+                number + accepted, drafted, accepted, drafted - accepted, number, drafted, 1.0, 0.0
+            )
+        )
         lengths = [drafted // number + (place < drafted % number) for place in range(number)]
         rounds.append([[0, length, length, 0.0, 0.0] for length in lengths])
     head = "mine" if family == "head_threshold" else None
-    return Measured(Candidate(family, f"{family} {value}", None, None, rule_name=family, head=head), parts, rounds)
+    return Measured(
+        Candidate(family, f"{family} {value}", None, None, rule_name=family, head=head),
+        parts,
+        rounds,
+    )
 
 
 def at_ten(setting):
@@ -36,24 +53,36 @@ GROUPS = ["a", "b", "a", "c", "d", "d", "e", "b", "a", "f", "g"]
 
 
 def test_prompts_of_a_group_are_in_a_resample_equally_often():
-    counts, first = resample_counts(GROUPS), halves(GROUPS)
+    counts = resample_counts(GROUPS)
+    first = halves(GROUPS)
     assert counts.shape == (2001, len(GROUPS)) and (counts[0] == 1).all()
-    per_group = {name: counts[:, [number for number, group in enumerate(GROUPS) if group == name]] for name in GROUPS}
+    per_group = {
+        name: counts[:, [number for number, group in enumerate(GROUPS) if group == name]]
+        for name in GROUPS
+    }
     for columns in per_group.values():
         assert (columns == columns[:, :1]).all()
     for half in (first, ~first):
         names = {name for name, is_in in zip(GROUPS, half, strict=True) if is_in}
-        assert (sum(per_group[name][:, 0] for name in names) == len(names)).all()  # as many groups as there are
-    assert len(np.unique(counts[1:], axis=0)) == 10 * 3  # two of four groups, with repetition, and one of three
+        assert (
+            sum(per_group[name][:, 0] for name in names) == len(names)
+        ).all()  # as many groups as there are
+    assert (
+        len(np.unique(counts[1:], axis=0)) == 10 * 3
+    )  # two of four groups, with repetition, and one of three
 
 
 def test_a_number_of_prompts_is_that_many_groups_of_one():
-    """Row 0 apart, of even and of odd prompts two fewer are drawn than there are, each with more weight."""
+    """Row 0 apart, of even and of odd prompts two fewer are drawn than there are, each with more
+    weight.
+    """
     rng = np.random.default_rng(0)
     expected = np.zeros((2000, 7))
     for half in (slice(0, None, 2), slice(1, None, 2)):
         size = len(range(7)[half])
-        expected[:, half] = rng.multinomial(size - 2, np.full(size, 1 / size), size=2000) * size / (size - 2)
+        expected[:, half] = (
+            rng.multinomial(size - 2, np.full(size, 1 / size), size=2000) * size / (size - 2)
+        )
     assert resample_counts(range(7))[1:] == pytest.approx(expected)
     assert (resample_counts(range(7)) == resample_counts("abcdefg")).all()
 
@@ -61,7 +90,8 @@ def test_a_number_of_prompts_is_that_many_groups_of_one():
 def test_halves_share_no_group_and_are_of_about_equal_size():
     first = halves(GROUPS)
     in_first, others = (
-        {name for name, is_first in zip(GROUPS, first, strict=True) if is_first == half} for half in (True, False)
+        {name for name, is_first in zip(GROUPS, first, strict=True) if is_first == half}
+        for half in (True, False)
     )
     assert not in_first & others and abs(2 * int(first.sum()) - len(GROUPS)) <= 3
     assert halves(range(5)).tolist() == [True, False, True, False, True]
@@ -74,25 +104,32 @@ def test_a_group_goes_to_the_half_with_fewer_prompts():
 
 
 def test_intervals_over_groups_cover_where_those_over_prompts_do_not():
-    """Over 400 samples of 240 prompts in 60 groups of equal outcomes, the mean's interval by group covers 0 in at least 89 %.
+    """Over 400 samples of 240 prompts in 60 groups of equal outcomes, the mean's interval by group
+    covers 0 in at least 89 %.
 
-    By group about 94 % are expected; fewer than 89 % have probability 1e-4 (binomial). By prompt the interval is half as wide
-    as it should be and covers about 67 %; more than 78 % have probability 1e-6.
+    By group about 94 % are expected; fewer than 89 % have probability 1e-4 (binomial). By prompt
+    the interval is half as wide as it should be and covers about 67 %; more than 78 % have
+    probability 1e-6.
     """
     groups = np.repeat(np.arange(60), 4).tolist()
     outcomes = np.repeat(np.random.default_rng(0).normal(size=(60, 400)), 4, axis=0)
     covered = {}
     for name, what in (("groups", groups), ("prompts", range(len(groups)))):
-        low, high = np.quantile(resample_counts(what)[1:] @ outcomes / len(groups), [0.025, 0.975], axis=0)
+        low, high = np.quantile(
+            resample_counts(what)[1:] @ outcomes / len(groups), [0.025, 0.975], axis=0
+        )
         covered[name] = float(((low <= 0) & (high >= 0)).mean())
     assert covered["groups"] >= 0.89 and covered["prompts"] <= 0.78
 
 
 @pytest.mark.parametrize("count", [8, 16, 32])
 def test_intervals_over_few_prompts_cover(count):
-    """Over 4,000 samples about 94.5 % are expected; fewer than 93 % have probability 1e-4 (binomial, at 94.5 %).
+    """Over 4,000 samples about 94.5 % are expected.
 
-    Drawn as many as there are, they would cover 84.8 % with 8 prompts, 91.6 % with 16, and 93.2 % with 32.
+    Fewer than 93 % have probability 1e-4 (binomial, at 94.5 %).
+
+    Drawn as many as there are, they would cover 84.8 % with 8 prompts, 91.6 % with 16, and 93.2 %
+    with 32.
     """
     outcomes = np.random.default_rng(0).normal(size=(count, 4_000))
     low, high = np.quantile(resample_counts(range(count))[1:] @ outcomes, [0.025, 0.975], axis=0)
@@ -100,12 +137,19 @@ def test_intervals_over_few_prompts_cover(count):
 
 
 def test_a_setting_that_suits_one_half_of_the_files_gains_nothing_on_the_other():
-    """Two settings are fast on one file each. By prompt each half has both files; by file the choice fails on the other half."""
+    """Two settings are fast on one file each. By prompt each half has both files.
+
+    By file the choice fails on the other half.
+    """
     files = ["a", "a", "b", "b"] * 5
     seconds = np.ones(len(files))
-    suits = np.array([[[40.0 if file == name else 10.0 for file in files], seconds] for name in ("a", "b")])
+    suits = np.array(
+        [[[40.0 if file == name else 10.0 for file in files], seconds] for name in ("a", "b")]
+    )
     plain = np.array([[20 * seconds, seconds]])
-    by_prompt, by_file = (cross_fitted_gain(suits, plain, what).value for what in (range(len(files)), files))
+    by_prompt, by_file = (
+        cross_fitted_gain(suits, plain, what).value for what in (range(len(files)), files)
+    )
     assert by_prompt == pytest.approx(25 / 20) and by_file == pytest.approx(10 / 20)
 
 
@@ -115,7 +159,9 @@ def test_the_interval_of_a_mean_has_the_textbook_width():
     result = interval(counts @ values / 400)
     half = 1.96 * values.std() / 20
     assert result.value == pytest.approx(values.mean())
-    assert (result.low, result.high) == pytest.approx((values.mean() - half, values.mean() + half), abs=0.15 * half)
+    assert (result.low, result.high) == pytest.approx(
+        (values.mean() - half, values.mean() + half), abs=0.15 * half
+    )
 
 
 def test_an_interval_leaves_out_the_estimate_and_a_fortieth_at_each_end():
@@ -130,12 +176,18 @@ def test_sums_are_of_prompts_and_rates_are_of_the_sample_itself():
     decoded = sums(parts, resamples)
     assert decoded.tokens.tolist() == [40, 20, 60] and decoded.drafted.tolist() == [12, 16, 8]
     assert decoded.discarded.tolist() == [5, 4, 6] and decoded.target_calls.tolist() == [10, 8, 12]
-    assert decoded.tokens_per_second.tolist() == pytest.approx([40 / 9, 20 / 4, 60 / 14])  # without the reading of prompts
+    assert decoded.tokens_per_second.tolist() == pytest.approx(
+        [40 / 9, 20 / 4, 60 / 14]
+    )  # without the reading of prompts
     rates = decoded.rates()
     assert rates["discard_rate"].value == 5 / 40 and rates["verification_rate"].value == 10 / 40
     assert (rates["block_efficiency"], rates["acceptance_rate"]) == (4.0, 7 / 12)
-    assert rates["discard_rate"].low == pytest.approx(0.1 + 0.025 * 0.1) and rates["discard_rate"].high == pytest.approx(0.1975)
-    counts = Counts(np.array([10, 30]), np.array([8, 4]), np.array([6, 1]), np.array([[1, 3], [4, 2]]))
+    assert rates["discard_rate"].low == pytest.approx(0.1 + 0.025 * 0.1) and rates[
+        "discard_rate"
+    ].high == pytest.approx(0.1975)
+    counts = Counts(
+        np.array([10, 30]), np.array([8, 4]), np.array([6, 1]), np.array([[1, 3], [4, 2]])
+    )
     replayed = sums(counts, resamples)
     assert replayed.rates() == rates and replayed.seconds is None
     nothing = sums([DecodeStats(10, 0, 0, 0, 10, 0, 3.0, 1.0)] * 2, resamples).rates()
@@ -143,27 +195,41 @@ def test_sums_are_of_prompts_and_rates_are_of_the_sample_itself():
 
 
 def test_the_best_on_each_half_is_compared_on_the_other_and_both_count():
-    """Four prompts, halves 0, 2 and 1, 3. Ours: b is best on the first half, a on the second; theirs has one setting."""
-    a, b = [[10, 10, 10, 10], [4, 1, 4, 1]], [[10, 10, 10, 10], [2, 5, 2, 5]]
-    ours, theirs = np.array([a, b], dtype=float), np.array([[[10] * 4, [3] * 4]], dtype=float)
+    """Four prompts, halves 0, 2 and 1, 3. Ours: b is best on the first half, a on the second.
+
+    Theirs has one setting.
+    """
+    a = [[10, 10, 10, 10], [4, 1, 4, 1]]
+    b = [[10, 10, 10, 10], [2, 5, 2, 5]]
+    ours = np.array([a, b], dtype=float)
+    theirs = np.array([[[10] * 4, [3] * 4]], dtype=float)
     # b on prompts 1 and 3 takes 10 seconds, a on 0 and 2 takes 8; theirs takes 12.
     assert cross_fitted_gain(ours, theirs, range(4)).value == pytest.approx(12 / 18)
     assert cross_fitted_gain(theirs, ours, range(4)).value == pytest.approx(18 / 12)
 
 
 def test_rates_are_ratios_of_sums():
-    result = sums(measured("fixed_length", 2, lambda i: (10 + i, 20 + i, 10)).stats, resample_counts(range(40)))
+    result = sums(
+        measured("fixed_length", 2, lambda i: (10 + i, 20 + i, 10)).stats,
+        resample_counts(range(40)),
+    )
     tokens = sum(20 + i for i in range(40))
     assert result.verification_rate[0] == pytest.approx(sum(10 + i for i in range(40)) / tokens)
-    assert result.rates()["discard_rate"].value == pytest.approx(sum(10 + i for i in range(40)) / tokens)
+    assert result.rates()["discard_rate"].value == pytest.approx(
+        sum(10 + i for i in range(40)) / tokens
+    )
 
 
 def test_choosing_among_many_equal_rules_gains_nothing():
-    """Forty thresholds that differ by noise alone: their in-sample best looks 5 % better, the cross-fitted one does not."""
+    """Forty thresholds that differ by noise alone: their in-sample best looks 5 % better, the
+    cross-fitted one does not.
+    """
     rng = np.random.default_rng(0)
 
     def noisy(count):
-        return np.stack([10.0 + rng.integers(0, 21, size=(count, 40)), np.full((count, 40), 12.0)], axis=1)
+        return np.stack(
+            [10.0 + rng.integers(0, 21, size=(count, 40)), np.full((count, 40), 12.0)], axis=1
+        )
 
     families = [noisy(40) for _ in range(10)]
     gains = [cross_fitted_gain(family, noisy(1), range(40)).value - 1 for family in families]
@@ -172,7 +238,10 @@ def test_choosing_among_many_equal_rules_gains_nothing():
 
 
 def test_of_several_estimates_the_best_is_above_its_interval_as_seldom_as_one_is():
-    """Of twenty settings without a gain the best is "clearly" above 0 in 2.5 % of samples; in 40 % without wider intervals."""
+    """Of twenty settings without a gain the best is "clearly" above 0 in 2.5 % of samples.
+
+    In 40 % without wider intervals.
+    """
     rng = np.random.default_rng(0)
     found = {20: 0, 1: 0}
     for _ in range(2_000):
@@ -180,5 +249,7 @@ def test_of_several_estimates_the_best_is_above_its_interval_as_seldom_as_one_is
         resamples = np.concatenate([[best], best + rng.normal(size=NUM_RESAMPLES)])
         for best_of in found:
             found[best_of] += interval(resamples, best_of).low > 0
-    assert found[20] / 2_000 < 0.025 + 4 * (0.025 * 0.975 / 2_000) ** 0.5  # passes by chance but for 3 of 100,000 seeds
+    assert (
+        found[20] / 2_000 < 0.025 + 4 * (0.025 * 0.975 / 2_000) ** 0.5
+    )  # passes by chance but for 3 of 100,000 seeds
     assert found[1] / 2_000 > 0.3

@@ -25,7 +25,8 @@ from specheads.evaluation.report import MEASURED, DataSet, Report
 from specheads.evaluation.tables import live_table, winners_table
 
 FOLDER = resources.files("specheads.evaluation.page")
-CHROMIUM, CHROMEDRIVER = shutil.which("chromium"), shutil.which("chromedriver")
+CHROMIUM = shutil.which("chromium")
+CHROMEDRIVER = shutil.which("chromedriver")
 FLAGS = (
     "--headless",
     "--no-sandbox",
@@ -36,17 +37,26 @@ FLAGS = (
     "--disable-component-update",
     "--disable-sync",
 )
-UNFOLD = "document.querySelectorAll('section > details:not(.numbers)').forEach(one => { one.open = true; })"
+UNFOLD = (
+    "document.querySelectorAll('section > details:not(.numbers)').forEach(one => { one.open ="
+    " true; })"
+)
 SIZES = {"wide": (1280, 800, False), "narrow": (390, 844, True)}
 VOID = {"meta", "link", "input", "wbr"}
 
 
 class Page(HTMLParser):
-    """The page as a browser's parser would take it: tags, what they refer to, and text outside of scripts and styles."""
+    """The page as a browser's parser would take it: tags, what they refer to, and text outside of
+    scripts and styles.
+    """
 
     def __init__(self, html: str) -> None:
         super().__init__()
-        self.open, self.tags, self.references, self.text, self.figures = [], [], [], [], ""
+        self.open = []
+        self.tags = []
+        self.references = []
+        self.text = []
+        self.figures = ""
         self.feed(html)
         self.close()
 
@@ -54,7 +64,9 @@ class Page(HTMLParser):
         self.tags.append(tag)
         if tag not in VOID:
             self.open.append(tag)
-        self.references += [value for name, value in attrs if name in ("src", "href", "action", "data")]
+        self.references += [
+            value for name, value in attrs if name in ("src", "href", "action", "data")
+        ]
 
     def handle_endtag(self, tag):
         assert self.open.pop() == tag
@@ -126,7 +138,9 @@ def test_everything_in_the_report_is_on_the_page(report, html, page):
 def test_many_families_start_with_the_main_ones_only(page):
     traces = json.loads(page.figures)["pareto"]["1"]["data"]
     shown = [trace["name"] for trace in traces if trace.get("visible", True) is True]
-    assert shown[:3] == ["Pareto front", "fixed_length", "head_threshold &lt;deep&gt;"] and shown[-2:] == ["ceiling", "oracle"]
+    assert shown[:3] == ["Pareto front", "fixed_length", "head_threshold &lt;deep&gt;"] and shown[
+        -2:
+    ] == ["ceiling", "oracle"]
     assert len(shown) == 6  # and the best rule without a head
 
 
@@ -143,8 +157,16 @@ def test_no_achievable_point_beats_one_of_the_front(report, page):
 
 
 def test_the_answer_comes_first_with_its_code_and_the_rest_is_folded(report, page, html):
-    text, answer = "".join(page.text), report.verdict.answer
-    order = ["Use:", answer.choices[answer.use].name, use_text(answer), report.verdict.rests_on, "Timing unreliable here", "Copy"]
+    text = "".join(page.text)
+    answer = report.verdict.answer
+    order = [
+        "Use:",
+        answer.choices[answer.use].name,
+        use_text(answer),
+        report.verdict.rests_on,
+        "Timing unreliable here",
+        "Copy",
+    ]
     order += [
         "best of all on dev",
         "Cost ratio",
@@ -154,24 +176,43 @@ def test_the_answer_comes_first_with_its_code_and_the_rest_is_folded(report, pag
     ]
     places = [text.index(each) for each in order]
     assert places == sorted(places)
-    assert "specheads evaluate &#39;x=&lt;y&gt;&#39;" in html and "print(&#39;&lt;y&gt;&#39;)" in html
+    assert (
+        "specheads evaluate &#39;x=&lt;y&gt;&#39;" in html and "print(&#39;&lt;y&gt;&#39;)" in html
+    )
     folded = re.findall(r'<section id="(\w+)"><details>', html)
     assert folded == ["winners", "pareto", "reliability", "live", "batches", "context"]
 
 
-def test_the_plain_head_and_lines_with_colours_of_their_own_are_in_the_plot_of_thresholds(report, page):
+def test_the_plain_head_and_lines_with_colours_of_their_own_are_in_the_plot_of_thresholds(
+    report, page
+):
     for ratio in ("5", "10", "20", MEASURED):
-        traces = {trace["name"]: trace for trace in json.loads(page.figures)["speed"][f"1 {ratio}"]["data"]}
+        traces = {
+            trace["name"]: trace
+            for trace in json.loads(page.figures)["speed"][f"1 {ratio}"]["data"]
+        }
         assert traces["head_threshold &lt;deep&gt;"]["visible"] is True
-        thresholds = {escape(row.family) for row in report.data_sets[1].rules if "threshold" in row.parameters and not row.bound}
-        looks = {(trace["line"]["color"], trace["marker"]["symbol"]) for name, trace in traces.items() if name in thresholds}
+        thresholds = {
+            escape(row.family)
+            for row in report.data_sets[1].rules
+            if "threshold" in row.parameters and not row.bound
+        }
+        looks = {
+            (trace["line"]["color"], trace["marker"]["symbol"])
+            for name, trace in traces.items()
+            if name in thresholds
+        }
         assert len({color for color, _ in looks}) == len(looks) == len(thresholds)
         assert traces["best fixed length"]["y"][0] > traces["target alone"]["y"][0] == 1
 
 
 def test_a_share_below_nothing_is_no_gain_and_a_cost_above_a_step_is_no_share(report):
     data = report.data_sets[1]
-    row = replace(next(each for each in data.winners if each.head), gap_ceiling=Interval(-6.95, -9, -1), head_share=1.12)
+    row = replace(
+        next(each for each in data.winners if each.head),
+        gap_ceiling=Interval(-6.95, -9, -1),
+        head_share=1.12,
+    )
     table = winners_table(report, replace(data, winners=[row]), row.ratio)
     shown = dict(zip(table.columns, table.rows[0], strict=True))
     assert (shown["of gap to ceiling"].text, shown["of gap to ceiling"].limits) == ("no gain", None)
@@ -181,7 +222,9 @@ def test_a_share_below_nothing_is_no_gain_and_a_cost_above_a_step_is_no_share(re
 def test_doubts_come_first_and_measured_figures_are_greyed(report, html):
     assert html.index("The machine was &lt;busy&gt;.") < html.index("At ratio 10")
     # A table for each data set, the live table, batches of each size, and the choices.
-    assert html.count('class="scroll doubtful"') == len(report.data_sets) + 1 + 1 + len(report.batches)
+    assert html.count('class="scroll doubtful"') == len(report.data_sets) + 1 + 1 + len(
+        report.batches
+    )
     assert "5.4 (measured, doubtful)" in html
     trusted = html_of(with_verdict(replace(report, doubts=[])))
     assert "doubtful" not in trusted.replace(get_plotlyjs(), "").replace(
@@ -195,7 +238,11 @@ def test_no_figure_or_finding_shows_untrusted_numbers_unmarked(report):
     assert "speed-up at 5.4 (measured, doubtful): " in hover and "speed-up at 10: " in hover
     assert report.verdict.answer.ratio == "10" and MEASURED not in report.verdict.changes
     trusted = with_verdict(replace(report, doubts=[])).verdict
-    assert trusted.answer.ratio == MEASURED and trusted.rests_on.startswith("Measured here") and trusted.doubt is None
+    assert (
+        trusted.answer.ratio == MEASURED
+        and trusted.rests_on.startswith("Measured here")
+        and trusted.doubt is None
+    )
 
 
 def test_a_measured_ratio_that_is_not_to_be_trusted_is_not_shown_first(report):
@@ -211,7 +258,9 @@ def test_every_table_of_predicted_speeds_names_the_counted_costs(report, html):
     assert all(caption.endswith(said) for caption in predicted)
     measured = [caption for caption in captions if ", ratio 5.4 (measured, doubtful)" in caption]
     assert len(measured) == len(report.data_sets)
-    assert all(caption.endswith("costs as measured here, not to be trusted") for caption in measured)
+    assert all(
+        caption.endswith("costs as measured here, not to be trusted") for caption in measured
+    )
 
 
 def marked(table):
@@ -220,15 +269,29 @@ def marked(table):
 
 def test_the_setting_that_dev_prompts_chose_is_marked_and_not_the_fastest_in_hindsight(report):
     data = report.data_sets[1]
-    order = sorted((row for row in data.winners if row.ratio == "10" and not row.bound), key=lambda row: row.speedup.value)
-    slow, fast = order[0], order[-1]
+    order = sorted(
+        (row for row in data.winners if row.ratio == "10" and not row.bound),
+        key=lambda row: row.speedup.value,
+    )
+    slow = order[0]
+    fast = order[-1]
     heads = [row for row in order if row.head]
-    swap = {id(slow): 9.0, id(fast): 0.1, id(heads[0]): 8.0}  # on dev prompts it was the other way round
+    swap = {
+        id(slow): 9.0,
+        id(fast): 0.1,
+        id(heads[0]): 8.0,
+    }  # on dev prompts it was the other way round
     winners = [replace(row, dev_speedup=swap.get(id(row), row.dev_speedup)) for row in data.winners]
-    other = with_verdict(replace(report, doubts=[], data_sets=[report.data_sets[0], replace(data, winners=winners)]))
+    other = with_verdict(
+        replace(report, doubts=[], data_sets=[report.data_sets[0], replace(data, winners=winners)])
+    )
     assert marked(winners_table(other, other.data_sets[1], "10")) == [slow.family]
-    slowest = min((row for row in report.live if row.lossless), key=lambda row: row.speedup.value).name
-    assert marked(live_table(replace(other, verdict=verdict_of(other, {MEASURED: slowest})))) == [slowest]
+    slowest = min(
+        (row for row in report.live if row.lossless), key=lambda row: row.speedup.value
+    ).name
+    assert marked(live_table(replace(other, verdict=verdict_of(other, {MEASURED: slowest})))) == [
+        slowest
+    ]
 
 
 def test_figures_in_doubt_have_no_winner(report):
@@ -247,7 +310,11 @@ def test_parts_of_a_report_make_a_page(report):
     first = report.data_sets[1]
     bare = replace(first, winners=[], reliability=[])
     unbound = [replace(row, gap_ceiling=None) for row in first.winners if row.ratio == MEASURED]
-    sets = [bare, DataSet("none", "dev", 0, 0, 0, [], []), replace(first, winners=unbound, rules=[])]
+    sets = [
+        bare,
+        DataSet("none", "dev", 0, 0, 0, [], []),
+        replace(first, winners=unbound, rules=[]),
+    ]
     parts = [replace(report, data_sets=[data], fit=None, live=[]) for data in sets]
     for part in (*parts, replace(report, data_sets=sets, fit=None), replace(report, data_sets=[])):
         assert Page(html_of(with_verdict(part))).open == []
@@ -270,10 +337,15 @@ def browser(tmp_path_factory):
 def opened(request, browser, path):
     width, height, mobile = SIZES[request.param]
     size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": mobile}
-    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)  # a window is never as narrow as a phone
+    browser.execute_cdp_cmd(
+        "Emulation.setDeviceMetricsOverride", size
+    )  # a window is never as narrow as a phone
     browser.get(path.as_uri())
     browser.execute_script(UNFOLD)
-    drawn = "return [...document.querySelectorAll('.plot')].every(one => one.querySelector('.main-svg'))"
+    drawn = (
+        "return [...document.querySelectorAll('.plot')].every(one =>"
+        " one.querySelector('.main-svg'))"
+    )
     with contextlib.suppress(
         TimeoutException
     ):  # figures come after the page, later where a machine is busy; a test says which did not
@@ -283,19 +355,29 @@ def opened(request, browser, path):
 
 def test_a_browser_shows_every_figure_without_an_error_or_a_request(opened):
     assert (
-        opened.execute_script("return [...document.querySelectorAll('.plot')].map(one => !!one.querySelector('.main-svg'))")
+        opened.execute_script(
+            "return [...document.querySelectorAll('.plot')].map(one =>"
+            " !!one.querySelector('.main-svg'))"
+        )
         == [True] * 3
     )
-    assert opened.execute_script("return [...document.querySelectorAll('.plot .points')].length") > 5
-    addresses = opened.execute_script("return performance.getEntriesByType('resource').map(one => one.name)")
+    assert (
+        opened.execute_script("return [...document.querySelectorAll('.plot .points')].length") > 5
+    )
+    addresses = opened.execute_script(
+        "return performance.getEntriesByType('resource').map(one => one.name)"
+    )
     assert not [address for address in addresses if address.startswith("http")]
-    assert not [entry for entry in opened.get_log("browser") if entry["level"] in ("SEVERE", "WARNING")]
+    assert not [
+        entry for entry in opened.get_log("browser") if entry["level"] in ("SEVERE", "WARNING")
+    ]
 
 
 def test_nothing_sticks_out_of_the_page(opened):
     assert opened.execute_script("return document.documentElement.scrollWidth <= innerWidth")
     assert opened.execute_script(
-        "return [...document.querySelectorAll('.plot')].every(one => one.scrollWidth <= one.clientWidth + 1)"
+        "return [...document.querySelectorAll('.plot')].every(one => one.scrollWidth <="
+        " one.clientWidth + 1)"
     )
 
 
@@ -303,10 +385,15 @@ def test_a_table_fits_a_laptop_and_shows_a_speed_up_on_a_phone(opened):
     """Before anything is scrolled; wider tables scroll by themselves."""
     boxes = "[...document.querySelectorAll('main .scroll')].filter(one => one.clientWidth)"
     if opened.execute_script("return innerWidth") > 1000:
-        assert opened.execute_script(f"return {boxes}.every(one => one.scrollWidth <= one.clientWidth)")
+        assert opened.execute_script(
+            f"return {boxes}.every(one => one.scrollWidth <= one.clientWidth)"
+        )
     first = "return ['#winners', '#live'].map(one => [...document.querySelectorAll("
     first += "`${one} .panel:not([hidden]) table, #live table`)]"
-    edge = ".map(one => [...one.tHead.rows[0].cells].find(cell => cell.textContent === 'speed-up')).filter(cell => cell)"
+    edge = (
+        ".map(one => [...one.tHead.rows[0].cells].find(cell => cell.textContent ==="
+        " 'speed-up')).filter(cell => cell)"
+    )
     edge += ".every(cell => cell.getBoundingClientRect().right <= innerWidth))"
     assert opened.execute_script(first + edge) == [True] * 2
 
@@ -316,31 +403,46 @@ def test_the_first_screen_holds_the_answer_and_on_a_laptop_the_ratios_too(browse
         size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": mobile}
         browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
         browser.get(path.as_uri())
-        edge = browser.execute_script(f"return document.querySelector('{last}').getBoundingClientRect().bottom")
+        edge = browser.execute_script(
+            f"return document.querySelector('{last}').getBoundingClientRect().bottom"
+        )
         assert edge <= height
         assert browser.execute_script("return document.documentElement.scrollHeight") < 6000
 
 
 def test_a_table_is_copied_as_markdown_and_the_setting_as_a_command(opened):
-    opened.execute_script("window.copied = []; navigator.clipboard.writeText = async (text) => { copied.push(text); };")
+    opened.execute_script(
+        "window.copied = []; navigator.clipboard.writeText = async (text) => {"
+        " copied.push(text); };"
+    )
     for button in ("[data-copy]", ".choices [data-copy-table]"):
         opened.execute_script(f"document.querySelector('{button}').click()")
     command, table = opened.execute_script("return window.copied")
     assert command == "specheads evaluate 'x=<y>'"
     head, line, alone, *rest = table.split("\n")
-    assert head == "|  | speed-up | over best fixed | setting |" and line == "| --- | --: | --: | --: |" and len(rest) == 4
+    assert (
+        head == "|  | speed-up | over best fixed | setting |"
+        and line == "| --- | --: | --: | --: |"
+        and len(rest) == 4
+    )
     assert alone == "| target alone | 1.00× | – | target alone |"
 
 
 def test_selecting_a_ratio_changes_tables_and_a_data_set_figures_too(opened):
-    captions = "return [...document.querySelectorAll('#winners .panel:not([hidden]) caption')].map(one => one.textContent)"
+    captions = (
+        "return [...document.querySelectorAll('#winners .panel:not([hidden]) caption')].map(one =>"
+        " one.textContent)"
+    )
     drawn = "return document.querySelector('[data-figure=reliability]').data.map(one => [...one.y])"
     before = opened.execute_script(captions), opened.execute_script(drawn)
     assert "ratio 10" in before[0][0] and "mt-bench" in before[0][0]
-    opened.execute_script("document.querySelector('input[data-select=ratio][value=\"20\"]').click()")
+    opened.execute_script(
+        "document.querySelector('input[data-select=ratio][value=\"20\"]').click()"
+    )
     assert "ratio 20" in opened.execute_script(captions)[0]
     opened.execute_script(
-        "const one = document.querySelector('select'); one.value = 2; one.dispatchEvent(new Event('change', {bubbles: true}))"
+        "const one = document.querySelector('select'); one.value = 2; one.dispatchEvent(new"
+        " Event('change', {bubbles: true}))"
     )
     data_set = opened.execute_script(captions), opened.execute_script(drawn)
     assert "gsm8k" in data_set[0][0] and data_set[1] != before[1]
@@ -351,35 +453,61 @@ def test_a_table_has_the_numbers_of_each_plot(opened):
     """It is made when it is opened, and follows what is selected."""
     points = "[...document.querySelectorAll('.plot')].filter(one => !one.hidden)"
     counts = f"return {points}.map(one => one.data.reduce((sum, trace) => sum + trace.x.length, 0))"
-    rows = f"return {points}.map(one => one.parentElement.querySelectorAll('.numbers tbody tr').length)"
+    rows = (
+        f"return {points}.map(one => one.parentElement.querySelectorAll('.numbers tbody"
+        " tr').length)"
+    )
     assert set(opened.execute_script(rows)) == {0}
-    opened.execute_script("document.querySelectorAll('.numbers').forEach(one => { one.open = true; })")
-    WebDriverWait(opened, 10).until(lambda driver: driver.execute_script(rows) == driver.execute_script(counts))
-    first = "return document.querySelector('.plot[data-figure=reliability]').parentElement.querySelector('.numbers').textContent"
+    opened.execute_script(
+        "document.querySelectorAll('.numbers').forEach(one => { one.open = true; })"
+    )
+    WebDriverWait(opened, 10).until(
+        lambda driver: driver.execute_script(rows) == driver.execute_script(counts)
+    )
+    first = (
+        "return"
+        " document.querySelector('.plot[data-figure=reliability]').parentElement.querySelector('.numbers').textContent"
+    )
     select = "const one = document.querySelector('select'); one.value = %d; "
     select += "one.dispatchEvent(new Event('change', {bubbles: true}))"
-    before, shown = opened.execute_script(first), opened.execute_script("return +document.querySelector('select').value")
+    before = opened.execute_script(first)
+    shown = opened.execute_script("return +document.querySelector('select').value")
     opened.execute_script(select % (1 if shown == 2 else 2))
-    assert opened.execute_script(rows) == opened.execute_script(counts) and opened.execute_script(first) != before
+    assert (
+        opened.execute_script(rows) == opened.execute_script(counts)
+        and opened.execute_script(first) != before
+    )
     opened.execute_script(select % shown)
-    opened.execute_script("document.querySelectorAll('.numbers').forEach(one => { one.open = false; })")
+    opened.execute_script(
+        "document.querySelectorAll('.numbers').forEach(one => { one.open = false; })"
+    )
     assert not opened.get_log("browser")
 
 
 def test_axe_finds_nothing_to_mend(opened):
-    """Names, roles, contrast, keyboard: the rules of WCAG 2 A and AA, on a wide light page and on a narrow dark one."""
+    """Names, roles, contrast, keyboard: the rules of WCAG 2 A and AA, on a wide light page and on a
+    narrow dark one.
+    """
     scheme = "light" if opened.execute_script("return innerWidth") > 1000 else "dark"
     feature = [{"name": "prefers-color-scheme", "value": scheme}]
     opened.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": feature})
     opened.execute_script(resources.files("axe_core_python").joinpath("axe.min.js").read_text())
-    run = "axe.run(document, {runOnly: ['wcag2a', 'wcag2aa'], resultTypes: ['violations']}).then(arguments[0])"
+    run = (
+        "axe.run(document, {runOnly: ['wcag2a', 'wcag2aa'], resultTypes:"
+        " ['violations']}).then(arguments[0])"
+    )
     violations = opened.execute_async_script(run)["violations"]
-    assert not [(each["id"], [node["html"][:200] for node in each["nodes"]][:3]) for each in violations]
+    assert not [
+        (each["id"], [node["html"][:200] for node in each["nodes"]][:3]) for each in violations
+    ]
     opened.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": []})
 
 
 def test_a_click_on_a_heading_sorts_a_table(opened):
-    column = "return [...document.querySelectorAll('#live tbody tr')].map(row => +row.cells[2].dataset.key)"
+    column = (
+        "return [...document.querySelectorAll('#live tbody tr')].map(row =>"
+        " +row.cells[2].dataset.key)"
+    )
     for order in (-1, 1):
         opened.execute_script("document.querySelectorAll('#live th button')[2].click()")
         values = opened.execute_script(column)
@@ -387,18 +515,26 @@ def test_a_click_on_a_heading_sorts_a_table(opened):
 
 
 ATTACK = (
-    '\'"></span></script><script>window.injected = 1</script><img src=x onerror="window.injected = 1">'
-    "<svg onload=window.injected=1>-->"
+    '\'"></span></script><script>window.injected = 1</script><img src=x onerror="window.injected ='
+    ' 1"><svg onload=window.injected=1>-->'
 )
 
 
 def attacked(value, field=""):
-    """A report with an attempt to inject a script in every text that a model, a config or a name wrote."""
+    """A report with an attempt to inject a script in every text that a model, a config or a name
+    wrote.
+    """
     if is_dataclass(value):
-        return replace(value, **{part.name: attacked(getattr(value, part.name), part.name) for part in fields(value)})
+        return replace(
+            value,
+            **{part.name: attacked(getattr(value, part.name), part.name) for part in fields(value)},
+        )
     if isinstance(value, dict):
         shown = field in ("warp", "versions", "head_shares", "prompts")  # whose keys are shown, too
-        return {f"{key}{ATTACK}" if shown else key: attacked(part, "" if shown else key) for key, part in value.items()}
+        return {
+            f"{key}{ATTACK}" if shown else key: attacked(part, "" if shown else key)
+            for key, part in value.items()
+        }
     if isinstance(value, list | tuple):
         if field == "pieces":
             return [(kind, text + ATTACK) for kind, text in value]
@@ -408,27 +544,37 @@ def attacked(value, field=""):
 
 
 @pytest.mark.parametrize(
-    "doubts", [pytest.param([ATTACK], id="doubtful"), pytest.param([], id="trusted", marks=pytest.mark.full)]
+    "doubts",
+    [pytest.param([ATTACK], id="doubtful"), pytest.param([], id="trusted", marks=pytest.mark.full)],
 )
 def test_no_text_of_a_report_runs_or_becomes_an_element(browser, report, tmp_path, doubts):
-    """Names of models, heads, rules and prompts, the config and the responses are only text, in tables and in figures."""
+    """Names of models, heads, rules and prompts, the config and the responses are only text, in
+    tables and in figures.
+    """
     path = tmp_path / "report.html"
     path.write_text(html_of(replace(attacked(report), doubts=doubts)), encoding="utf-8")
     browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
     browser.get(path.as_uri())
     browser.execute_script(UNFOLD)
-    drawn = "return [...document.querySelectorAll('.plot')].every(one => one.hidden || one.querySelector('.main-svg'))"
+    drawn = (
+        "return [...document.querySelectorAll('.plot')].every(one => one.hidden ||"
+        " one.querySelector('.main-svg'))"
+    )
     WebDriverWait(browser, 30).until(lambda driver: driver.execute_script(drawn))
     hover = "for (const box of document.querySelectorAll('.plot:not([hidden])')) "
     hover += "for (const [curveNumber, trace] of box.data.entries())"
     hover += " if (trace.x.length) Plotly.Fx.hover(box, [{curveNumber, pointNumber: 0}]);"
     select = (
-        "const one = document.querySelector('select'); one.value = %s; one.dispatchEvent(new Event('change', {bubbles: true}));"
+        "const one = document.querySelector('select'); one.value = %s; one.dispatchEvent(new"
+        " Event('change', {bubbles: true}));"
     )
     for number in range(len(report.data_sets)):
         browser.execute_script(select % number + hover)
         for ratio in ratios_of(report) if number == main_data_set(report) else ():
-            browser.execute_script(f"document.querySelector('input[data-select=ratio][value=\"{ratio}\"]').click();" + hover)
+            browser.execute_script(
+                f"document.querySelector('input[data-select=ratio][value=\"{ratio}\"]').click();"
+                + hover
+            )
     time.sleep(0.5)  # an error handler would run by now
     assert browser.execute_script("return window.injected === undefined")
     assert browser.execute_script("return document.querySelectorAll('script').length") == 3
@@ -443,4 +589,6 @@ def test_the_attack_would_run_if_it_were_not_escaped(browser, tmp_path):
     path = tmp_path / "page.html"
     path.write_text(f"<!DOCTYPE html><body><p title='{ATTACK}'>", encoding="utf-8")
     browser.get(path.as_uri())
-    WebDriverWait(browser, 10).until(lambda driver: driver.execute_script("return window.injected === 1"))
+    WebDriverWait(browser, 10).until(
+        lambda driver: driver.execute_script("return window.injected === 1")
+    )

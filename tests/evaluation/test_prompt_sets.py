@@ -1,4 +1,6 @@
-"""Which prompts an evaluation reads: none that a head learned from, and the final ones only where they are asked for."""
+"""Which prompts an evaluation reads: none that a head learned from, and the final ones only where
+they are asked for.
+"""
 
 import json
 import logging
@@ -22,14 +24,25 @@ from specheads.prompts.prompt import Prompt
 
 NUM_ROWS = 40
 FILE = ["data=alpaca", "data.path=rows.jsonl", "data.template='{prompt}'"]
-COUNTS = ["data.num_train=20", "data.num_dev=6", "data.num_test=14", "num_dev_prompts=4", "num_prompts=8", "num_live_prompts=3"]
+COUNTS = [
+    "data.num_train=20",
+    "data.num_dev=6",
+    "data.num_test=14",
+    "num_dev_prompts=4",
+    "num_prompts=8",
+    "num_live_prompts=3",
+]
 
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
     """A working folder with a file of 40 rows and one of its first 20."""
     rows = [json.dumps({"prompt": f"def f{number}(x):\n"}) + "\n" for number in range(NUM_ROWS)]
-    for name, some in (("rows.jsonl", rows), ("first.jsonl", rows[:20]), ("half.jsonl", rows[10:30])):
+    for name, some in (
+        ("rows.jsonl", rows),
+        ("first.jsonl", rows[:20]),
+        ("half.jsonl", rows[10:30]),
+    ):
         (tmp_path / name).write_text("".join(some))
     monkeypatch.chdir(tmp_path)
     return tmp_path
@@ -37,7 +50,10 @@ def folder(tmp_path, monkeypatch):
 
 def sets_of(pair, *overrides, **heads):
     cfg = command_config("evaluate", ["model=nano", *FILE, *COUNTS, *overrides, "paths.run=run"])
-    located = {name: LocatedHead(SimpleNamespace(train_prompts=train_prompts), name) for name, train_prompts in heads.items()}
+    located = {
+        name: LocatedHead(SimpleNamespace(train_prompts=train_prompts), name)
+        for name, train_prompts in heads.items()
+    }
     return PromptSets(prompt_data(cfg), pair, located, evaluation_settings(cfg))
 
 
@@ -64,28 +80,54 @@ def test_train_prompts_of_a_head_are_left_out_and_others_take_their_place(folder
     with caplog.at_level(logging.INFO):
         sets = sets_of(nano, mine=learned)
         recorded = sets.recorded
-    assert rows_of(recorded["rows, dev"]) == [20, 22, 23, 24]  # what it was calibrated on is a dev prompt as any other
+    assert rows_of(recorded["rows, dev"]) == [
+        20,
+        22,
+        23,
+        24,
+    ]  # what it was calibrated on is a dev prompt as any other
     assert rows_of(recorded["rows"]) == [26, 29, 31, 32, 33, 34, 35, 36]
     assert rows_of(sets.decoded) == [26, 29, 31]
-    assert "3 prompts of 14 of rows were left out" in caplog.text and "1 prompt of 6 of rows, dev was left out" in caplog.text
-    assert [prompt_set["num_left_out"] for prompt_set in sets.context()["prompts"].values()] == [1, 3, 3]
+    assert (
+        "3 prompts of 14 of rows were left out" in caplog.text
+        and "1 prompt of 6 of rows, dev was left out" in caplog.text
+    )
+    assert [prompt_set["num_left_out"] for prompt_set in sets.context()["prompts"].values()] == [
+        1,
+        3,
+        3,
+    ]
     assert [note for note in sets.notes() if note.startswith("3 prompts of rows were left out")]
 
 
 def test_a_head_of_another_template_knows_its_rows(folder, nano):
     """Templates that differ in white space and case give the same rows other ids."""
-    learned = TrainPrompts.of([text.replace(" ", "\n\n").upper() for text in texts_of([21, 26, 30])])
+    learned = TrainPrompts.of(
+        [text.replace(" ", "\n\n").upper() for text in texts_of([21, 26, 30])]
+    )
     recorded = sets_of(nano, mine=learned).recorded
-    assert rows_of(recorded["rows, dev"]) == [20, 22, 23, 24] and rows_of(recorded["rows"])[:4] == [27, 28, 29, 31]
+    assert rows_of(recorded["rows, dev"]) == [20, 22, 23, 24] and rows_of(recorded["rows"])[:4] == [
+        27,
+        28,
+        29,
+        31,
+    ]
 
 
 def test_train_prompts_of_every_head_are_left_out(folder, nano):
-    sets = sets_of(nano, one=TrainPrompts.of(texts_of([26])), other=TrainPrompts.of(texts_of([28]), texts_of([29])))
+    sets = sets_of(
+        nano,
+        one=TrainPrompts.of(texts_of([26])),
+        other=TrainPrompts.of(texts_of([28]), texts_of([29])),
+    )
     assert rows_of(sets.recorded["rows"])[:3] == [27, 30, 31]
 
 
 def test_a_file_yields_rows_that_no_head_learned_from(folder, nano):
-    """As many as are asked for, though the file begins with those; the rows that rules are tuned on are left out, too."""
+    """As many as are asked for, though the file begins with those.
+
+    The rows that rules are tuned on are left out, too.
+    """
     learned = TrainPrompts.of(texts_of(range(20)), texts_of([20, 21]))
     sets = sets_of(nano, "test_sets={humaneval: rows.jsonl}", mine=learned)
     more = sets.recorded["humaneval"]
@@ -94,19 +136,34 @@ def test_a_file_yields_rows_that_no_head_learned_from(folder, nano):
 
 
 def test_a_file_with_some_train_prompts_of_a_head_yields_the_rest(folder, nano):
-    sets = sets_of(nano, "test_sets={humaneval: half.jsonl}", "num_dev_prompts=1", mine=TrainPrompts.of(texts_of(range(20))))
+    sets = sets_of(
+        nano,
+        "test_sets={humaneval: half.jsonl}",
+        "num_dev_prompts=1",
+        mine=TrainPrompts.of(texts_of(range(20))),
+    )
     more = sets.recorded["humaneval"]
     assert rows_of(more) == list(range(21, 29)) and more.num_left_out == 11
 
 
 def test_a_file_of_train_prompts_only_is_refused(folder, nano):
-    sets = sets_of(nano, "test_sets={humaneval: first.jsonl}", mine=TrainPrompts.of(texts_of(range(20))))
-    with pytest.raises(UserError, match=r"humaneval cannot be reported on: all 20 .*head=mine.*test_sets=\{humaneval: <file>\}"):
+    sets = sets_of(
+        nano, "test_sets={humaneval: first.jsonl}", mine=TrainPrompts.of(texts_of(range(20)))
+    )
+    with pytest.raises(
+        UserError,
+        match=(
+            r"humaneval cannot be reported on: all 20 .*head=mine.*test_sets=\{humaneval: <file>\}"
+        ),
+    ):
         _ = sets.recorded
 
 
 def test_a_split_of_train_prompts_only_is_refused(folder, nano):
-    with pytest.raises(UserError, match=r"rows cannot be reported on: all 14 of its prompts .*head=mine.*data\.num_test"):
+    with pytest.raises(
+        UserError,
+        match=r"rows cannot be reported on: all 14 of its prompts .*head=mine.*data\.num_test",
+    ):
         _ = sets_of(nano, mine=TrainPrompts.of(texts_of(range(NUM_ROWS)))).decoded
 
 
@@ -128,7 +185,10 @@ def test_a_name_without_a_file_yields_the_test_prompts_of_its_split(folder, nano
 
 
 def test_a_set_that_reads_no_file_refuses_a_file(folder, nano):
-    with pytest.raises(UserError, match=r"test_sets=\{nano: rows\.jsonl\}: nano reads no file.*test_sets=\{nano: null\}"):
+    with pytest.raises(
+        UserError,
+        match=r"test_sets=\{nano: rows\.jsonl\}: nano reads no file.*test_sets=\{nano: null\}",
+    ):
         sets_of(nano, "test_sets={nano: rows.jsonl}")
 
 
@@ -140,18 +200,27 @@ def test_a_head_that_does_not_name_its_prompts_is_named(folder, nano, caplog):
 
 def test_provenance_is_a_hash_of_ids_in_any_order():
     prompts = [(Prompt(f"{number:016x}", "test", str(number)), [1]) for number in range(5)]
-    whole, reversed_, part = (PromptSet("a", "test", some).provenance() for some in (prompts, prompts[::-1], prompts[1:]))
+    whole, reversed_, part = (
+        PromptSet("a", "test", some).provenance() for some in (prompts, prompts[::-1], prompts[1:])
+    )
     assert whole == reversed_ and whole["sha256"] != part["sha256"] and part["num_prompts"] == 4
 
 
 @pytest.fixture
 def nano_sets(nano, monkeypatch):
-    """A function that gives the sets of data=nano, from a made-up library in which each file has several functions."""
-    functions = [sources.Function(f"def f{number}(x):\n", "    return 1\n", f"file{number % 60}.py") for number in range(1200)]
+    """A function that gives the sets of data=nano, from a made-up library in which each file has
+    several functions.
+    """
+    functions = [
+        sources.Function(f"def f{number}(x):\n", "    return 1\n", f"file{number % 60}.py")
+        for number in range(1200)
+    ]
     monkeypatch.setattr(
         sources,
         "standard_library",
-        lambda side: [function for function in functions if sources.split_of(function.source) == side],
+        lambda side: [
+            function for function in functions if sources.split_of(function.source) == side
+        ],
     )
 
     def make(*words):
@@ -164,15 +233,24 @@ def nano_sets(nano, monkeypatch):
 def test_prompts_of_the_library_have_its_python_and_their_files(nano_sets):
     sets = nano_sets("data.num_test=20", "num_prompts=10")
     recorded = sets.recorded
-    assert [each["python"] for each in sets.context()["prompts"].values()] == [platform.python_version()] * 2
-    of_file = {function.prompt: function.source for side in ("dev", "test") for function in sources.standard_library(side)}
+    assert [each["python"] for each in sets.context()["prompts"].values()] == [
+        platform.python_version()
+    ] * 2
+    of_file = {
+        function.prompt: function.source
+        for side in ("dev", "test")
+        for function in sources.standard_library(side)
+    }
     for prompt_set in recorded.values():
         assert prompt_set.groups == [of_file[prompt.text] for prompt, _ in prompt_set.prompts]
 
 
 def test_prompts_are_spread_over_their_groups():
     """The first of each group come first, so that few prompts are of many groups."""
-    encoded = [(Prompt(f"{number:x}", "dev", f"text {number}", group=group), [1]) for number, group in enumerate("aaabbacd")]
+    encoded = [
+        (Prompt(f"{number:x}", "dev", f"text {number}", group=group), [1])
+        for number, group in enumerate("aaabbacd")
+    ]
     spread = PromptSet("some", "dev", encoded).spread(6)
     assert [int(prompt.prompt_id, 16) for prompt, _ in spread.prompts] == [0, 3, 6, 7, 1, 4]
     assert len(PromptSet("some", "dev", encoded).spread(100).prompts) == 8
@@ -194,7 +272,9 @@ def test_a_final_part_is_named_in_the_report(nano_sets, monkeypatch):
 
 
 def test_a_trained_head_is_evaluated_on_rows_that_it_never_saw(folder, nano, monkeypatch, capsys):
-    """Training names its prompts, calibration adds those that it read, and an evaluation on their file leaves both out."""
+    """Training names its prompts, calibration adds those that it read, and an evaluation on their
+    file leaves both out.
+    """
     small = ["model=nano", *FILE, *COUNTS[:3], "data.max_new_tokens=8"]
     head = [
         "heads=lookahead",
@@ -204,19 +284,36 @@ def test_a_trained_head_is_evaluated_on_rows_that_it_never_saw(folder, nano, mon
         "head.width=8",
         "calibration=2",
     ]
-    exported = train_head.run(command_config("train", [*small, *head, "paths.run=trained"]), nano).folder
-    rules = ["stopping=[fixed_length,head_threshold]", "fixed_lengths=[1,2]", "thresholds=[0.5]", "live=none", "ratios=[10]"]
-    words = [f"head={exported}", *COUNTS[3:], *rules, "test_sets={humaneval: rows.jsonl}", "paths.run=run"]
+    exported = train_head.run(
+        command_config("train", [*small, *head, "paths.run=trained"]), nano
+    ).folder
+    rules = [
+        "stopping=[fixed_length,head_threshold]",
+        "fixed_lengths=[1,2]",
+        "thresholds=[0.5]",
+        "live=none",
+        "ratios=[10]",
+    ]
+    words = [
+        f"head={exported}",
+        *COUNTS[3:],
+        *rules,
+        "test_sets={humaneval: rows.jsonl}",
+        "paths.run=run",
+    ]
     cfg = command_config("evaluate", [*small, *words])
     learned = load_head(exported).train_prompts
     assert learned.train.tolist() == sorted(map(text_hash, texts_of(range(20))))
     assert learned.dev.tolist() == sorted(map(text_hash, texts_of([20, 21])))
     monkeypatch.setattr(evaluate, "load_configured_pair", lambda cfg: nano)
     report = evaluate.main.run(cfg)
-    assert report.context["prompts"]["humaneval"]["num_left_out"] == 24  # 20 and 2, and two more that rules are tuned on
+    assert (
+        report.context["prompts"]["humaneval"]["num_left_out"] == 24
+    )  # 20 and 2, and two more that rules are tuned on
     assert [data.num_prompts for data in report.data_sets] == [4, 8, 8]
     assert (
-        "24 prompts of humaneval were left out" in " ".join(report.notes) and "24 prompts of humaneval" in capsys.readouterr().out
+        "24 prompts of humaneval were left out" in " ".join(report.notes)
+        and "24 prompts of humaneval" in capsys.readouterr().out
     )
 
 

@@ -1,4 +1,6 @@
-"""What is stored in a head's folder: the fastest setting with it of those that were tried on dev prompts."""
+"""What is stored in a head's folder: the fastest setting with it of those that were tried on dev
+prompts.
+"""
 
 from types import SimpleNamespace
 
@@ -26,18 +28,31 @@ BEST = {MEASURED: {"fixed_length": 2, "head_threshold other": 1, "head_threshold
 
 @pytest.fixture
 def stored(tmp_path):
-    """What is stored of the head `mine`, and of one that was not decoded, after a trial with these speeds."""
+    """What is stored of the head `mine`, and of one that was not decoded, after a trial with these
+    speeds.
+    """
     folders = {name: tmp_path / name for name in ("mine", "other")}
     for folder in folders.values():
         folder.mkdir()
-    setup = SimpleNamespace(located_heads={name: SimpleNamespace(where=str(folder)) for name, folder in folders.items()})
+    setup = SimpleNamespace(
+        located_heads={name: SimpleNamespace(where=str(folder)) for name, folder in folders.items()}
+    )
     measured = [Measured(setting) for setting in [TARGET_ALONE, *SETTINGS, *under_block(SETTINGS)]]
-    rules = [SimpleNamespace(name="head 0.53 (auto)", speedup={MEASURED: SimpleNamespace(value=1.7), "5": None})]
+    rules = [
+        SimpleNamespace(
+            name="head 0.53 (auto)", speedup={MEASURED: SimpleNamespace(value=1.7), "5": None}
+        )
+    ]
     rules.append(SimpleNamespace(name="other 0.3", speedup={MEASURED: SimpleNamespace(value=1.3)}))
     report = SimpleNamespace(data_sets=[None, SimpleNamespace(rules=rules)])
-    rules_tried = {"mine": (HeadThreshold(HEAD, 0.4), "mine"), "other": (HeadThreshold(OTHER, 0.3), "other")}
+    rules_tried = {
+        "mine": (HeadThreshold(HEAD, 0.4), "mine"),
+        "other": (HeadThreshold(OTHER, 0.3), "other"),
+    }
     rules_tried["fixed"] = (FixedLength(2), None)
-    candidates = [Candidate(name, name, rule, rule, head=head) for name, (rule, head) in rules_tried.items()]
+    candidates = [
+        Candidate(name, name, rule, rule, head=head) for name, (rule, head) in rules_tried.items()
+    ]
 
     def run(tried, fixed=1.2, predicted=1.3, dev=1.3, best=BEST, hub=()):
         rules[1].speedup[MEASURED].value = predicted
@@ -45,7 +60,14 @@ def stored(tmp_path):
             setup.located_heads[name].where = "user/name" if name in hub else str(folder)
         spread = 1 + 0.02 * np.sin(np.arange(101))  # of resamples, which the settings share
         speeds = {name: speed * spread for name, speed in tried.items()}
-        outcome = Outcome(candidates, None, best=best, speeds={MEASURED: [9.0, dev, fixed]}, measured=measured, tried=speeds)
+        outcome = Outcome(
+            candidates,
+            None,
+            best=best,
+            speeds={MEASURED: [9.0, dev, fixed]},
+            measured=measured,
+            tried=speeds,
+        )
         found = recommendations(setup, outcome, report)
         return found.get(folders["mine"]), found.get(folders["other"])
 
@@ -78,39 +100,64 @@ def test_the_fastest_rule_of_the_head_is_stored_with_the_faster_verification(sto
     assert "predicted_speedup" not in values  # that rule is not in the report
 
 
-@pytest.mark.parametrize("faster", ["target alone", "fixed_length(num_tokens=2)", f"fixed_length(num_tokens=2){BLOCK}"])
+@pytest.mark.parametrize(
+    "faster", ["target alone", "fixed_length(num_tokens=2)", f"fixed_length(num_tokens=2){BLOCK}"]
+)
 def test_a_head_that_was_slower_than_another_setting_recommends_nothing(stored, faster):
     assert stored(SPEEDS | {faster: 141.0})[0] is None
 
 
 def test_a_setting_that_is_faster_by_chance_changes_nothing(stored):
     """Of the resamples of the prompts, some have it slower."""
-    assert stored(SPEEDS | {"fixed_length(num_tokens=2)": 140.5 + np.cos(np.arange(101))})[0]["threshold"] == 0.53
+    assert (
+        stored(SPEEDS | {"fixed_length(num_tokens=2)": 140.5 + np.cos(np.arange(101))})[0][
+            "threshold"
+        ]
+        == 0.53
+    )
 
 
 def test_a_head_that_was_not_decoded_recommends_what_replay_predicts(stored):
-    assert stored(SPEEDS)[1] == {"threshold": 0.3, "min_tokens": 1, "max_tokens": 20, "predicted_speedup": 1.3}
+    assert stored(SPEEDS)[1] == {
+        "threshold": 0.3,
+        "min_tokens": 1,
+        "max_tokens": 20,
+        "predicted_speedup": 1.3,
+    }
     assert stored(SPEEDS, fixed=1.4)[1] is None and stored(SPEEDS, fixed=1.3)[1] is None
     assert stored(SPEEDS, fixed=0.8, dev=0.9)[1] is None  # the target alone is faster
 
 
 def test_the_reported_prompts_decide_nothing(stored):
-    """A head that was slower there is stored with that speed: which heads are stored is decided on dev prompts."""
+    """A head that was slower there is stored with that speed: which heads are stored is decided on
+    dev prompts.
+    """
     assert stored(SPEEDS, predicted=0.9)[1]["predicted_speedup"] == 0.9
     assert stored(SPEEDS, fixed=0.8, dev=0.9, predicted=1.3)[1] is None
 
 
-@pytest.mark.parametrize(("gain", "name"), [(1.2, "fixed_length(num_tokens=2)"), (1.01, "target alone"), (0.9, "target alone")])
+@pytest.mark.parametrize(
+    ("gain", "name"),
+    [(1.2, "fixed_length(num_tokens=2)"), (1.01, "target alone"), (0.9, "target alone")],
+)
 def test_a_setting_that_is_not_clearly_faster_leaves_the_target_alone(gain, name):
     alone = 100 * (1 + 0.02 * np.sin(np.arange(101)))
-    tried = {"target alone": alone, "fixed_length(num_tokens=2)": gain * alone * (1 + 0.05 * np.sin(2 * np.arange(101)))}
+    tried = {
+        "target alone": alone,
+        "fixed_length(num_tokens=2)": gain * alone * (1 + 0.05 * np.sin(2 * np.arange(101))),
+    }
     assert setting_to_use(tried, set()) == name
 
 
 @pytest.mark.parametrize(("gain", "name"), [(1.1, "head"), (1.01, "rule"), (0.9, "rule")])
 def test_a_head_is_used_only_where_it_is_clearly_faster_than_what_needs_none(gain, name):
-    rule, alone = 140 * (1 + 0.02 * np.sin(np.arange(101))), np.full(101, 100.0)
-    tried = {"target alone": alone, "rule": rule, "head": gain * rule * (1 + 0.05 * np.sin(2 * np.arange(101)))}
+    rule = 140 * (1 + 0.02 * np.sin(np.arange(101)))
+    alone = np.full(101, 100.0)
+    tried = {
+        "target alone": alone,
+        "rule": rule,
+        "head": gain * rule * (1 + 0.05 * np.sin(2 * np.arange(101))),
+    }
     assert setting_to_use(tried, {"head"}) == name
 
 
@@ -121,7 +168,9 @@ def test_the_best_of_many_heads_must_be_faster_than_chance_makes_the_best_of_so_
     tried = {"target alone": np.ones(2001), "rule": np.full(2001, 1.5)}
     for number in range(count):
         gain = 1.02 if number == 0 else 1.0
-        tried[f"head {number}"] = 1.5 * gain * (1 + 0.01 * np.concatenate([[0], rng.standard_normal(2000)]))
+        tried[f"head {number}"] = (
+            1.5 * gain * (1 + 0.01 * np.concatenate([[0], rng.standard_normal(2000)]))
+        )
     assert setting_to_use(tried, tried.keys() - {"target alone", "rule"}) == name
 
 
@@ -134,7 +183,9 @@ def test_the_estimate_chooses_and_no_resample():
     }
     speeds = {name: np.array(values) for name, values in tried.items()}
     assert setting_to_use({name: speeds[name] for name in list(tried)[:3]}, set()) == "best"
-    assert setting_to_use(speeds, {"head"}) == "head"  # compared with the best of the others, not with a lucky one
+    assert (
+        setting_to_use(speeds, {"head"}) == "head"
+    )  # compared with the best of the others, not with a lucky one
     assert setting_to_use(speeds | {"head": np.array([1.505, 1.4, 1.6, 1.5])}, {"head"}) == "best"
 
 
@@ -142,7 +193,9 @@ def test_what_is_stored_of_a_trial_is_its_estimate(stored):
     lucky = 30 * (np.arange(101) == 1)  # in one resample
     values, _ = stored(SPEEDS | {"head 0.4": 120 + lucky, "target alone": 100 + lucky})
     assert values["threshold"] == 0.53 and values["measured_speedup"] == pytest.approx(1.4)
-    assert stored(SPEEDS | {"fixed_length(num_tokens=2)": 140.0})[0] == stored(SPEEDS)[0]  # as fast is not faster
+    assert (
+        stored(SPEEDS | {"fixed_length(num_tokens=2)": 140.0})[0] == stored(SPEEDS)[0]
+    )  # as fast is not faster
 
 
 def test_only_folders_get_a_recommendation_and_only_where_something_was_replayed(stored):

@@ -49,10 +49,17 @@ def measured():
 
 @pytest.fixture(scope="module")
 def report(measured):
-    table = with_measured(CostTable({"10": StepCosts.at_ratio(10)}, {"mine": 0.1}), measured, {"mine": 0.1})
+    table = with_measured(
+        CostTable({"10": StepCosts.at_ratio(10)}, {"mine": 0.1}), measured, {"mine": 0.1}
+    )
     cost_table = replace(table, alone=ALONE, halves=())
     live = live_rows(Outcome([], cost_table, measured=measured), True, range(4))
-    context = {"model": "tiny", "num_live_prompts": 4, "verification": "token verification", "lossless": True}
+    context = {
+        "model": "tiny",
+        "num_live_prompts": 4,
+        "verification": "token verification",
+        "lossless": True,
+    }
     return Report(context, cost_table.fit, ["The machine was busy."], live)
 
 
@@ -69,7 +76,9 @@ def test_every_setting_decoded_every_prompt_as_often_as_asked(measured):
         assert len(m.token_seconds) == 96 and sum(m.token_seconds) == pytest.approx(
             sum(s.seconds - s.prefill_seconds for s in m.stats)
         )
-    assert all(part.num_draft_calls == 0 and part.num_target_calls == 24 for part in measured[0].stats)
+    assert all(
+        part.num_draft_calls == 0 and part.num_target_calls == 24 for part in measured[0].stats
+    )
 
 
 def test_the_counts_do_not_depend_on_the_other_settings_of_a_sweep(measured):
@@ -83,13 +92,18 @@ def test_the_counts_do_not_depend_on_the_other_settings_of_a_sweep(measured):
 
 def test_costs_are_fitted_to_the_rounds_of_settings_that_draft(measured):
     times, _ = round_times(measured)
-    assert len(times.drafted) == sum(part.num_target_calls for m in measured[1:] for part in m.stats)
+    assert len(times.drafted) == sum(
+        part.num_target_calls for m in measured[1:] for part in m.stats
+    )
     total = times.draft_seconds.sum() + times.target_seconds.sum()
-    assert total == pytest.approx(sum(part.seconds - part.prefill_seconds for m in measured[1:] for part in m.stats))
+    assert total == pytest.approx(
+        sum(part.seconds - part.prefill_seconds for m in measured[1:] for part in m.stats)
+    )
 
 
 def test_a_row_has_the_counts_of_its_setting(measured, report):
-    row, stats = report.live[2], measured[2].stats
+    row = report.live[2]
+    stats = measured[2].stats
     assert row.discard_rate.value == pytest.approx(sum(s.num_discarded for s in stats) / 96)
     assert row.verification_rate.value == pytest.approx(sum(s.num_target_calls for s in stats) / 96)
     assert row.discard_rate.low <= row.discard_rate.value <= row.discard_rate.high
@@ -106,15 +120,28 @@ def test_the_files_hold_the_report(report, tmp_path):
 
 
 def test_live_rows_resample_groups(measured):
-    """Where all prompts are of one file there is nothing to resample; where each has its file, speeds vary."""
-    rows, one_file = (live_rows(Outcome([], None, measured=measured), True, groups) for groups in (range(4), ["a.py"] * 4))
+    """Where all prompts are of one file there is nothing to resample.
+
+    Where each has its file, speeds vary.
+    """
+    rows, one_file = (
+        live_rows(Outcome([], None, measured=measured), True, groups)
+        for groups in (range(4), ["a.py"] * 4)
+    )
     assert all(row.tokens_per_second.low < row.tokens_per_second.high for row in rows)
-    assert all(row.tokens_per_second.low == row.tokens_per_second.value == row.tokens_per_second.high for row in one_file)
+    assert all(
+        row.tokens_per_second.low == row.tokens_per_second.value == row.tokens_per_second.high
+        for row in one_file
+    )
 
 
 @pytest.mark.parametrize("which", ["live", "example", "empty"])
 def test_report_json_follows_its_schema(report, tmp_path, which):
-    report = {"live": report, "example": report_example(), "empty": Report({"model": "tiny"}, None)}[which]
+    report = {
+        "live": report,
+        "example": report_example(),
+        "empty": Report({"model": "tiny"}, None),
+    }[which]
     paths = {path.name: path for path in write_report(report, tmp_path)}
     Draft202012Validator.check_schema(SCHEMA)
     Draft202012Validator(SCHEMA).validate(json.loads(paths["report.json"].read_text()))
@@ -124,7 +151,13 @@ def test_the_schema_refuses_other_content():
     validator = Draft202012Validator(SCHEMA)
     assert not validator.is_valid({"context": {}})
     assert not validator.is_valid(
-        {"context": {}, "fit": {"costs": {"draft_seconds": "fast"}}, "doubts": [], "live": [], "data_sets": []}
+        {
+            "context": {},
+            "fit": {"costs": {"draft_seconds": "fast"}},
+            "doubts": [],
+            "live": [],
+            "data_sets": [],
+        }
     )
 
 
@@ -145,12 +178,22 @@ def test_the_tables_fit_80_columns_with_nothing_cut(verbose):
 
 
 def test_the_end_is_what_to_use_in_a_screen():
-    report, console = report_example(), Console(record=True, width=100)
+    report = report_example()
+    console = Console(record=True, width=100)
     print_report(report, console)
     lines = [line for line in console.export_text().splitlines() if line.strip()]
-    assert lines[0].startswith("Use: ") and lines[1] == use_text(report.verdict.answer) and len(lines) < 40
+    assert (
+        lines[0].startswith("Use: ")
+        and lines[1] == use_text(report.verdict.answer)
+        and len(lines) < 40
+    )
     text = "\n".join(lines)
-    for said in ("Timing unreliable here: the machine was <busy>.", *ROWS, "Another ratio changes the winner: ", *report.notes):
+    for said in (
+        "Timing unreliable here: the machine was <busy>.",
+        *ROWS,
+        "Another ratio changes the winner: ",
+        *report.notes,
+    ):
         assert " ".join(said.split()) in " ".join(text.split())
 
 
@@ -163,7 +206,8 @@ def test_the_tables_say_what_heads_and_verification_cost():
 
 
 def test_measured_figures_are_marked_where_they_are_not_to_be_trusted():
-    doubtful, trusted = report_example(), replace(report_example(), doubts=[])
+    doubtful = report_example()
+    trusted = replace(report_example(), doubts=[])
     texts = []
     for report in (doubtful, trusted):
         console = Console(record=True, width=220)
@@ -175,7 +219,8 @@ def test_measured_figures_are_marked_where_they_are_not_to_be_trusted():
 
 
 def test_the_tables_show_every_rule_that_was_replayed():
-    report, console = report_example(), Console(record=True, width=220)
+    report = report_example()
+    console = Console(record=True, width=220)
     print_report(report, console, verbose=True)
     text = console.export_text()
     for data in report.data_sets:
@@ -192,19 +237,36 @@ def test_other_verification_rules_are_compared_at_equal_lengths():
         "fixed_length(num_tokens=4)",
         "max prob",
     ]
-    for name, rule in (("block", verification.BlockVerification()), ("biased", papers.BiasedVerification(0.5))):
-        settings += [replace(each, name=f"{name} {each.name}", verification=rule) for each in settings[1:3]]
+    for name, rule in (
+        ("block", verification.BlockVerification()),
+        ("biased", papers.BiasedVerification(0.5)),
+    ):
+        settings += [
+            replace(each, name=f"{name} {each.name}", verification=rule) for each in settings[1:3]
+        ]
     prompts = [[0], [1, 2], [3], [4, 4], [2, 2], [1, 1]]
-    measured = Sweep(tiny_pair(5), Evaluation(warp=Warp(), max_new_tokens=40, repeats=1), 42).run(settings, prompts)
+    measured = Sweep(tiny_pair(5), Evaluation(warp=Warp(), max_new_tokens=40, repeats=1), 42).run(
+        settings, prompts
+    )
     cost_table = with_measured(CostTable({}), measured, {})
     live = live_rows(Outcome([], cost_table, measured=measured), True, range(6))
     assert [row.lossless for row in live] == [True] * 6 + [False] * 2
-    fixed = max((row for row in live[1:5] if row.rule_name == "fixed_length"), key=lambda row: row.speedup.value)
+    fixed = max(
+        (row for row in live[1:5] if row.rule_name == "fixed_length"),
+        key=lambda row: row.speedup.value,
+    )
     for row in live:
-        assert row.gain.value == pytest.approx(row.tokens_per_second.value / fixed.tokens_per_second.value)
+        assert row.gain.value == pytest.approx(
+            row.tokens_per_second.value / fixed.tokens_per_second.value
+        )
         assert row.gain.low <= row.gain.value <= row.gain.high
     console = Console(record=True, width=220)
-    context = {"model": "tiny", "num_live_prompts": 6, "verification": "token verification", "lossless": True}
+    context = {
+        "model": "tiny",
+        "num_live_prompts": 6,
+        "verification": "token verification",
+        "lossless": True,
+    }
     print_report(Report(context, cost_table.fit, [], live), console, verbose=True)
     text = console.export_text()
     assert "eff." in text and "lossy" in text

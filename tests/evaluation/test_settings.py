@@ -1,4 +1,6 @@
-"""Settings of evaluations: the classes agree with conf/, mistakes get one message, and the library needs neither."""
+"""Settings of evaluations: the classes agree with conf/, mistakes get one message, and the library
+needs neither.
+"""
 
 import re
 from pathlib import Path
@@ -26,34 +28,52 @@ def composed(command, *overrides):
 @pytest.mark.parametrize("command", COMMANDS)
 def test_the_defaults_of_a_class_are_those_of_its_config(command):
     cls, composed_settings = COMMANDS[command]
-    ours, theirs = cls(), composed_settings(composed(command, "data=alpaca"))
+    ours = cls()
+    theirs = composed_settings(composed(command, "data=alpaca"))
     for name in set(cls.model_fields) - set(OBJECTS):
         assert getattr(ours, name) == getattr(theirs, name), name
     assert not [name for name, field in cls.model_fields.items() if not field.description]
 
 
 def test_rules_of_the_library_are_the_first_ones_of_the_config():
-    ours, theirs = Evaluation().rules, evaluation_settings(composed("evaluate")).rules
+    ours = Evaluation().rules
+    theirs = evaluation_settings(composed("evaluate")).rules
     assert list(ours) == [FIXED, "head_threshold"]
     for name, choice in ours.items():
         assert choice == theirs[name]
 
 
 def test_a_config_becomes_classes_and_objects():
-    words = ["drafting=graph", "verification=tree_match", "stopping=[fixed_length,logistic]", "head=null", "warp.temperature=0"]
+    words = [
+        "drafting=graph",
+        "verification=tree_match",
+        "stopping=[fixed_length,logistic]",
+        "head=null",
+        "warp.temperature=0",
+    ]
     settings = evaluation_settings(composed("evaluate", *words, "fixed_lengths=[2,5]"))
-    assert isinstance(settings.drafting, papers.Graph) and isinstance(settings.verification, papers.TreeMatch)
+    assert isinstance(settings.drafting, papers.Graph) and isinstance(
+        settings.verification, papers.TreeMatch
+    )
     assert settings.rules[FIXED] == RuleChoice(stopping.FixedLength, {"num_tokens": [2, 5]})
-    assert settings.rules["logistic"].cls is stopping.Logistic and settings.warp == TargetWarp(0, given=("temperature",))
+    assert settings.rules["logistic"].cls is stopping.Logistic and settings.warp == TargetWarp(
+        0, given=("temperature",)
+    )
     assert not settings.can_replay
 
 
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"thresholds": [1.2]}, r"thresholds=1\.2 must be a number from 0 to 1, or auto; it is thresholds to try"),
+        (
+            {"thresholds": [1.2]},
+            r"thresholds=1\.2 must be a number from 0 to 1, or auto; it is thresholds to try",
+        ),
         ({"fixed_lengths": [2.5]}, r"fixed_lengths=2\.5 must be a positive integer"),
-        ({"record": {"foo": 1}}, r"record\.foo=1 is not known; expected one of num_samples, ground_truth"),
+        (
+            {"record": {"foo": 1}},
+            r"record\.foo=1 is not known; expected one of num_samples, ground_truth",
+        ),
         ({"record": {"ground_truth": "yes"}}, r"record\.ground_truth=yes must be true or false"),
         ({"ratios": [1]}, r"ratios=1 must be a finite number above 1"),
         ({"ratios": [float("inf")]}, r"ratios=inf must be a finite number"),
@@ -61,13 +81,23 @@ def test_a_config_becomes_classes_and_objects():
         ({"engine": "warp"}, "engine=warp must be one of auto, eager"),
         ({"seed": -1}, "seed=-1 must be a non-negative integer"),
         ({"stopping": {}}, "stopping leaves out fixed_length"),
-        ({"stopping": {FIXED: RuleChoice(stopping.FixedLength, {"num_tokens": []})}}, "must name at least one value"),
+        (
+            {"stopping": {FIXED: RuleChoice(stopping.FixedLength, {"num_tokens": []})}},
+            "must name at least one value",
+        ),
         ({"drafting": papers.Tree()}, "does not take what Tree drafts"),
         (
-            {"verification": verification.BlockVerification(), "fixed_lengths": [4], "live_rules": [FIXED]},
+            {
+                "verification": verification.BlockVerification(),
+                "fixed_lengths": [4],
+                "live_rules": [FIXED],
+            },
             "drafts 4 tokens in every round",
         ),
-        ({"verification": verification.BlockVerification(), "live_rules": ["other"]}, "leaves nothing to decode"),
+        (
+            {"verification": verification.BlockVerification(), "live_rules": ["other"]},
+            "leaves nothing to decode",
+        ),
     ],
 )
 def test_a_mistake_is_one_message_with_its_key(values, message):
@@ -86,4 +116,6 @@ def test_no_module_below_the_door_reads_a_config():
     folder = Path(specheads.__file__).parent
     for path in [*folder.glob("evaluation/**/*.py"), *folder.glob("replay/*.py")]:
         imports = re.findall(r"^\s*(?:from|import) (\w+)", path.read_text(), re.MULTILINE)
-        assert not {"hydra", "omegaconf"} & set(imports) and "data_gen" not in path.read_text(), path
+        assert not {"hydra", "omegaconf"} & set(imports) and "data_gen" not in path.read_text(), (
+            path
+        )

@@ -14,7 +14,10 @@ def few(of, gain, num_final=200):
 
 
 def test_of_many_heads_that_gain_nothing_none_is_used(some):
-    """About one in a hundred is; more than 4 of 60 have probability 1e-4 (binomial). By hindsight it would be 10."""
+    """About one in a hundred is; more than 4 of 60 have probability 1e-4 (binomial).
+
+    By hindsight it would be 10.
+    """
     tally = concluded(few(some, 0.0), 60)
     assert tally.heads <= 4 and tally.false_wins <= 4
 
@@ -43,12 +46,15 @@ def test_times_of_a_machine_that_is_too_busy_are_not_trusted(some):
 @pytest.mark.full
 @pytest.mark.parametrize("case", CASES)
 def test_conclusions_are_right_as_often_as_intervals_say(case):
-    """Of 400 evaluations at most 5 % name a gain that there is not; more have probability 1e-4 if 2 % do.
+    """Of 400 evaluations at most 5 % name a gain that there is not.
 
-    Where there is no gain, no more than 5 % use a head, and a gain of 5 % or more is found in 90 %. The setting to use is slower
-    than the best without a head by more than half its interval in 8 % at most; more have probability 1e-2 if 5 % are. 95 %
-    intervals cover in 91 %; fewer have probability 1e-3 if 95 % do. Of a clock they cover less, for a few bursts decide, and at
-    the costs of steps, whose errors they do not have: in 85 %; fewer have probability 1e-2 if 89 % do.
+    More have probability 1e-4 if 2 % do.
+
+    Where there is no gain, no more than 5 % use a head, and a gain of 5 % or more is found in 90 %.
+    The setting to use is slower than the best without a head by more than half its interval in 8 %
+    at most; more have probability 1e-2 if 5 % are. 95 % intervals cover in 91 %; fewer have
+    probability 1e-3 if 95 % do. Of a clock they cover less, for a few bursts decide, and at the
+    costs of steps, whose errors they do not have: in 85 %; fewer have probability 1e-2 if 89 % do.
     """
     tally = CASES[case](400)
     print(f"{case}: {tally}")
@@ -57,4 +63,6 @@ def test_conclusions_are_right_as_often_as_intervals_say(case):
     if case.startswith("no gain"):
         assert tally.share("heads") <= 0.05
     elif "2 %" not in case:
-        assert tally.share("found") >= (0.85 if "too busy" in case else 0.9)  # some did not doubt a clock that tells nothing
+        assert tally.share("found") >= (
+            0.85 if "too busy" in case else 0.9
+        )  # some did not doubt a clock that tells nothing

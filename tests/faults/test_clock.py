@@ -17,7 +17,9 @@ def clock(monkeypatch):
 
     def set_to(seconds):
         monkeypatch.setattr(time, "time", lambda: seconds)
-        monkeypatch.setattr(time, "strftime", lambda form, *when: real(form, *(when or [time.gmtime(seconds)])))
+        monkeypatch.setattr(
+            time, "strftime", lambda form, *when: real(form, *(when or [time.gmtime(seconds)]))
+        )
 
     yield set_to
     release_runs()

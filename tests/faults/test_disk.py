@@ -1,4 +1,6 @@
-"""A disk that is full, or cannot be written to: one message, nothing half-written, and the same command goes on later."""
+"""A disk that is full, or cannot be written to: one message, nothing half-written, and the same
+command goes on later.
+"""
 
 import os
 import shutil
@@ -49,7 +51,8 @@ def error_of(make, folder):
 
 @pytest.mark.parametrize("name", WRITERS)
 def test_a_full_disk_is_told_and_later_the_work_goes_on(name, disk, tmp_path):
-    kind, told = KINDS[name], 0
+    kind = KINDS[name]
+    told = 0
     (tmp_path / "whole").mkdir()
     kind.make(tmp_path / "whole")
     whole = kind.read(tmp_path / "whole")
@@ -77,7 +80,9 @@ def test_a_folder_that_cannot_be_written_is_told(name, tmp_path):
         mounted(folder, "-o", "remount,ro,bind")
         with pytest.raises((OSError, UserError)) as raised:
             KINDS[name].make(folder)
-        assert "cannot be written to" in str(user_error(raised.value)) and "paths.data=" in str(user_error(raised.value))
+        assert "cannot be written to" in str(user_error(raised.value)) and "paths.data=" in str(
+            user_error(raised.value)
+        )
     finally:
         subprocess.run(["umount", "-l", str(folder)], check=True)
     assert os.listdir(folder) == []

@@ -1,4 +1,6 @@
-"""NaN and infinity in either model's logits, at any step of all that reads them: one message with the model, nothing written."""
+"""NaN and infinity in either model's logits, at any step of all that reads them: one message with
+the model, nothing written.
+"""
 
 import itertools
 import re
@@ -27,7 +29,12 @@ from specheads.training.distill.draft_quality import overlaps_at
 from specheads.training.distill.samples import held_out
 
 PROMPT = [0, 1, 2]
-WARPS = {"plain": Warp(), "greedy": Warp(temperature=0), "top-k": Warp(top_k=2), "top-p": Warp(top_p=0.8)}
+WARPS = {
+    "plain": Warp(),
+    "greedy": Warp(temperature=0),
+    "top-k": Warp(top_k=2),
+    "top-p": Warp(top_p=0.8),
+}
 
 
 @pytest.fixture
@@ -40,11 +47,16 @@ def pair():
 
 @pytest.fixture
 def broken(pair, monkeypatch):
-    """A function that breaks one entry of the logits of the n-th call of one of the pair's models; returns whether it came."""
-    plain, came = LanguageModel.logits, []
+    """A function that breaks one entry of the logits of the n-th call of one of the pair's models.
+
+    Returns whether it came.
+    """
+    plain = LanguageModel.logits
+    came = []
 
     def give(role, call, value):
-        lm, calls = getattr(pair, f"{role}_lm"), itertools.count()
+        lm = getattr(pair, f"{role}_lm")
+        calls = itertools.count()
 
         def logits(self, hidden):
             computed = plain(self, hidden)
@@ -62,7 +74,9 @@ def broken(pair, monkeypatch):
 
 def decode(warp=WARPS["plain"], drafts=None, verify=None, rule=None, most=8):
     def run(pair, folder):
-        SpeculativeDecoder(pair, drafts, rule or stopping.FixedLength(2), verify, warp, engine="eager").generate(PROMPT, most, 1)
+        SpeculativeDecoder(
+            pair, drafts, rule or stopping.FixedLength(2), verify, warp, engine="eager"
+        ).generate(PROMPT, most, 1)
 
     return run
 
@@ -74,12 +88,16 @@ def decode_batch(pair, folder):
 
 def respond(pair, folder):
     uniform = np.stack([row_uniforms(0, "ab", 6)[0]])
-    Responder(pair, [len(PROMPT)], ResponseLimits(6), engine="eager").respond([PROMPT], uniform, Warp())
+    Responder(pair, [len(PROMPT)], ResponseLimits(6), engine="eager").respond(
+        [PROMPT], uniform, Warp()
+    )
 
 
 def record(pair, folder):
     prompts = [(Prompt(f"{number:04x}", "test", ""), [0, 1, number]) for number in range(2)]
-    return Recorder(pair, Warp(), ResponseLimits(5), RecordSettings(2, 4), 0, folder).record([prompts])[0]
+    return Recorder(pair, Warp(), ResponseLimits(5), RecordSettings(2, 4), 0, folder).record(
+        [prompts]
+    )[0]
 
 
 def label(pair, folder):
@@ -88,8 +106,12 @@ def label(pair, folder):
 
 RUNS = {f"decoding, {name}": decode(warp) for name, warp in WARPS.items()} | {
     "decoding by block verification": decode(verify=verification.BlockVerification()),
-    "decoding of a tree": decode(drafts=papers.Tree(), verify=papers.TreeMatch(), warp=WARPS["greedy"]),
-    "decoding of a beam": decode(drafts=papers.Beam(3), verify=papers.JointVerification(), warp=WARPS["greedy"]),
+    "decoding of a tree": decode(
+        drafts=papers.Tree(), verify=papers.TreeMatch(), warp=WARPS["greedy"]
+    ),
+    "decoding of a beam": decode(
+        drafts=papers.Beam(3), verify=papers.JointVerification(), warp=WARPS["greedy"]
+    ),
     "decoding of several drafts": decode(drafts=papers.Multi(2), verify=papers.MultiRound()),
     "the target alone": lambda pair, folder: Baseline(pair, Warp(), "eager").generate(PROMPT, 6),
     "a batch": decode_batch,
@@ -125,7 +147,9 @@ def test_a_number_that_is_none_is_told_at_any_step(name, role, value, pair, brok
         if told is None:
             break
         assert f"tiny-{role} produced NaN" in told
-        assert name in ("labels", "a recording") or re.search(r"after \d+ tokens of the response", told)
+        assert name in ("labels", "a recording") or re.search(
+            r"after \d+ tokens of the response", told
+        )
         assert not list((tmp_path / str(call)).rglob("*.parquet"))
         seen += 1
     assert seen
@@ -138,7 +162,9 @@ def test_predictions_and_measurements_are_refused(role, pair, broken, tmp_path, 
     head = AcceptanceHead(HeadConfig(hidden_size=16, depth=0, inputs=("hidden", "max_prob")))
     samples = held_out([np.array(PROMPT)], [np.array([1, 2, 3])])
     runs = [
-        lambda: add_predictions(folder, pair, {head_fingerprint(head): head.double()}, ground_truth=True),
+        lambda: add_predictions(
+            folder, pair, {head_fingerprint(head): head.double()}, ground_truth=True
+        ),
         lambda: agreement(pair, recording, Warp()),
         lambda: overlaps_at(pair, samples, Warp(), 2),
     ]
@@ -152,4 +178,6 @@ def test_predictions_and_measurements_are_refused(role, pair, broken, tmp_path, 
                 run()
             assert len(came) > before
     kept = [path.name for path in folder.glob("predictions/*/*.parquet")]
-    assert kept == ([] if role == "draft" else ["000000-8.parquet"])  # with the target broken, the head's predictions are right
+    assert kept == (
+        [] if role == "draft" else ["000000-8.parquet"]
+    )  # with the target broken, the head's predictions are right

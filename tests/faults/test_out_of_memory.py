@@ -1,4 +1,6 @@
-"""Where the memory of a device does not suffice for a batch of responses, smaller ones are made, which is said."""
+"""Where the memory of a device does not suffice for a batch of responses, smaller ones are made,
+which is said.
+"""
 
 import numpy as np
 import pytest
@@ -14,22 +16,28 @@ from specheads.prompts.prompt import ResponseLimits
 PROMPTS = [[number % 4, 1, 2][: 1 + number % 3] for number in range(6)]
 ERRORS = [
     torch.OutOfMemoryError("CUDA out of memory"),
-    RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes"),
+    RuntimeError(
+        "[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes"
+    ),
 ]
 
 
 def responses(pair, on_step=lambda made, left: None):
     uniform = np.stack([row_uniforms(0, f"{number:x}", 8)[0] for number in range(len(PROMPTS))])
     limits = ResponseLimits(8, batch_size=5)
-    return Responder(pair, list(map(len, PROMPTS)), limits, engine="eager").respond(PROMPTS, uniform, Warp(), on_step)
+    return Responder(pair, list(map(len, PROMPTS)), limits, engine="eager").respond(
+        PROMPTS, uniform, Warp(), on_step
+    )
 
 
 @pytest.mark.parametrize("where", ["memory", "steps"])
 @pytest.mark.parametrize("error", ERRORS, ids=["gpu", "cpu"])
 def test_fewer_rows_are_decoded_together_with_the_same_responses(where, error, monkeypatch, caplog):
-    pair, calls = tiny_pair(4, scale=1.5), []
+    pair = tiny_pair(4, scale=1.5)
+    calls = []
     whole = responses(pair)
-    take, init = TargetRounds.take, RowsDecoder.__init__
+    take = TargetRounds.take
+    init = RowsDecoder.__init__
 
     def taken(self, rows, *args):
         calls.append(len(rows))

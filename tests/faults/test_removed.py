@@ -1,4 +1,6 @@
-"""Files that are removed while a command is running, after they were verified: the message names them."""
+"""Files that are removed while a command is running, after they were verified: the message names
+them.
+"""
 
 import numpy as np
 import pytest
@@ -12,14 +14,28 @@ from specheads.storage.runs import finish, run_folder
 from tests.mutations import kinds
 
 READERS = {
-    "data set": (kinds.make_data_set, "data/train-*.parquet", lambda folder: load_split(folder / "data", "train")),
+    "data set": (
+        kinds.make_data_set,
+        "data/train-*.parquet",
+        lambda folder: load_split(folder / "data", "train"),
+    ),
     "tensor shards": (
         kinds.make_tensors,
         "features/*/*.safetensors",
-        lambda folder: RowStore(folder / "features", {"seed": 0}, {"a": np.array([1, 1])}, "features").row("a", 0),
+        lambda folder: RowStore(
+            folder / "features", {"seed": 0}, {"a": np.array([1, 1])}, "features"
+        ).row("a", 0),
     ),
-    "recording": (kinds.record, "recordings/*/*.parquet", lambda folder: load_recording(next(folder.glob("recordings/*")))),
-    "manifest": (kinds.record, "recordings/*/manifest.json", lambda folder: load_recording(next(folder.glob("recordings/*")))),
+    "recording": (
+        kinds.record,
+        "recordings/*/*.parquet",
+        lambda folder: load_recording(next(folder.glob("recordings/*"))),
+    ),
+    "manifest": (
+        kinds.record,
+        "recordings/*/manifest.json",
+        lambda folder: load_recording(next(folder.glob("recordings/*"))),
+    ),
 }
 
 
@@ -34,7 +50,9 @@ def test_a_file_that_is_gone_is_named(name, tmp_path):
     with pytest.raises(Exception) as raised:  # noqa: PT011  # which is what this is about
         read(tmp_path)
     message = user_error(raised.value)
-    assert message is not None and (gone[0].name in str(message) or str(gone[0].parent) in str(message)), repr(raised.value)
+    assert message is not None and (
+        gone[0].name in str(message) or str(gone[0].parent) in str(message)
+    ), repr(raised.value)
 
 
 def test_a_folder_that_is_gone_is_named(tmp_path):

@@ -1,4 +1,6 @@
-"""Ctrl-C and SIGTERM at any moment of the imports of every command: no traceback, and the exit codes of the shell."""
+"""Ctrl-C and SIGTERM at any moment of the imports of every command: no traceback, and the exit
+codes of the shell.
+"""
 
 import random
 import signal
@@ -11,15 +13,22 @@ from commands import ROOT, shell
 from specheads.commands.main import VERBS
 
 COMMANDS = {verb: [str(ROOT / "specheads" / "__main__.py"), *verb.split()] for verb in VERBS}
-COMMANDS |= {path: [str(ROOT / path)] for path in ("train.py", "evaluate.py", "data_gen/__main__.py")}
+COMMANDS |= {
+    path: [str(ROOT / path)] for path in ("train.py", "evaluate.py", "data_gen/__main__.py")
+}
 
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_a_signal_during_imports_ends_a_command_without_a_traceback(name, tmp_path):
-    rng, words = random.Random(name), COMMANDS[name]
+    rng = random.Random(name)
+    words = COMMANDS[name]
     number = rng.choice([signal.SIGINT, signal.SIGTERM])
-    # Where the tests run in the background, the shell may have them ignore Ctrl-C, and children inherit that.
-    script = f"import runpy, signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler); sys.argv = {words!r}; "
+    # Where the tests run in the background, the shell may have them ignore Ctrl-C, and children
+    # inherit that.
+    script = (
+        "import runpy, signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler);"
+        f" sys.argv = {words!r}; "
+    )
     script += f"runpy.run_path({words[0]!r}, run_name='__main__')"
     process = subprocess.Popen(
         [sys.executable, "-X", "importtime", "-c", script],

@@ -16,10 +16,13 @@ def moved(pair, device):
 
 
 def with_angles_of_the_cpu(pair):
-    """Return the pair with rotary angles from the CPU: they are in float32, whose cosines differ from a GPU's in the last bit."""
+    """Return the pair with rotary angles from the CPU: they are in float32, whose cosines differ
+    from a GPU's in the last bit.
+    """
     for model in (pair.target, pair.draft):
         rotary = model.model.rotary_emb
-        there, compute = rotary.inv_freq.device, rotary.cpu().forward
+        there = rotary.inv_freq.device
+        compute = rotary.cpu().forward
 
         def forward(x, position_ids, compute=compute, there=there):
             return tuple(angles.to(there) for angles in compute(x.cpu(), position_ids.cpu()))
@@ -35,7 +38,9 @@ def family_there(name, device):
 
 def random_prompt(length, seed=0, vocab_size=VOCAB_SIZE):
     """Return `length` token ids."""
-    return torch.randint(vocab_size, (length,), generator=torch.Generator().manual_seed(seed)).tolist()
+    return torch.randint(
+        vocab_size, (length,), generator=torch.Generator().manual_seed(seed)
+    ).tolist()
 
 
 def plain_greedy(pair, prompt, count):
@@ -57,6 +62,8 @@ def random_head(pair, predicts="next_token"):
     """Return an untrained head whose predictions differ from token to token."""
     torch.manual_seed(0)
     size = pair.draft.get_input_embeddings().weight.shape[1]
-    head = AcceptanceHead(HeadConfig(pair.draft_lm.hidden_size, embedding_size=size, depth=1, predicts=predicts))
+    head = AcceptanceHead(
+        HeadConfig(pair.draft_lm.hidden_size, embedding_size=size, depth=1, predicts=predicts)
+    )
     torch.nn.init.normal_(head.readout.weight, std=0.3)
     return head.to(pair.draft_lm.device).requires_grad_(False)

@@ -1,6 +1,10 @@
-"""Checks of a GPU. Without one `-m full` runs them on the CPU, with a stand-in for captured steps, to see that they work.
+"""Checks of a GPU.
 
-Steps are captured uncompiled; with SPECHEADS_COMPILE_ALL=1 they are compiled first, which takes a minute for each.
+Without one `-m full` runs them on the CPU, with a stand-in for captured steps, to see that they
+work.
+
+Steps are captured uncompiled; with SPECHEADS_COMPILE_ALL=1 they are compiled first, which takes a
+minute for each.
 """
 
 import os

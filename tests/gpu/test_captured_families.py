@@ -1,4 +1,6 @@
-"""Nano and every model family in float64: eager steps, captured ones and transformers' plain generation emit the same tokens."""
+"""Nano and every model family in float64: eager steps, captured ones and transformers' plain
+generation emit the same tokens.
+"""
 
 import pytest
 from draftings import DRAFTINGS
@@ -16,7 +18,11 @@ RULES = ["fixed", "input_token", "next_token"]
 
 @pytest.fixture(scope="module", params=["nano", *CONFIGS])
 def pair(request, device):
-    return request.getfixturevalue("nano64_there") if request.param == "nano" else family_there(request.param, device)
+    return (
+        request.getfixturevalue("nano64_there")
+        if request.param == "nano"
+        else family_there(request.param, device)
+    )
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +44,9 @@ def prepared(decoder):
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("engine", ENGINES)
 def test_greedy_tokens_are_those_of_plain_generation(pair, references, engine, rule):
-    decoder = SpeculativeDecoder(pair, stopping=rule_of(pair, rule), warp=GREEDY, engine=engine, window=WINDOW)
+    decoder = SpeculativeDecoder(
+        pair, stopping=rule_of(pair, rule), warp=GREEDY, engine=engine, window=WINDOW
+    )
     before = decoder.warm_up() and prepared(decoder)
     for prompt, expected in references:
         assert decoder.generate(prompt, NUM_TOKENS, stop_tokens=()).tokens.tolist() == expected
@@ -49,17 +57,26 @@ def test_greedy_tokens_are_those_of_plain_generation(pair, references, engine, r
 @pytest.mark.parametrize("engine", ENGINES)
 def test_the_target_alone_emits_the_same_tokens(pair, references, engine):
     for prompt, expected in references:
-        made = generate_baseline(pair, prompt, NUM_TOKENS, warp=GREEDY, engine=engine, stop_tokens=())
+        made = generate_baseline(
+            pair, prompt, NUM_TOKENS, warp=GREEDY, engine=engine, stop_tokens=()
+        )
         assert made.tokens.tolist() == expected
 
 
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("warp", [Warp(1.0, top_k=5), Warp(0.8, top_p=0.9)], ids=["top_k", "top_p"])
 def test_sampled_rounds_are_the_same_in_both_engines(pair, warp, rule):
-    decoders = [SpeculativeDecoder(pair, stopping=rule_of(pair, rule), warp=warp, engine=name, window=WINDOW) for name in ENGINES]
+    decoders = [
+        SpeculativeDecoder(
+            pair, stopping=rule_of(pair, rule), warp=warp, engine=name, window=WINDOW
+        )
+        for name in ENGINES
+    ]
     responses = set()
     for seed in range(3):
-        eager, captured = (each.generate(random_prompt(6), NUM_TOKENS, seed, stop_tokens=()) for each in decoders)
+        eager, captured = (
+            each.generate(random_prompt(6), NUM_TOKENS, seed, stop_tokens=()) for each in decoders
+        )
         assert captured.tokens.tolist() == eager.tokens.tolist()
         assert [r.num_accepted for r in captured.rounds] == [r.num_accepted for r in eager.rounds]
         responses.add(tuple(eager.tokens.tolist()))
@@ -69,9 +86,13 @@ def test_sampled_rounds_are_the_same_in_both_engines(pair, warp, rule):
 def test_every_drafted_length(pair, references):
     """Each has its own size of verification, or shares a padded one."""
     prompt, expected = references[0]
-    decoder = SpeculativeDecoder(pair, stopping=stopping.FixedLength(20), warp=GREEDY, engine="cuda_graph", window=WINDOW)
+    decoder = SpeculativeDecoder(
+        pair, stopping=stopping.FixedLength(20), warp=GREEDY, engine="cuda_graph", window=WINDOW
+    )
     for length in range(1, 21):
-        out = decoder.with_stopping(stopping.FixedLength(length)).generate(prompt, NUM_TOKENS, stop_tokens=())
+        out = decoder.with_stopping(stopping.FixedLength(length)).generate(
+            prompt, NUM_TOKENS, stop_tokens=()
+        )
         assert out.tokens.tolist() == expected
         assert max(r.num_drafted for r in out.rounds) == length
 
@@ -81,7 +102,9 @@ def test_responses_end_at_the_window_in_both_engines(pair):
     prompt = random_prompt(WINDOW - 20)
     outputs = []
     for engine in ENGINES:
-        decoder = SpeculativeDecoder(pair, stopping=stopping.FixedLength(6), warp=GREEDY, engine=engine, window=WINDOW)
+        decoder = SpeculativeDecoder(
+            pair, stopping=stopping.FixedLength(6), warp=GREEDY, engine=engine, window=WINDOW
+        )
         outputs.append(decoder.generate(prompt, 100, stop_tokens=()))
     assert outputs[0].finish_reason == outputs[1].finish_reason == "context"
     assert outputs[0].tokens.tolist() == outputs[1].tokens.tolist() and len(outputs[0].tokens) == 20
@@ -91,7 +114,9 @@ def test_responses_end_at_the_window_in_both_engines(pair):
 def test_trees_emit_the_tokens_of_plain_generation(pair, references, way):
     prompt, expected = references[0]
     rules = {"stopping": stopping.FixedLength(4), "verification": TreeMatch()}
-    decoder = SpeculativeDecoder(pair, DRAFTINGS[way], warp=GREEDY, engine="cuda_graph", window=WINDOW, **rules)
+    decoder = SpeculativeDecoder(
+        pair, DRAFTINGS[way], warp=GREEDY, engine="cuda_graph", window=WINDOW, **rules
+    )
     before = decoder.warm_up() and prepared(decoder)
     assert decoder.generate(prompt, NUM_TOKENS, stop_tokens=()).tokens.tolist() == expected
     assert prepared(decoder) == before > 0

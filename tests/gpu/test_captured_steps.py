@@ -1,4 +1,6 @@
-"""Replays of captured steps: no wait for the device, no trace of another engine, and no use of weights that have moved."""
+"""Replays of captured steps: no wait for the device, no trace of another engine, and no use of
+weights that have moved.
+"""
 
 import contextlib
 
@@ -49,7 +51,10 @@ def test_replays_do_not_wait_for_the_device(pair, device, warp):
     alone = Baseline(pair, warp, decoder.target_engine)
     for each in (decoder, alone):
         each.prepare()
-    steps = [_target_step(alone, 40), *(_verification_step(decoder, count, 40) for count in range(20))]
+    steps = [
+        _target_step(alone, 40),
+        *(_verification_step(decoder, count, 40) for count in range(20)),
+    ]
     for run in steps:
         run()
     prepared = decoder.target_engine.num_prepared
@@ -63,11 +68,15 @@ def test_replays_do_not_wait_for_the_device(pair, device, warp):
 def test_a_head_that_moves_is_captured_again(pair):
     head = random_head(pair)
     rule = stopping.HeadThreshold(head, 0.5, max_tokens=6)
-    decoder = SpeculativeDecoder(pair, stopping=rule, warp=GREEDY, engine="cuda_graph", window=WINDOW)
+    decoder = SpeculativeDecoder(
+        pair, stopping=rule, warp=GREEDY, engine="cuda_graph", window=WINDOW
+    )
 
     def longest(bias):
         state = {name: torch.zeros_like(value) for name, value in head.state_dict().items()}
-        head.load_state_dict(state | {"readout.bias": torch.full_like(head.readout.bias, bias)}, assign=True)
+        head.load_state_dict(
+            state | {"readout.bias": torch.full_like(head.readout.bias, bias)}, assign=True
+        )
         return max(r.num_drafted for r in decoder.generate([0, 1], NUM_TOKENS).rounds)
 
     assert longest(9.0) == 6
@@ -82,7 +91,10 @@ def test_a_model_that_moves_is_captured_again(device):
     prompt = random_prompt(5)
     before = decoder.generate(prompt, NUM_TOKENS).tokens.tolist()
     torch.manual_seed(0)
-    state = {name: value + 0.5 * torch.randn_like(value) for name, value in pair.target.state_dict().items()}
+    state = {
+        name: value + 0.5 * torch.randn_like(value)
+        for name, value in pair.target.state_dict().items()
+    }
     pair.target.load_state_dict(state, assign=True)
     after = decoder.generate(prompt, NUM_TOKENS).tokens.tolist()
     assert after == plain_greedy(pair, prompt, NUM_TOKENS) != before
@@ -92,14 +104,25 @@ def test_two_engines_leave_each_other_alone(pair, device):
     """Their rounds alternate, and each is captured while the other is in use."""
     other = family_there("qwen2", device)
     prompts = [random_prompt(7, seed) for seed in range(4)]
-    expected = [[plain_greedy(each, prompt, NUM_TOKENS) for prompt in prompts] for each in (pair, other)]
+    expected = [
+        [plain_greedy(each, prompt, NUM_TOKENS) for prompt in prompts] for each in (pair, other)
+    ]
     decoders = [
-        SpeculativeDecoder(each, stopping=stopping.FixedLength(length), warp=GREEDY, engine="cuda_graph", window=WINDOW)
+        SpeculativeDecoder(
+            each,
+            stopping=stopping.FixedLength(length),
+            warp=GREEDY,
+            engine="cuda_graph",
+            window=WINDOW,
+        )
         for each, length in ((pair, 3), (other, 5))
     ]
     for number, prompt in enumerate(prompts):
         for decoder, of_pair in zip(decoders, expected, strict=True):
-            assert decoder.generate(prompt, NUM_TOKENS, stop_tokens=()).tokens.tolist() == of_pair[number]
+            assert (
+                decoder.generate(prompt, NUM_TOKENS, stop_tokens=()).tokens.tolist()
+                == of_pair[number]
+            )
 
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
@@ -108,7 +131,9 @@ def test_two_gpus_in_one_process():
     expected = plain_greedy(family_there("llama", "cpu"), random_prompt(5), NUM_TOKENS)
     for place in ("cuda:1", "cuda:0"):
         there = family_there("llama", place)
-        made = generate_baseline(there, random_prompt(5), NUM_TOKENS, warp=GREEDY, engine="cuda_graph")
+        made = generate_baseline(
+            there, random_prompt(5), NUM_TOKENS, warp=GREEDY, engine="cuda_graph"
+        )
         assert made.tokens.tolist() == expected
     split = moved(family_there("llama", "cuda:0"), "cuda:0")
     split.draft.to("cuda:1")

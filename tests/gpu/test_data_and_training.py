@@ -1,4 +1,6 @@
-"""Responses, labels, features and training steps on the device are those on the CPU, in float64 up to the rounding of sums."""
+"""Responses, labels, features and training steps on the device are those on the CPU, in float64 up
+to the rounding of sums.
+"""
 
 import copy
 
@@ -50,16 +52,26 @@ def test_responses(pairs, texts, engine, warp):
     for pair, name in zip(pairs, ("eager", engine), strict=True):
         limits = ResponseLimits(NUM_TOKENS, batch_size=3)
         responder = Responder(pair, [len(prompt) for prompt in texts[0]], limits, engine=name)
-        made.append([response.ids for response in responder.respond(texts[0], uniforms(6, NUM_TOKENS), warp)])
+        made.append(
+            [
+                response.ids
+                for response in responder.respond(texts[0], uniforms(6, NUM_TOKENS), warp)
+            ]
+        )
     assert made[0] == made[1]
     assert all(len(ids) == NUM_TOKENS for ids in made[0])
 
 
 @pytest.mark.parametrize("warp", WARPS, ids=str)
 def test_labels(exact_pairs, texts, warp):
-    here, there = (label_responses(pair, *texts, uniforms(6, 2, NUM_TOKENS), warp) for pair in exact_pairs)
+    here, there = (
+        label_responses(pair, *texts, uniforms(6, 2, NUM_TOKENS), warp) for pair in exact_pairs
+    )
     for expected, actual in zip(here, there, strict=True):
-        assert actual["draft_ids"] == expected["draft_ids"] and actual["more_draft_ids"] == expected["more_draft_ids"]
+        assert (
+            actual["draft_ids"] == expected["draft_ids"]
+            and actual["more_draft_ids"] == expected["more_draft_ids"]
+        )
         for name in expected:
             np.testing.assert_allclose(actual[name], expected[name], rtol=1e-9, atol=1e-12)
 
@@ -71,7 +83,8 @@ def head_batch():
     """Return texts with labels at all positions but the first two of each."""
     tokens = torch.tensor([random_prompt(10, seed, VOCAB) for seed in range(5)])
     row, index = (tokens >= 0).nonzero().T
-    row, index = row[index > 1], index[index > 1]
+    row = row[index > 1]
+    index = index[index > 1]
     labels = torch.rand(len(row), generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     return HeadBatch(tokens, row, index, tokens[row, index], labels)
 
@@ -79,12 +92,17 @@ def head_batch():
 def specs(hidden_size):
     """Return three heads of different depths, one of which predicts the expected acceptance too."""
     configs = [HeadConfig(hidden_size, depth=depth) for depth in range(3)]
-    return [HeadSpec(f"{config.depth} blocks", config, reject_weight=1.0 + config.depth) for config in configs]
+    return [
+        HeadSpec(f"{config.depth} blocks", config, reject_weight=1.0 + config.depth)
+        for config in configs
+    ]
 
 
 @pytest.mark.parametrize("predicts", ["input_token", "next_token"])
 def test_features(exact_pairs, device, predicts):
-    needs = frozenset(["hidden", "max_prob", "entropy"] + ["embedding", "draft_prob"] * (predicts == "next_token"))
+    needs = frozenset(
+        ["hidden", "max_prob", "entropy"] + ["embedding", "draft_prob"] * (predicts == "next_token")
+    )
     batch = head_batch()
     here = head_features(exact_pairs[0].draft_lm, batch, predicts, needs)
     there = head_features(exact_pairs[1].draft_lm, batch.to(device), predicts, needs)
@@ -96,16 +114,21 @@ def test_features(exact_pairs, device, predicts):
 def test_a_training_step_of_heads(exact_pairs, device):
     trained = []
     for pair, place in zip(exact_pairs, (CPU, device), strict=True):
-        bank, batch = HeadBank(specs(pair.draft_lm.hidden_size), seed=0).double().to(place), head_batch().to(place)
+        bank = HeadBank(specs(pair.draft_lm.hidden_size), seed=0).double().to(place)
+        batch = head_batch().to(place)
         features = head_features(pair.draft_lm, batch, bank.predicts, bank.needs)
         bank.standardise(features)
         before = copy.deepcopy(bank.state_dict())
         sums, weights = bank.losses(bank(features), batch.label)
         (sums / weights).sum().backward()
         bank.clip_gradients(0.1)
-        torch.optim.SGD(bank.parameters(), lr=1.0).step()  # a step as long as the gradient, which AdamW would hide
+        torch.optim.SGD(
+            bank.parameters(), lr=1.0
+        ).step()  # a step as long as the gradient, which AdamW would hide
         trained.append({name: value.detach().cpu() for name, value in bank.state_dict().items()})
-        assert any(not torch.equal(value, before[name]) for name, value in bank.state_dict().items())
+        assert any(
+            not torch.equal(value, before[name]) for name, value in bank.state_dict().items()
+        )
     for name, expected in trained[0].items():
         torch.testing.assert_close(trained[1][name], expected, rtol=1e-7, atol=1e-10)
 
@@ -130,7 +153,9 @@ def test_a_step_of_distillation(exact_pairs, texts, device, divergence):
         losses, overlaps = module.losses(samples)
         losses.mean().backward()
         weights = {name: weight.grad.cpu() for name, weight in pair.draft.named_parameters()}
-        gradients.append(weights | {"losses": losses.detach().cpu(), "overlaps": overlaps.detach().cpu()})
+        gradients.append(
+            weights | {"losses": losses.detach().cpu(), "overlaps": overlaps.detach().cpu()}
+        )
     assert all(value.abs().max() > 0 for value in gradients[0].values())
     for name, expected in gradients[0].items():
         torch.testing.assert_close(gradients[1][name], expected, rtol=1e-7, atol=1e-10)

@@ -16,7 +16,9 @@ ALL = frozenset({"hidden", "embedding", "draft_prob", "max_prob", "entropy", "se
 
 
 def coded_rows(count, length, prompt_length=3):
-    """Rows in which every number says where it comes from: responses 1000 + i, drafted 2000 + i, labels i / length."""
+    """Rows in which every number says where it comes from: responses 1000 + i, drafted 2000 + i,
+    labels i / length.
+    """
     places = np.arange(length)
     row = {
         "prompt_ids": list(range(prompt_length)),
@@ -38,7 +40,10 @@ def mixed(rows, predicts="next_token", response_share=0.15, seed=0, **kwargs):
 
 @pytest.mark.parametrize(
     ("predicts", "share"),
-    [*(("input_token", share) for share in (0.0, 0.15, 0.99)), *(("next_token", share) for share in (0.0, 0.6, 1.0))],
+    [
+        *(("input_token", share) for share in (0.0, 0.15, 0.99)),
+        *(("next_token", share) for share in (0.0, 0.6, 1.0)),
+    ],
 )
 def test_a_position_keeps_the_targets_token_with_the_response_share(predicts, share):
     data = mixed(coded_rows(200, 100), predicts, share)
@@ -46,7 +51,8 @@ def test_a_position_keeps_the_targets_token_with_the_response_share(predicts, sh
     assert (tokens[:, :3] == [0, 1, 2]).all()  # prompts stay
     kept = tokens[:, 3:] < 2000
     assert (tokens[:, 3:] == np.where(kept, 1000, 2000) + np.arange(100)).all()
-    # 20,000 coin flips, with a fixed seed; for a new one, five standard deviations are left by chance once in 1.7e6.
+    # 20,000 coin flips, with a fixed seed; for a new one, five standard deviations are left by
+    # chance once in 1.7e6.
     assert abs(kept.mean() - share) <= 5 * (share * (1 - share) / kept.size) ** 0.5
 
 
@@ -74,7 +80,9 @@ def test_a_look_ahead_head_predicts_the_drafted_token_at_every_position():
     item = mixed(coded_rows(1, 200), "next_token", 0.4)[0, 0]
     assert (item["index"] == 3 + np.arange(200)).all()
     assert (item["drafted"] == 2000 + np.arange(200)).all()
-    assert 0 < (item["tokens"][item["index"]] != item["drafted"]).sum() < 200  # where the text goes on with the target's token
+    assert (
+        0 < (item["tokens"][item["index"]] != item["drafted"]).sum() < 200
+    )  # where the text goes on with the target's token
 
 
 @pytest.mark.parametrize("predicts", KINDS)
@@ -88,7 +96,9 @@ def test_every_label_belongs_to_its_token(predicts):
 
 def test_both_kinds_of_head_read_the_same_mixture_at_the_same_share():
     rows = coded_rows(1, 100)
-    assert (mixed(rows, "input_token")[1, 0]["tokens"] == mixed(rows, "next_token")[1, 0]["tokens"]).all()
+    assert (
+        mixed(rows, "input_token")[1, 0]["tokens"] == mixed(rows, "next_token")[1, 0]["tokens"]
+    ).all()
 
 
 @pytest.mark.parametrize(("predicts", "share"), [("input_token", 0.15), ("next_token", 1.0)])
@@ -98,7 +108,8 @@ def test_no_share_given_means_the_default_of_the_kind(predicts, share):
 
 
 @pytest.mark.parametrize(
-    ("predicts", "share"), [("input_token", 1.0), ("input_token", -0.1), ("next_token", 1.1), ("next_token", -0.1)]
+    ("predicts", "share"),
+    [("input_token", 1.0), ("input_token", -0.1), ("next_token", 1.1), ("next_token", -0.1)],
 )
 def test_a_share_outside_its_bounds_is_a_user_error_that_names_the_key(predicts, share):
     with pytest.raises(UserError, match=rf"mixing\.response_share={share}"):
@@ -122,13 +133,21 @@ def item(tokens, index, drafted, label):
 
 
 def test_items_are_padded_to_the_right_and_their_drafted_tokens_chained():
-    batch = collate([item([5, 6], [1], [6], [0.5]), item([7], [], [], []), item([1, 2, 3], [0, 2], [9, 3], [0.0, 1.0])])
+    batch = collate(
+        [
+            item([5, 6], [1], [6], [0.5]),
+            item([7], [], [], []),
+            item([1, 2, 3], [0, 2], [9, 3], [0.0, 1.0]),
+        ]
+    )
     assert batch.tokens.tolist() == [[5, 6, 0], [7, 0, 0], [1, 2, 3]]
     assert batch.row.tolist() == [0, 2, 2]
     assert batch.index.tolist() == [1, 0, 2]
     assert batch.drafted.tolist() == [6, 9, 3]
     assert batch.label.tolist() == [0.5, 0.0, 1.0]
-    assert {value.dtype for value in (batch.tokens, batch.row, batch.index, batch.drafted)} == {torch.long}
+    assert {value.dtype for value in (batch.tokens, batch.row, batch.index, batch.drafted)} == {
+        torch.long
+    }
     assert batch.label.dtype == torch.float32
 
 
@@ -145,7 +164,14 @@ def test_a_batch_moves_as_a_whole():
     single = item([5, 6], [1], [6], [0.5]) | {"features": {"entropy": torch.ones(1)}}
     moved = collate([single]).to(torch.device("meta"))
     assert isinstance(moved, HeadBatch)
-    tensors = [moved.tokens, moved.row, moved.index, moved.drafted, moved.label, *moved.features.values()]
+    tensors = [
+        moved.tokens,
+        moved.row,
+        moved.index,
+        moved.drafted,
+        moved.label,
+        *moved.features.values(),
+    ]
     assert {value.device.type for value in tensors} == {"meta"} and len(tensors) == 6
 
 
@@ -159,7 +185,10 @@ def test_batches_are_the_same_for_any_number_of_processes(num_rows, world_size, 
     """Each process has an equal part of each batch, and one row of it where there is none left."""
     batch_size = 12
     each = batch_size // world_size
-    samplers = [EpochSampler(num_rows, 5, shuffle, rank, world_size, batch_size) for rank in range(world_size)]
+    samplers = [
+        EpochSampler(num_rows, 5, shuffle, rank, world_size, batch_size)
+        for rank in range(world_size)
+    ]
     orders = [list(sampler) for sampler in samplers]
     assert [len(order) for order in orders] == [len(sampler) for sampler in samplers]
     whole = list(EpochSampler(num_rows, 5, shuffle, batch_size=batch_size))
@@ -168,7 +197,9 @@ def test_batches_are_the_same_for_any_number_of_processes(num_rows, world_size, 
     for number in range(num_batches):
         batch = whole[number * batch_size : (number + 1) * batch_size]
         parts = [order[number * each : (number + 1) * each] for order in orders]
-        with_rows = [part for rank, part in enumerate(parts) if number * batch_size + rank < num_rows]
+        with_rows = [
+            part for rank, part in enumerate(parts) if number * batch_size + rank < num_rows
+        ]
         assert sorted(key for part in with_rows for key in part) == sorted(batch)
         assert all(part == batch[:1] for part in parts[len(with_rows) :])
     assert {-(-len(order) // each) for order in orders} == {num_batches}
@@ -179,17 +210,23 @@ def test_a_batch_tells_whether_its_rows_are_those_of_this_process():
     for rank, expected in ((0, [True, True, True]), (1, [True, True, False])):
         data.trainer = SimpleNamespace(global_rank=rank, world_size=2)
         assert [data.has_rows("train", number) for number in range(3)] == expected
-        assert data.loader("train").batch_size == 2 and data.loader("train", shared=False).batch_size == 4
+        assert (
+            data.loader("train").batch_size == 2
+            and data.loader("train", shared=False).batch_size == 4
+        )
 
 
 def test_batches_that_cannot_be_split_are_refused():
     HeadTraining(loader={"batch_size": 6}).check_processes(3)
-    with pytest.raises(UserError, match=r"loader.batch_size=16 rows .* over 3 processes; .* loader.batch_size=18"):
+    with pytest.raises(
+        UserError, match=r"loader.batch_size=16 rows .* over 3 processes; .* loader.batch_size=18"
+    ):
         HeadTraining(loader={"batch_size": 16}).check_processes(3)
 
 
 def test_a_shuffling_sampler_has_a_new_order_and_the_epochs_number_every_epoch():
-    sampler, orders = EpochSampler(50, 5, shuffle=True), []
+    sampler = EpochSampler(50, 5, shuffle=True)
+    orders = []
     for epoch in range(3):
         sampler.set_epoch(epoch)
         keys = list(sampler)
@@ -232,11 +269,19 @@ def rows(nano64, prompts):
 def assert_features(actual, expected, rows=slice(None)):
     assert actual.keys() == expected.keys() == ALL
     for name, value in actual.items():
-        torch.testing.assert_close(value[rows], expected[name], atol=1e-12, rtol=0, msg=lambda text, name=name: f"{name}: {text}")
+        torch.testing.assert_close(
+            value[rows],
+            expected[name],
+            atol=1e-12,
+            rtol=0,
+            msg=lambda text, name=name: f"{name}: {text}",
+        )
 
 
 def definition(pair, tokens, index, drafted, predicts):
-    """The features of a drafted token from transformers' own output over just the tokens that are known by then."""
+    """The features of a drafted token from transformers' own output over just the tokens that are
+    known by then.
+    """
     seen = tokens[: index + 1] if predicts == "input_token" else tokens[:index]
     output = pair.draft(torch.tensor([seen]), output_hidden_states=True, use_cache=False)
     probs = output.logits[0, -1].softmax(dim=-1)
@@ -251,14 +296,19 @@ def definition(pair, tokens, index, drafted, predicts):
 
 
 @pytest.mark.parametrize("predicts", KINDS)
-def test_features_are_the_drafts_output_over_the_tokens_that_are_known_when_the_head_predicts(nano64, rows, predicts):
+def test_features_are_the_drafts_output_over_the_tokens_that_are_known_when_the_head_predicts(
+    nano64, rows, predicts
+):
     data = mixed(rows, predicts, 0.3)
     batch = collate([data[0, i] for i in range(4)])
     actual = head_features(nano64.draft_lm, batch, predicts, ALL)
     assert len(batch.row) >= 15
     for n in range(len(batch.row)):
-        row, index = int(batch.row[n]), int(batch.index[n])
-        expected = definition(nano64, batch.tokens[row].tolist(), index, int(batch.drafted[n]), predicts)
+        row = int(batch.row[n])
+        index = int(batch.index[n])
+        expected = definition(
+            nano64, batch.tokens[row].tolist(), index, int(batch.drafted[n]), predicts
+        )
         assert_features(actual, expected, n)
 
 
@@ -275,7 +325,8 @@ def test_features_in_slices_equal_those_in_one(nano64, rows, monkeypatch, elemen
     batch = collate([mixed(rows)[0, i] for i in range(4)])
     whole = head_features(nano64.draft_lm, batch, "next_token", ALL)
     monkeypatch.setattr(batch_module, "SLICE_ELEMENTS", elements)
-    sizes, logits = [], nano64.draft_lm.logits
+    sizes = []
+    logits = nano64.draft_lm.logits
 
     def recorded(hidden):
         sizes.append(len(hidden))
@@ -293,7 +344,9 @@ def test_only_the_features_that_are_needed_reach_a_head_and_logits_only_for_thos
     batch = collate([mixed(rows)[0, i] for i in range(4)])
     everything = head_features(nano64.draft_lm, batch, "next_token", ALL) | {"token": batch.drafted}
     if "entropy" not in needs:
-        monkeypatch.setattr(nano64.draft_lm, "logits", lambda hidden: pytest.fail("logits were computed"))
+        monkeypatch.setattr(
+            nano64.draft_lm, "logits", lambda hidden: pytest.fail("logits were computed")
+        )
     actual = head_features(nano64.draft_lm, batch, "next_token", frozenset(needs))
     assert needs <= actual.keys()
     for name in needs:

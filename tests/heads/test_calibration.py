@@ -1,4 +1,6 @@
-"""Calibration by index in the round: fitted to samples, stored in a head's config, applied by the rules that use the head."""
+"""Calibration by index in the round: fitted to samples, stored in a head's config, applied by the
+rules that use the head.
+"""
 
 from dataclasses import replace
 
@@ -19,21 +21,35 @@ TRUE = IndexCalibration([0.5, 0.7, 1.5, 1.0], [-0.5, 0.0, 0.25, 1.0])
 CPU = torch.device("cpu")
 
 
-def samples(count: int, ground_truth: IndexCalibration = TRUE, seed: int = 0) -> tuple[Tensor, Tensor, Tensor]:
-    """Logits of tokens, whether they were accepted, sampled from `ground_truth`, and the index of each token."""
+def samples(
+    count: int, ground_truth: IndexCalibration = TRUE, seed: int = 0
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Logits of tokens, whether they were accepted, sampled from `ground_truth`, and the index of
+    each token.
+    """
     generator = torch.Generator().manual_seed(seed)
     logits = 1.5 * torch.randn(count, generator=generator, dtype=torch.float64) + 0.5
     index = torch.randint(len(ground_truth.slope), (count,), generator=generator)
-    return logits, torch.rand(count, generator=generator) < torch.sigmoid(ground_truth(logits, index)), index
+    return (
+        logits,
+        torch.rand(count, generator=generator) < torch.sigmoid(ground_truth(logits, index)),
+        index,
+    )
 
 
 # --- fitting
 
 
 def test_each_index_gets_a_separate_slope_and_intercept():
-    """Index j has 20,000 samples of the ground truth at j. Standard errors are below 0.03; the bound is five of them."""
+    """Index j has 20,000 samples of the ground truth at j. Standard errors are below 0.03.
+
+    The bound is five of them.
+    """
     for index in range(4):
-        logits, accepted, _ = samples(20_000, IndexCalibration(TRUE.slope[index : index + 1], TRUE.intercept[index : index + 1]))
+        logits, accepted, _ = samples(
+            20_000,
+            IndexCalibration(TRUE.slope[index : index + 1], TRUE.intercept[index : index + 1]),
+        )
         furthest = torch.full((20_000,), index)
         fitted = IndexCalibration.fit(logits, accepted, furthest, num_indices=4, prior=1.0)
         assert len(fitted.slope) == len(fitted.intercept) == 4
@@ -42,13 +58,19 @@ def test_each_index_gets_a_separate_slope_and_intercept():
 
 
 def test_a_token_is_a_sample_of_every_index_that_it_can_have():
-    """With a negligible prior, the logistic of index j is fitted to all tokens that can have this index."""
+    """With a negligible prior, the logistic of index j is fitted to all tokens that can have this
+    index.
+    """
     logits, accepted, furthest = samples(4000)
     fitted = IndexCalibration.fit(logits, accepted, furthest, num_indices=4, prior=1e-6)
     for index in range(4):
         at_index = furthest >= index
-        slope, intercept = fit_logistic(logits[at_index, None], accepted[at_index].double()).tolist()
-        assert (fitted.slope[index], fitted.intercept[index]) == pytest.approx((slope, intercept), abs=1e-4)
+        slope, intercept = fit_logistic(
+            logits[at_index, None], accepted[at_index].double()
+        ).tolist()
+        assert (fitted.slope[index], fitted.intercept[index]) == pytest.approx(
+            (slope, intercept), abs=1e-4
+        )
     assert max(fitted.slope) - min(fitted.slope) > 0.2  # or this would show nothing
 
 
@@ -65,13 +87,20 @@ def test_a_form_without_indices_counts_a_token_at_every_index_that_it_can_have()
 
 def test_an_index_with_few_samples_stays_close_to_all_tokens_and_without_samples_to_the_head():
     logits, accepted, furthest = samples(4000)
-    few = torch.where(torch.arange(4000) < 12, 2, 0)  # twelve tokens reach index 2, none of them accepted
+    few = torch.where(
+        torch.arange(4000) < 12, 2, 0
+    )  # twelve tokens reach index 2, none of them accepted
     accepted = accepted & (few == 0)
     fitted = IndexCalibration.fit(logits, accepted, few, num_indices=4, prior=1000)
     alone = fit_logistic(logits[few == 2, None], accepted[few == 2].double())
     assert abs(alone[1]) > 10  # what twelve rejections say by themselves
-    assert abs(fitted.intercept[2] - fitted.intercept[0]) < 0.15 and abs(fitted.slope[2] - fitted.slope[0]) < 0.15
-    assert (fitted.slope[3], fitted.intercept[3]) == pytest.approx((fitted.slope[0], fitted.intercept[0]), abs=0.1)
+    assert (
+        abs(fitted.intercept[2] - fitted.intercept[0]) < 0.15
+        and abs(fitted.slope[2] - fitted.slope[0]) < 0.15
+    )
+    assert (fitted.slope[3], fitted.intercept[3]) == pytest.approx(
+        (fitted.slope[0], fitted.intercept[0]), abs=0.1
+    )
     believed = IndexCalibration.fit(logits, accepted, furthest, prior=1e9)
     assert believed.slope == pytest.approx([1.0] * NUM_INDICES, abs=1e-4)
     assert believed.intercept == pytest.approx([0.0] * NUM_INDICES, abs=1e-4)
@@ -82,7 +111,10 @@ def test_samples_of_a_single_class_lead_to_finite_numbers(kept):
     logits, _, furthest = samples(50)
     fitted = IndexCalibration.fit(logits, torch.full((50,), kept), furthest)
     assert torch.tensor([fitted.slope, fitted.intercept]).isfinite().all()
-    assert IndexCalibration.fit(logits[:0], furthest[:0] > 0, furthest[:0]) == IndexCalibration.neutral()
+    assert (
+        IndexCalibration.fit(logits[:0], furthest[:0] > 0, furthest[:0])
+        == IndexCalibration.neutral()
+    )
 
 
 def test_the_calibration_error_of_a_miscalibrated_head_falls_on_other_samples():
@@ -93,7 +125,10 @@ def test_the_calibration_error_of_a_miscalibrated_head_falls_on_other_samples():
     raw, better = (torch.sigmoid(values) for values in (logits[row], fitted(logits[row], index)))
     assert calibration(raw, labels).ece > 0.05 and calibration(better, labels).ece < 0.03
     for place in range(4):
-        before, after = (calibration(probs[index == place], labels[index == place]).ece for probs in (raw, better))
+        before, after = (
+            calibration(probs[index == place], labels[index == place]).ece
+            for probs in (raw, better)
+        )
         assert after < before and after < 0.05
 
 
@@ -133,7 +168,10 @@ def with_calibration(predicts: str, values: dict | None, prob: float = 0.8):
 
 @pytest.mark.parametrize("predicts", ["next_token", "input_token"])
 def test_rules_take_the_calibration_at_the_predicted_tokens_index(predicts):
-    """A chance of 0.8 becomes sigmoid(slope x logit + intercept) at the token's index; input_token heads predict a step later."""
+    """A chance of 0.8 becomes sigmoid(slope x logit + intercept) at the token's index.
+
+    Input_token heads predict a step later.
+    """
     rule = HeadThreshold(with_calibration(predicts, TRUE.to_dict()))
     logit = torch.tensor(0.8, dtype=torch.float64).logit()
     chances = torch.sigmoid(TRUE(logit.expand(7), torch.arange(7)))
@@ -151,13 +189,21 @@ def test_rules_take_the_calibration_at_the_predicted_tokens_index(predicts):
 @pytest.mark.parametrize("predicts", ["next_token", "input_token"])
 def test_no_calibration_equals_the_neutral_calibration_bit_by_bit(predicts):
     torch.manual_seed(0)
-    head = AcceptanceHead(HeadConfig(8, 1, predicts, inputs=("hidden",))).eval().requires_grad_(False)
+    head = (
+        AcceptanceHead(HeadConfig(8, 1, predicts, inputs=("hidden",))).eval().requires_grad_(False)
+    )
     torch.nn.init.normal_(head.readout.weight)
     runs = []
-    for values in (None, IndexCalibration.neutral().to_dict(), IndexCalibration([1.0] * 8, [0.0] * 8).to_dict()):
+    for values in (
+        None,
+        IndexCalibration.neutral().to_dict(),
+        IndexCalibration([1.0] * 8, [0.0] * 8).to_dict(),
+    ):
         head.config = replace(head.config, calibration=values)
-        generator, single = torch.Generator().manual_seed(1), HeadThreshold(head)
-        state, survivals = single.start_prompt(16, CPU), []
+        generator = torch.Generator().manual_seed(1)
+        single = HeadThreshold(head)
+        state = single.start_prompt(16, CPU)
+        survivals = []
         for _ in range(12):
             features = {"hidden": torch.randn(16, 8, generator=generator)}
             before = state.survival
@@ -204,7 +250,10 @@ def test_a_calibration_survives_its_dict():
 )
 def test_anything_else_is_refused(values):
     remedy = "Export the head again, or write null to use it without calibration"
-    with pytest.raises(UserError, match=rf"config\.json has the calibration .*expected slope and intercept, .*\. {remedy}\.$"):
+    with pytest.raises(
+        UserError,
+        match=rf"config\.json has the calibration .*expected slope and intercept, .*\. {remedy}\.$",
+    ):
         IndexCalibration.from_dict(values, "config.json")
     with pytest.raises(UserError, match="^the head has the calibration "):
         IndexCalibration.from_dict(values)

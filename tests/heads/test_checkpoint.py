@@ -48,7 +48,9 @@ def folder(tmp_path):
 def edit_config(folder, **changes):
     """Write `changes` into config.json; "gone" takes a key out."""
     values = json.loads((folder / "config.json").read_text()) | changes
-    (folder / "config.json").write_text(json.dumps({key: value for key, value in values.items() if value != "gone"}))
+    (folder / "config.json").write_text(
+        json.dumps({key: value for key, value in values.items() if value != "gone"})
+    )
 
 
 def edit_tensors(folder, name, change):
@@ -64,7 +66,9 @@ CONFIGS = [
     CONFIG,
     HeadConfig(hidden_size=8, predicts="input_token", depth=3),
     HeadConfig(hidden_size=8, predicts="input_token", depth=0, width=3),
-    HeadConfig(hidden_size=8, embedding_size=4, inputs=("max_prob", "embedding"), depth=1, label="overlap"),
+    HeadConfig(
+        hidden_size=8, embedding_size=4, inputs=("max_prob", "embedding"), depth=1, label="overlap"
+    ),
     HeadConfig(hidden_size=8, label="block"),  # which no head is trained on any more
 ]
 
@@ -75,7 +79,9 @@ def test_a_head_comes_back_as_it_was_saved(tmp_path, config):
     loaded = load_head(save_head(head, tmp_path / "head", inputs(config)))
     assert loaded.config == config
     assert loaded.state_dict().keys() == head.state_dict().keys()
-    assert all(torch.equal(tensor, loaded.state_dict()[name]) for name, tensor in head.state_dict().items())
+    assert all(
+        torch.equal(tensor, loaded.state_dict()[name]) for name, tensor in head.state_dict().items()
+    )
     assert torch.equal(loaded.score(inputs(config)), head.score(inputs(config)))
 
 
@@ -111,38 +117,80 @@ def test_a_head_folder_holds_config_weights_golden_vectors_a_card_and_a_loader(f
 
 @pytest.mark.parametrize(
     "name",
-    ["a\n---\nlicense: mit\n---\n# b", "[c](d)", "<img src=x>", "![e](f)", "g | h |", "https://i.j", "www.k.l", "`m` [n](o)"],
+    [
+        "a\n---\nlicense: mit\n---\n# b",
+        "[c](d)",
+        "<img src=x>",
+        "![e](f)",
+        "g | h |",
+        "https://i.j",
+        "www.k.l",
+        "`m` [n](o)",
+    ],
 )
 def test_a_name_puts_nothing_into_the_card(name):
     def of(name):
         found = {"recommended": {name: name, "threshold": 0.5}, "train": {"test": {name: 0.5}}}
-        return card(HeadConfig(8, label=name, warp={name: 1.0}, draft={"id": name, "revision": name}, **found))
+        return card(
+            HeadConfig(
+                8, label=name, warp={name: 1.0}, draft={"id": name, "revision": name}, **found
+            )
+        )
 
-    text, plain = of(name), of("x")
-    assert len(text.splitlines()) == len(plain.splitlines()) and text.count("\n---\n") == plain.count("\n---\n") == 1
+    text = of(name)
+    plain = of("x")
+    assert (
+        len(text.splitlines()) == len(plain.splitlines())
+        and text.count("\n---\n") == plain.count("\n---\n") == 1
+    )
     shown = re.sub(r"`[^`\n]*`", "", text.partition("## Use")[0])
-    assert not re.search(r"[\[<]|://|www|(?<!\\)\|.*(?<!\\)\|.*(?<!\\)\|.*(?<!\\)\|", shown.partition("# Acceptance")[2])
+    assert not re.search(
+        r"[\[<]|://|www|(?<!\\)\|.*(?<!\\)\|.*(?<!\\)\|.*(?<!\\)\|",
+        shown.partition("# Acceptance")[2],
+    )
 
 
 def test_the_card_shows_the_results_of_an_evaluation(tmp_path):
     known = {"threshold": 0.65, "max_tokens": 8, "predicted_speedup": 1.5812}
-    text = (save_head(new_head(replace(CONFIG, recommended=known)), tmp_path, inputs()) / "README.md").read_text()
-    assert "| recommended threshold | 0.65 |" in text and "| recommended predicted speedup | 1.581 |" in text
+    text = (
+        save_head(new_head(replace(CONFIG, recommended=known)), tmp_path, inputs()) / "README.md"
+    ).read_text()
+    assert (
+        "| recommended threshold | 0.65 |" in text
+        and "| recommended predicted speedup | 1.581 |" in text
+    )
     assert 'HeadThreshold(head, threshold="auto")' in text
-    assert "not named" in save_head(new_head(HeadConfig(hidden_size=8)), tmp_path / "plain").joinpath("README.md").read_text()
+    assert (
+        "not named"
+        in save_head(new_head(HeadConfig(hidden_size=8)), tmp_path / "plain")
+        .joinpath("README.md")
+        .read_text()
+    )
 
 
 def test_the_schema_names_what_a_config_holds(tmp_path):
     assert SCHEMA["properties"].keys() == {field.name for field in fields(HeadConfig)}
-    assert set(SCHEMA["properties"]["inputs"]["items"]["enum"]) == {name for known in KNOWN_INPUTS.values() for name in known}
+    assert set(SCHEMA["properties"]["inputs"]["items"]["enum"]) == {
+        name for known in KNOWN_INPUTS.values() for name in known
+    }
     assert set(SCHEMA["properties"]["predicts"]["enum"]) == KNOWN_INPUTS.keys()
     for config in CONFIGS:
-        jsonschema.validate(json.loads(save_head(new_head(config), tmp_path).joinpath("config.json").read_text()), SCHEMA)
+        jsonschema.validate(
+            json.loads(save_head(new_head(config), tmp_path).joinpath("config.json").read_text()),
+            SCHEMA,
+        )
 
 
 @pytest.mark.parametrize(
     "changes",
-    [{"hidden_size": 0}, {"predicts": "all"}, {"new": 1}, {"format_version": 1}, {"format_version": 3}, {"inputs": ["words"]}],
+    [
+        {"hidden_size": 0},
+        {"predicts": "all"},
+        {"new": 1},
+        {"format_version": 1},
+        {"format_version": 3},
+        {"inputs": ["words"]},
+    ],
 )
 def test_the_schema_refuses_other_content(folder, changes):
     edit_config(folder, **changes)
@@ -166,18 +214,30 @@ def test_few_golden_inputs_are_enough(tmp_path):
 
 def test_a_missing_tensor_is_named(folder):
     edit_tensors(folder, "model.safetensors", lambda tensors: tensors.pop("blocks.1.linear.bias"))
-    with pytest.raises(UserError, match=r"'blocks\.1\.linear\.bias' is no such tensor, expected \(8,\)"):
+    with pytest.raises(
+        UserError, match=r"'blocks\.1\.linear\.bias' is no such tensor, expected \(8,\)"
+    ):
         load_head(folder)
 
 
 def test_an_extra_tensor_is_named(folder):
-    edit_tensors(folder, "model.safetensors", lambda tensors: tensors.update({"blocks.2.linear.bias": torch.zeros(8)}))
-    with pytest.raises(UserError, match=r"'blocks\.2\.linear\.bias' is \(8,\), expected no such tensor"):
+    edit_tensors(
+        folder,
+        "model.safetensors",
+        lambda tensors: tensors.update({"blocks.2.linear.bias": torch.zeros(8)}),
+    )
+    with pytest.raises(
+        UserError, match=r"'blocks\.2\.linear\.bias' is \(8,\), expected no such tensor"
+    ):
         load_head(folder)
 
 
 def test_a_tensor_of_another_shape_is_named_with_both_shapes(folder):
-    edit_tensors(folder, "model.safetensors", lambda tensors: tensors.update({"readout.weight": torch.zeros(2, 8)}))
+    edit_tensors(
+        folder,
+        "model.safetensors",
+        lambda tensors: tensors.update({"readout.weight": torch.zeros(2, 8)}),
+    )
     with pytest.raises(UserError, match=r"'readout\.weight' is \(2, 8\), expected \(1, 8\)"):
         load_head(folder)
 
@@ -237,7 +297,9 @@ def test_files_of_earlier_versions_have_no_checksum_and_are_read(folder):
 @pytest.mark.parametrize("file", ["model.safetensors", "golden.safetensors"])
 def test_nan_is_refused(folder, file):
     def spoil(tensors):
-        next(tensor for name, tensor in tensors.items() if name in ("logits", "readout.bias")).flatten()[0] = torch.nan
+        next(
+            tensor for name, tensor in tensors.items() if name in ("logits", "readout.bias")
+        ).flatten()[0] = torch.nan
 
     edit_tensors(folder, file, spoil)
     with pytest.raises(UserError, match="differ from the golden vectors by nan"):
@@ -246,7 +308,9 @@ def test_nan_is_refused(folder, file):
 
 @pytest.mark.parametrize("name", ["inputs", "logits"])
 def test_golden_vectors_under_other_names_are_refused(folder, name):
-    edit_tensors(folder, "golden.safetensors", lambda tensors: tensors.update({"other": tensors.pop(name)}))
+    edit_tensors(
+        folder, "golden.safetensors", lambda tensors: tensors.update({"other": tensors.pop(name)})
+    )
     with pytest.raises(UserError, match=r"golden\.safetensors"):
         load_head(folder)
 
@@ -278,7 +342,11 @@ def test_an_unknown_key_is_named(folder, key):
 
 
 def test_the_ids_of_models_in_a_config_are_not_opened(folder, tmp_path):
-    edit_config(folder, draft={"id": f"{tmp_path}/nowhere", "revision": "r2"}, target={"id": "../..", "revision": "r1"})
+    edit_config(
+        folder,
+        draft={"id": f"{tmp_path}/nowhere", "revision": "r2"},
+        target={"id": "../..", "revision": "r1"},
+    )
     assert load_head(folder).config.draft["id"] == f"{tmp_path}/nowhere"
 
 
@@ -295,10 +363,15 @@ def test_a_calibration_is_kept_and_a_wrong_one_is_named(folder):
     edit_config(folder, calibration=kept)
     head = load_head(folder)
     assert head.config.calibration == kept
-    assert torch.equal(head.score(inputs()), new_head().score(inputs()))  # the head itself stays as it was
+    assert torch.equal(
+        head.score(inputs()), new_head().score(inputs())
+    )  # the head itself stays as it was
     assert load_head(save_head(head, folder, inputs())).config.calibration == kept
     edit_config(folder, calibration={"slope": [1.5]})
-    with pytest.raises(UserError, match=r"config\.json has the calibration {'slope': \[1\.5\]}; expected slope and intercept"):
+    with pytest.raises(
+        UserError,
+        match=r"config\.json has the calibration {'slope': \[1\.5\]}; expected slope and intercept",
+    ):
         load_head(folder)
 
 
@@ -322,14 +395,19 @@ def test_a_config_that_is_not_json_is_a_user_error(folder, text):
 @pytest.mark.parametrize("location", ["/nowhere/at/all", "./nowhere", "nowhere", "heads/of/mine"])
 def test_a_missing_folder_is_a_user_error_with_a_remedy(location, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    said = rf"(no head folder '{location}'|'{location}' is no local folder).*specheads train.*head=latest"
+    said = (
+        rf"(no head folder '{location}'|'{location}' is no local folder).*specheads"
+        r" train.*head=latest"
+    )
     with pytest.raises(UserError, match=said):
         load_head(location)
 
 
 def test_a_hub_id_that_cannot_be_loaded_is_a_user_error_with_a_remedy(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(UserError, match=r"'nobody/no-head' is no local folder, no head.*hub.*head=latest"):
+    with pytest.raises(
+        UserError, match=r"'nobody/no-head' is no local folder, no head.*hub.*head=latest"
+    ):
         load_head("nobody/no-head")
 
 
@@ -346,7 +424,9 @@ def pair():
 def save_at(folder, age, revision="r2"):
     save_head(new_head(replace(CONFIG, draft={"id": "d", "revision": revision})), folder, inputs())
     stamp = 2_000_000_000 - age
-    os.utime(folder / "model.safetensors", (stamp, stamp))  # an evaluation writes into the config, which makes no head newer
+    os.utime(
+        folder / "model.safetensors", (stamp, stamp)
+    )  # an evaluation writes into the config, which makes no head newer
     return folder
 
 
@@ -378,7 +458,10 @@ def test_latest_without_any_head_is_a_user_error_that_says_how_to_train_one(tmp_
     outputs = tmp_path if exists else tmp_path / "outputs"
     with pytest.raises(
         UserError,
-        match=r"no head for draft tiny-draft with target tiny-target under \S+; train one with specheads train model=tiny",
+        match=(
+            r"no head for draft tiny-draft with target tiny-target under \S+; train one with"
+            r" specheads train model=tiny"
+        ),
     ):
         latest_head(outputs, pair)
 

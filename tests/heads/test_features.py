@@ -42,11 +42,16 @@ def test_features_of_half_precision_are_computed_in_float32():
     logits = (torch.randn(2, 1000) * 5).bfloat16()
     features = drafting_features(DISTRIBUTION, logits, torch.tensor([3, 999]))
     assert {value.dtype for value in features.values()} == {torch.float32}
-    assert torch.allclose(features["entropy"], torch.special.entr(logits.float().softmax(dim=-1)).sum(dim=-1), atol=1e-5)
+    assert torch.allclose(
+        features["entropy"],
+        torch.special.entr(logits.float().softmax(dim=-1)).sum(dim=-1),
+        atol=1e-5,
+    )
 
 
 def test_a_feature_does_not_depend_on_the_others_that_are_computed():
-    logits, token = torch.randn(6, 50) * 5, torch.randint(50, (6,))
+    logits = torch.randn(6, 50) * 5
+    token = torch.randint(50, (6,))
     together = drafting_features(DISTRIBUTION, logits, token)
     for name in DISTRIBUTION:
         assert torch.equal(drafting_features({name}, logits, token)[name], together[name])
@@ -66,11 +71,16 @@ def test_the_table_names_what_every_kind_of_head_may_read():
         "input_token": ("hidden", "max_prob", "entropy", "second_prob"),
         "next_token": ("hidden", "embedding", "draft_prob", "max_prob", "entropy", "second_prob"),
     }
-    assert RECORDED == ("draft_prob", "max_prob", "entropy")  # columns of recordings on disk, in their order
+    assert RECORDED == (
+        "draft_prob",
+        "max_prob",
+        "entropy",
+    )  # columns of recordings on disk, in their order
     for kind, inputs in DEFAULT_INPUTS.items():
         assert set(inputs) <= set(KNOWN_INPUTS[kind])
     for name, feature in FEATURES.items():
-        # An input_token head is asked about y_i when the features of the token are already those of y_{i+1}.
+        # An input_token head is asked about y_i when the features of the token are already those of
+        # y_{i+1}.
         assert not (feature.of_token and "input_token" in feature.heads), name
 
 
@@ -99,10 +109,17 @@ class Spy(stopping.FixedLength):
 
 @pytest.mark.parametrize("predicts", KNOWN_INPUTS)
 def test_training_and_the_decoder_compute_the_same_second_probability(nano64, prompts, predicts):
-    """At step j an `input_token` head predicts y_{j-1}, whose features are those after it was read."""
-    spy, lag = Spy(5), int(predicts == "input_token")
-    out = SpeculativeDecoder(nano64, stopping=spy, warp=Warp(1.0, 50), engine="eager").generate(prompts[0], 40, seed=1)
-    text, start, num_compared = list(prompts[0]), 0, 0
+    """At step j an `input_token` head predicts y_{j-1}, whose features are those after it was
+    read.
+    """
+    spy = Spy(5)
+    lag = int(predicts == "input_token")
+    out = SpeculativeDecoder(nano64, stopping=spy, warp=Warp(1.0, 50), engine="eager").generate(
+        prompts[0], 40, seed=1
+    )
+    text = list(prompts[0])
+    start = 0
+    num_compared = 0
     for each in out.rounds:
         steps = spy.seen[start : start + each.num_drafted]
         start += each.num_drafted
@@ -112,7 +129,9 @@ def test_training_and_the_decoder_compute_the_same_second_probability(nano64, pr
         batch = HeadBatch(tokens, torch.zeros_like(index), index, tokens[0, index], {})
         text += each.tokens
         if len(index):
-            expected = head_features(nano64.draft_lm, batch, predicts, frozenset({"second_prob"}))["second_prob"]
+            expected = head_features(nano64.draft_lm, batch, predicts, frozenset({"second_prob"}))[
+                "second_prob"
+            ]
             actual = torch.cat([step["second_prob"] for step in steps[lag:]])
             torch.testing.assert_close(actual, expected, atol=1e-12, rtol=0)
             num_compared += len(index)
@@ -127,8 +146,13 @@ def test_training_and_the_decoder_predict_the_same_from_the_same_state(nano64, p
     """In float64. The decoder's features are those of a step."""
     torch.manual_seed(0)
     head = AcceptanceHead(HeadConfig(nano64.draft_lm.hidden_size, 2)).double().requires_grad_(False)
-    spy, text, start, num_compared = FullSpy(5), list(prompts[0]), 0, 0
-    out = SpeculativeDecoder(nano64, stopping=spy, warp=Warp(1.0, 50), engine="eager").generate(prompts[0], 40, seed=1)
+    spy = FullSpy(5)
+    text = list(prompts[0])
+    start = 0
+    num_compared = 0
+    out = SpeculativeDecoder(nano64, stopping=spy, warp=Warp(1.0, 50), engine="eager").generate(
+        prompts[0], 40, seed=1
+    )
     for each in out.rounds:
         steps = spy.seen[start : start + each.num_drafted]
         start += each.num_drafted
@@ -142,7 +166,9 @@ def test_training_and_the_decoder_predict_the_same_from_the_same_state(nano64, p
             frozenset(head.config.inputs),
         )
         text += each.tokens
-        torch.testing.assert_close(torch.cat([head(step) for step in steps]), head(features), atol=1e-11, rtol=0)
+        torch.testing.assert_close(
+            torch.cat([head(step) for step in steps]), head(features), atol=1e-11, rtol=0
+        )
         num_compared += len(index)
     assert num_compared > 20
 
@@ -151,22 +177,32 @@ def test_training_and_the_decoder_predict_the_same_from_the_same_state(nano64, p
 @pytest.mark.full
 def test_compiled_steps_read_the_second_probability_as_eager_ones_do():
     torch.manual_seed(0)
-    head = AcceptanceHead(HeadConfig(16, 1, inputs=("hidden", "second_prob"), width=8)).requires_grad_(False)
+    head = AcceptanceHead(
+        HeadConfig(16, 1, inputs=("hidden", "second_prob"), width=8)
+    ).requires_grad_(False)
     torch.nn.init.normal_(head.readout.weight, std=2.0)
     rounds = []
     for engine in ("eager", "compiled"):
         rule = stopping.HeadThreshold(head, 0.5, max_tokens=6)
-        decoder = SpeculativeDecoder(tiny_pair(7, scale=1.5), stopping=rule, warp=Warp(top_k=3), engine=engine)
+        decoder = SpeculativeDecoder(
+            tiny_pair(7, scale=1.5), stopping=rule, warp=Warp(top_k=3), engine=engine
+        )
         outputs = [decoder.generate([0, 1, 2], 40, seed=seed) for seed in range(3)]
-        rounds.append([(r.num_drafted, r.num_accepted, *r.tokens) for out in outputs for r in out.rounds])
+        rounds.append(
+            [(r.num_drafted, r.num_accepted, *r.tokens) for out in outputs for r in out.rounds]
+        )
     assert rounds[0] == rounds[1] and len({drafted for drafted, *_ in rounds[0]}) > 2
 
 
 def test_sums_over_the_tokens_of_a_cut_output_are_those_over_all():
     pair = load_pair("nano", dtype="float64")
     keep_tokens(pair.draft, torch.tensor([0, 1, 7, 30, 500]))
-    lm, hidden = replace(pair).draft_lm, torch.randn(6, pair.draft_lm.hidden_size, generator=torch.Generator().manual_seed(0))
-    logits, tokens = lm.logits(hidden.double()), torch.tensor([0, 1, 7, 30, 500, 0])
+    lm = replace(pair).draft_lm
+    hidden = torch.randn(6, pair.draft_lm.hidden_size, generator=torch.Generator().manual_seed(0))
+    logits = lm.logits(hidden.double())
+    tokens = torch.tensor([0, 1, 7, 30, 500, 0])
     whole = drafting_features(RECORDED, logits, tokens)
-    for name, values in drafting_features(RECORDED, logits, tokens, kept_tokens=lm.kept_tokens).items():
+    for name, values in drafting_features(
+        RECORDED, logits, tokens, kept_tokens=lm.kept_tokens
+    ).items():
         torch.testing.assert_close(values, whole[name], rtol=1e-12, atol=1e-12)

@@ -10,7 +10,9 @@ from specheads.errors import UserError
 from specheads.heads.head import AcceptanceHead, HeadConfig, set_scale
 from specheads.heads.portable.network import ResidualBlock
 
-H, E = 16, 12  # hidden and embedding size
+# hidden and embedding size
+H = 16
+E = 12
 KINDS = ["input_token", "next_token"]
 
 
@@ -34,7 +36,10 @@ def features(*shape, dtype=torch.float32, seed=0):
     def normal(*size):
         return torch.randn(*shape, *size, generator=generator, dtype=torch.float64).to(dtype)
 
-    probs = {name: torch.rand(shape, generator=generator, dtype=torch.float64).to(dtype) for name in ("draft_prob", "max_prob")}
+    probs = {
+        name: torch.rand(shape, generator=generator, dtype=torch.float64).to(dtype)
+        for name in ("draft_prob", "max_prob")
+    }
     return {"hidden": normal(H), "embedding": normal(E), **probs, "entropy": normal().abs()}
 
 
@@ -64,9 +69,13 @@ def test_the_papers_head_has_blocks_of_the_hidden_size_and_a_readout_and_nothing
 
 
 def test_a_lookahead_head_projects_all_its_inputs_to_its_width():
-    head, width = new_head("next_token", 2), 8
+    head = new_head("next_token", 2)
+    width = 8
     assert head.config.input_size == H + E + 3 and head.config.width == width
-    assert sum(p.numel() for p in head.parameters()) == (H + E + 3) * width + width + 2 * (width * width + width) + width + 1
+    assert (
+        sum(p.numel() for p in head.parameters())
+        == (H + E + 3) * width + width + 2 * (width * width + width) + width + 1
+    )
 
 
 def test_a_lookahead_head_on_a_wide_draft_stays_small_and_the_papers_does_not():
@@ -74,7 +83,9 @@ def test_a_lookahead_head_on_a_wide_draft_stays_small_and_the_papers_does_not():
     assert HeadConfig(hidden_size=160).width == 20 and HeadConfig(hidden_size=32).width == 8
     assert HeadConfig(hidden_size=4096, predicts="input_token").width == 4096
     assert (
-        HeadConfig(hidden_size=4096, width=64).width == HeadConfig(hidden_size=4096, predicts="input_token", width=64).width == 64
+        HeadConfig(hidden_size=4096, width=64).width
+        == HeadConfig(hidden_size=4096, predicts="input_token", width=64).width
+        == 64
     )
 
 
@@ -87,7 +98,9 @@ def test_a_width_that_differs_from_the_inputs_brings_a_projection():
 def test_chosen_inputs_enter_in_their_order_with_the_logarithm_of_the_draft_probability():
     head = new_head(inputs=("entropy", "hidden", "draft_prob"))
     inputs = features(4)
-    expected = torch.cat([inputs["entropy"][:, None], inputs["hidden"], inputs["draft_prob"].log()[:, None]], dim=1)
+    expected = torch.cat(
+        [inputs["entropy"][:, None], inputs["hidden"], inputs["draft_prob"].log()[:, None]], dim=1
+    )
     assert torch.equal(head.assemble(inputs), expected)
     assert head.config.input_size == H + 2
 
@@ -100,7 +113,8 @@ def test_a_draft_probability_of_zero_stays_finite():
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
 @pytest.mark.parametrize("predicts", KINDS)
 def test_a_head_computes_in_float32_whatever_the_drafts_type(predicts, dtype):
-    head, inputs = new_head(predicts), features(4, dtype=dtype)
+    head = new_head(predicts)
+    inputs = features(4, dtype=dtype)
     logits = head(inputs)
     assert logits.dtype == torch.float32
     assert torch.equal(logits, head({name: value.float() for name, value in inputs.items()}))
@@ -110,22 +124,27 @@ def test_a_head_computes_in_float32_whatever_the_drafts_type(predicts, dtype):
 
 
 def test_a_head_without_blocks_is_linear():
-    head, inputs = new_head("input_token", 0), features(6)
+    head = new_head("input_token", 0)
+    inputs = features(6)
     expected = inputs["hidden"] @ head.readout.weight[0] + head.readout.bias
     torch.testing.assert_close(head(inputs), expected)
 
 
 def test_a_head_is_blocks_of_x_plus_silu_between_projection_and_readout():
-    head, inputs = new_head("next_token", 2).double(), features(6, dtype=torch.float64)
+    head = new_head("next_token", 2).double()
+    inputs = features(6, dtype=torch.float64)
     x = head.assemble(inputs) @ head.projection.weight.T + head.projection.bias
     for block in head.blocks:
         z = x @ block.linear.weight.T + block.linear.bias
         x = x + z / (1 + torch.exp(-z))
-    torch.testing.assert_close(head(inputs), x @ head.readout.weight[0] + head.readout.bias, atol=1e-12, rtol=0)
+    torch.testing.assert_close(
+        head(inputs), x @ head.readout.weight[0] + head.readout.bias, atol=1e-12, rtol=0
+    )
 
 
 def test_a_fresh_block_is_the_identity_and_can_still_learn():
-    block, x = ResidualBlock(H), features(5)["hidden"]
+    block = ResidualBlock(H)
+    x = features(5)["hidden"]
     out = block(x)
     assert torch.equal(out, x)
     out.pow(2).sum().backward()
@@ -134,7 +153,8 @@ def test_a_fresh_block_is_the_identity_and_can_still_learn():
 
 @pytest.mark.parametrize("predicts", KINDS)
 def test_fresh_heads_of_every_depth_start_as_the_linear_one(predicts):
-    inputs, outputs = features(5), []
+    inputs = features(5)
+    outputs = []
     for depth in range(5):
         torch.manual_seed(3)
         head = AcceptanceHead(config(predicts, depth))
@@ -143,8 +163,13 @@ def test_fresh_heads_of_every_depth_start_as_the_linear_one(predicts):
 
 
 def test_blocks_do_not_share_weights():
-    head, inputs = new_head(depth=3), features(5)
-    assert len({p.data_ptr() for p in head.parameters()}) == len(list(head.parameters())) == 2 + 3 * 2 + 2
+    head = new_head(depth=3)
+    inputs = features(5)
+    assert (
+        len({p.data_ptr() for p in head.parameters()})
+        == len(list(head.parameters()))
+        == 2 + 3 * 2 + 2
+    )
     before = [head(inputs)]
     for block in head.blocks:
         block.linear.weight.data.add_(0.1)
@@ -157,12 +182,18 @@ def test_blocks_do_not_share_weights():
 
 def test_standardised_inputs_have_mean_zero_and_variance_one():
     head = new_head().double()
-    sample = torch.randn(500, head.config.input_size, dtype=torch.float64) * torch.linspace(0.01, 30, head.config.input_size) - 7
+    sample = (
+        torch.randn(500, head.config.input_size, dtype=torch.float64)
+        * torch.linspace(0.01, 30, head.config.input_size)
+        - 7
+    )
     set_scale(head, sample)
     entering = []
     head.projection.register_forward_pre_hook(lambda module, args: entering.append(args[0]))
     head.score(sample)
-    torch.testing.assert_close(entering[0].mean(dim=0), torch.zeros(H + E + 3, dtype=torch.float64), atol=1e-9, rtol=0)
+    torch.testing.assert_close(
+        entering[0].mean(dim=0), torch.zeros(H + E + 3, dtype=torch.float64), atol=1e-9, rtol=0
+    )
     torch.testing.assert_close(entering[0].std(dim=0), torch.ones(H + E + 3, dtype=torch.float64))
 
 
@@ -191,7 +222,9 @@ def pair():
 
 def test_a_head_fits_the_draft_it_was_trained_for(pair):
     AcceptanceHead(config(draft={"id": "tiny-draft", "revision": "r2"})).check_fits(pair)
-    AcceptanceHead(config(draft={"id": "moved/elsewhere", "revision": "r2"})).check_fits(pair)  # the weights are what counts
+    AcceptanceHead(config(draft={"id": "moved/elsewhere", "revision": "r2"})).check_fits(
+        pair
+    )  # the weights are what counts
     AcceptanceHead(config()).check_fits(pair)  # it does not say for which
 
 
@@ -206,7 +239,9 @@ def test_another_draft_revision_is_an_error_that_names_both(pair):
     with pytest.raises(UserError, match=r"theirs at revision r9.*tiny-draft at revision r2"):
         head.check_fits(pair)
     with pytest.raises(UserError, match="revision r2.*revision r3"):
-        AcceptanceHead(config(draft={"id": "d", "revision": "r2"})).check_fits(replace(pair, draft_revision="r3"))
+        AcceptanceHead(config(draft={"id": "d", "revision": "r2"})).check_fits(
+            replace(pair, draft_revision="r3")
+        )
 
 
 # --- the config
@@ -215,11 +250,17 @@ def test_another_draft_revision_is_an_error_that_names_both(pair):
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"predicts": "last_token"}, "head's predicts=last_token must be one of 'next_token' or 'input_token'"),
+        (
+            {"predicts": "last_token"},
+            "head's predicts=last_token must be one of 'next_token' or 'input_token'",
+        ),
         ({"depth": -1}, "head's depth=-1 must be a non-negative integer"),
         (
             {"inputs": ("hidden", "phase_of_the_moon")},
-            r"head\.inputs names 'phase_of_the_moon'; a head with predicts=next_token can read hidden, embedding",
+            (
+                r"head\.inputs names 'phase_of_the_moon'; a head with predicts=next_token can read"
+                r" hidden, embedding"
+            ),
         ),
     ],
 )
@@ -230,15 +271,18 @@ def test_a_meaningless_value_is_a_user_error_that_names_the_key(values, message)
 
 @pytest.mark.parametrize("name", ["embedding", "draft_prob"])
 def test_an_input_token_head_cannot_read_features_of_the_next_token(name):
-    # When the decoder asks such a head about y_i, the embedding and probability at hand are those of y_{i+1}; in training
-    # they would be y_i's.
+    # When the decoder asks such a head about y_i, the embedding and probability at hand are those
+    # of y_{i+1}; in training they would be y_i's.
     with pytest.raises(UserError, match=rf"head\.inputs names '{name}'"):
         HeadConfig(hidden_size=H, predicts="input_token", inputs=("hidden", name))
 
 
 @pytest.mark.parametrize("predicts", KINDS)
 def test_without_inputs_a_head_reads_the_default_of_its_kind(predicts):
-    every = {"input_token": ("hidden",), "next_token": ("hidden", "embedding", "draft_prob", "max_prob", "entropy")}[predicts]
+    every = {
+        "input_token": ("hidden",),
+        "next_token": ("hidden", "embedding", "draft_prob", "max_prob", "entropy"),
+    }[predicts]
     assert (
         HeadConfig(hidden_size=H, predicts=predicts).inputs
         == HeadConfig(hidden_size=H, predicts=predicts, inputs=[]).inputs
@@ -269,18 +313,33 @@ def test_without_inputs_a_head_reads_the_default_of_its_kind(predicts):
 def test_a_config_survives_json(original):
     written = json.loads(json.dumps(original.to_dict()))
     assert HeadConfig.from_dict(written, "config.json") == original
-    assert AcceptanceHead(original).state_dict().keys() == AcceptanceHead(HeadConfig.from_dict(written, "")).state_dict().keys()
+    assert (
+        AcceptanceHead(original).state_dict().keys()
+        == AcceptanceHead(HeadConfig.from_dict(written, "")).state_dict().keys()
+    )
 
 
 @pytest.mark.parametrize(
     ("values", "message"),
     [
         ([], r"^config\.json must be a JSON object; export the head again\.$"),
-        ({"model_type": "llama"}, "^config.json belongs to a model, not to a head; give the folder of a head"),
-        ({"architectures": ["LlamaForCausalLM"]}, "^config.json belongs to a model, not to a head; give the folder of a head"),
+        (
+            {"model_type": "llama"},
+            "^config.json belongs to a model, not to a head; give the folder of a head",
+        ),
+        (
+            {"architectures": ["LlamaForCausalLM"]},
+            "^config.json belongs to a model, not to a head; give the folder of a head",
+        ),
         ({"format_version": 1}, "^config.json has head format 1; this version reads 2"),
-        (HeadConfig(hidden_size=H).to_dict() | {"recommended": {"threshold": [0.5]}}, "^config.json: the head's recommended"),
-        (HeadConfig(hidden_size=H).to_dict() | {"train": {"num_prompts": "many"}}, "^config.json: the head's train"),
+        (
+            HeadConfig(hidden_size=H).to_dict() | {"recommended": {"threshold": [0.5]}},
+            "^config.json: the head's recommended",
+        ),
+        (
+            HeadConfig(hidden_size=H).to_dict() | {"train": {"num_prompts": "many"}},
+            "^config.json: the head's train",
+        ),
     ],
     ids=["a list", "a model's type", "a model's class", "an old format", "recommended", "train"],
 )

@@ -1,4 +1,6 @@
-"""Heads go to a hub and come back as they were, through huggingface_hub's own client and a hub that this test plays."""
+"""Heads go to a hub and come back as they were, through huggingface_hub's own client and a hub that
+this test plays.
+"""
 
 import base64
 import hashlib
@@ -75,11 +77,17 @@ class Hub(BaseHTTPRequestHandler):
             for line in given.splitlines():
                 operation = json.loads(line)
                 if operation["key"] == "file":
-                    self.files[operation["value"]["path"]] = base64.b64decode(operation["value"]["content"])
+                    self.files[operation["value"]["path"]] = base64.b64decode(
+                        operation["value"]["content"]
+                    )
                 if operation["key"] == "deletedFile":
                     del self.files[operation["value"]["path"]]
             self.answer(
-                {"success": True, "commitOid": COMMIT, "commitUrl": f"{self.own_address}/somebody/a-head/commit/{COMMIT}"}
+                {
+                    "success": True,
+                    "commitOid": COMMIT,
+                    "commitUrl": f"{self.own_address}/somebody/a-head/commit/{COMMIT}",
+                }
             )
         else:
             self.send_error(404)
@@ -91,20 +99,36 @@ class Hub(BaseHTTPRequestHandler):
             if "/tree/" in path:
                 self.answer(
                     [
-                        {"type": "file", "path": name, "size": len(content), "oid": hashlib.sha1(content).hexdigest()}
+                        {
+                            "type": "file",
+                            "path": name,
+                            "size": len(content),
+                            "oid": hashlib.sha1(content).hexdigest(),
+                        }
                         for name, content in self.files.items()
                     ]
                 )
             else:
                 self.answer(
-                    {"id": "somebody/a-head", "sha": COMMIT, "siblings": siblings, "private": False, "downloads": 0, "tags": []}
+                    {
+                        "id": "somebody/a-head",
+                        "sha": COMMIT,
+                        "siblings": siblings,
+                        "private": False,
+                        "downloads": 0,
+                        "tags": [],
+                    }
                 )
             return
         name = path.rpartition("/resolve/")[2].partition("/")[2]
         if name in self.files:
             content = self.files[name]
             etag = hashlib.sha1(content).hexdigest()
-            self.answer(content, {"ETag": f'"{etag}"', "X-Repo-Commit": COMMIT, "Accept-Ranges": "bytes"}, body)
+            self.answer(
+                content,
+                {"ETag": f'"{etag}"', "X-Repo-Commit": COMMIT, "Accept-Ranges": "bytes"},
+                body,
+            )
         else:
             self.send_error(404)
 
@@ -127,7 +151,11 @@ def hub():
 def new_head():
     torch.manual_seed(0)
     calibration = {"slope": [1.2, 0.8], "intercept": [0.1, 0.0]}
-    head = AcceptanceHead(HeadConfig(hidden_size=8, depth=1, calibration=calibration, draft={"id": "a", "revision": "b"}))
+    head = AcceptanceHead(
+        HeadConfig(
+            hidden_size=8, depth=1, calibration=calibration, draft={"id": "a", "revision": "b"}
+        )
+    )
     for tensor in head.state_dict().values():
         tensor.add_(0.3 * torch.randn_like(tensor))
     return head
@@ -140,7 +168,12 @@ def test_push_to_hub_and_back(hub, tmp_path):
     folder = save_head(head, tmp_path / "head", torch.randn(32, 19))
     (folder / "notes.txt").write_text("of the user, not of the head")
     ours = {name: value for name, value in os.environ.items() if not name.startswith("HF_")}
-    settings = {"HF_ENDPOINT": endpoint, "HF_HOME": str(tmp_path / "hf"), "HF_TOKEN": "hf_x", "HF_HUB_DISABLE_XET": "1"}
+    settings = {
+        "HF_ENDPOINT": endpoint,
+        "HF_HOME": str(tmp_path / "hf"),
+        "HF_TOKEN": "hf_x",
+        "HF_HUB_DISABLE_XET": "1",
+    }
     done = subprocess.run(
         [sys.executable, "-c", THERE_AND_BACK, str(folder)],
         env={**ours, **settings, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
@@ -162,7 +195,9 @@ def test_push_to_hub_and_back(hub, tmp_path):
 
 
 def test_save_pretrained_and_from_pretrained(tmp_path):
-    """Of a head that was never saved, too: its golden vectors are then random inputs of its scale."""
+    """Of a head that was never saved, too: its golden vectors are then random inputs of its
+    scale.
+    """
     head = new_head()
     head.save_pretrained(tmp_path / "head")
     back = AcceptanceHead.from_pretrained(tmp_path / "head")
@@ -177,7 +212,9 @@ def test_save_pretrained_and_from_pretrained(tmp_path):
 def exported_once(tmp_path_factory):
     torch.manual_seed(0)
     calibration = {"slope": [1.2, 0.8], "intercept": [0.1, 0.0]}
-    head = AcceptanceHead(HeadConfig(8, depth=1, predicts="input_token", width=8, calibration=calibration))
+    head = AcceptanceHead(
+        HeadConfig(8, depth=1, predicts="input_token", width=8, calibration=calibration)
+    )
     torch.nn.init.normal_(head.readout.weight)
     folder = save_head(head, tmp_path_factory.mktemp("exported") / "head", torch.randn(32, 8))
     for _, write in FORMATS.values():
@@ -202,4 +239,7 @@ def test_a_new_calibration_removes_graphs_with_the_earlier_one(exported, caplog)
     assert all((exported / name).exists() for name in EXPORTED)
     store_in_config(exported, calibration={"slope": [1.0], "intercept": [0.0]})
     assert {name for name in EXPORTED if not (exported / name).exists()} == {GRAPH}
-    assert "head.onnx held the earlier calibration and was removed; specheads export writes it again" in caplog.text
+    assert (
+        "head.onnx held the earlier calibration and was removed; specheads export writes it again"
+        in caplog.text
+    )

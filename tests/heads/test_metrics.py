@@ -42,15 +42,19 @@ def auroc_by_pairs(scores, labels):
 @pytest.mark.parametrize("hard", [0, 20, 60])
 @pytest.mark.parametrize("ties", [False, True])
 def test_auroc_counts_pairs_of_soft_labels_and_half_of_ties(hard, ties):
-    scores, labels = normal(60, seed=1), soft_labels(60, hard=hard)
+    scores = normal(60, seed=1)
+    labels = soft_labels(60, hard=hard)
     scores = (2 * scores).round() if ties else scores
     assert len(scores.unique()) < 20 if ties else len(scores.unique()) == 60
     assert auroc(scores, labels) == pytest.approx(auroc_by_pairs(scores, labels), abs=1e-12)
 
 
 def test_auroc_of_float32_input_is_computed_in_float64():
-    scores, labels = normal(3000, seed=1).float(), soft_labels(3000).float()
-    assert auroc(scores, labels) == pytest.approx(auroc(scores.double(), labels.double()), abs=1e-12)
+    scores = normal(3000, seed=1).float()
+    labels = soft_labels(3000).float()
+    assert auroc(scores, labels) == pytest.approx(
+        auroc(scores.double(), labels.double()), abs=1e-12
+    )
 
 
 def test_auroc_of_perfect_opposite_and_constant_scores():
@@ -61,7 +65,8 @@ def test_auroc_of_perfect_opposite_and_constant_scores():
 
 
 def test_auroc_changes_sides_with_the_scores_and_ignores_their_scale():
-    scores, labels = normal(200), soft_labels(200)
+    scores = normal(200)
+    labels = soft_labels(200)
     assert auroc(-scores, labels) == pytest.approx(1 - auroc(scores, labels), abs=1e-12)
     assert auroc(torch.exp(3 * scores), labels) == auroc(scores, labels)
 
@@ -80,13 +85,18 @@ def kl(a, p):
 
 @pytest.mark.parametrize("hard", [0, 25, 50])
 def test_binary_kl_is_its_formula_with_zero_log_zero_as_zero(hard):
-    logits, labels = 2 * normal(50), soft_labels(50, hard=hard)
-    expected = sum(kl(a, p) for a, p in zip(labels.tolist(), torch.sigmoid(logits).tolist(), strict=True)) / 50
+    logits = 2 * normal(50)
+    labels = soft_labels(50, hard=hard)
+    expected = (
+        sum(kl(a, p) for a, p in zip(labels.tolist(), torch.sigmoid(logits).tolist(), strict=True))
+        / 50
+    )
     assert binary_kl(logits, labels).item() == pytest.approx(expected, abs=1e-12)
 
 
 def test_binary_kl_of_hard_labels_is_their_cross_entropy():
-    logits, labels = normal(8), torch.tensor([0.0, 1, 1, 0, 0, 1, 0, 1], dtype=torch.float64)
+    logits = normal(8)
+    labels = torch.tensor([0.0, 1, 1, 0, 0, 1, 0, 1], dtype=torch.float64)
     assert binary_kl(logits, labels) == binary_cross_entropy_with_logits(logits, labels)
 
 
@@ -104,8 +114,15 @@ def test_binary_kl_of_certain_and_right_predictions_is_zero():
 
 
 def test_brier_is_the_expected_squared_error_against_samples():
-    probs, labels = soft_labels(40, seed=1), soft_labels(40, hard=10)
-    expected = sum(a * (p - 1) ** 2 + (1 - a) * p**2 for p, a in zip(probs.tolist(), labels.tolist(), strict=True)) / 40
+    probs = soft_labels(40, seed=1)
+    labels = soft_labels(40, hard=10)
+    expected = (
+        sum(
+            a * (p - 1) ** 2 + (1 - a) * p**2
+            for p, a in zip(probs.tolist(), labels.tolist(), strict=True)
+        )
+        / 40
+    )
     assert brier(probs, labels) == pytest.approx(expected, abs=1e-12)
 
 
@@ -113,7 +130,9 @@ def test_brier_is_least_at_the_labels():
     labels = soft_labels(40)
     assert brier(labels, labels) == pytest.approx((labels * (1 - labels)).mean().item(), abs=1e-12)
     for shift in (-0.01, 0.01):
-        assert brier(labels + shift, labels) == pytest.approx(brier(labels, labels) + 1e-4, abs=1e-12)
+        assert brier(labels + shift, labels) == pytest.approx(
+            brier(labels, labels) + 1e-4, abs=1e-12
+        )
 
 
 # --- calibration
@@ -122,15 +141,22 @@ def test_brier_is_least_at_the_labels():
 def test_calibration_of_an_example_worked_by_hand():
     probs = torch.tensor([0.05, 0.15, 0.45, 0.35, 1.0, 0.8], dtype=torch.float64)
     labels = torch.tensor([0.0, 0.5, 1.0, 0.0, 0.75, 1.0], dtype=torch.float64)
-    curve = calibration(probs, labels, num_bins=5)  # [0, 0.2) [0.2, 0.4) [0.4, 0.6) [0.6, 0.8) [0.8, 1]; the fourth is empty
+    curve = calibration(
+        probs, labels, num_bins=5
+    )  # [0, 0.2) [0.2, 0.4) [0.4, 0.6) [0.6, 0.8) [0.8, 1]; the fourth is empty
     torch.testing.assert_close(curve.share, torch.tensor([2, 1, 1, 2], dtype=torch.float64) / 6)
-    torch.testing.assert_close(curve.predicted, torch.tensor([0.1, 0.35, 0.45, 0.9], dtype=torch.float64))
-    torch.testing.assert_close(curve.observed, torch.tensor([0.25, 0.0, 1.0, 0.875], dtype=torch.float64))
+    torch.testing.assert_close(
+        curve.predicted, torch.tensor([0.1, 0.35, 0.45, 0.9], dtype=torch.float64)
+    )
+    torch.testing.assert_close(
+        curve.observed, torch.tensor([0.25, 0.0, 1.0, 0.875], dtype=torch.float64)
+    )
     assert curve.ece == pytest.approx((2 * 0.15 + 0.35 + 0.55 + 2 * 0.025) / 6)
 
 
 def test_calibration_keeps_the_means_and_counts_everything():
-    probs, labels = soft_labels(500, seed=1), soft_labels(500)
+    probs = soft_labels(500, seed=1)
+    labels = soft_labels(500)
     curve = calibration(probs, labels)
     assert len(curve.share) == 15
     assert curve.share.sum().item() == pytest.approx(1)
@@ -146,14 +172,19 @@ def test_exact_predictions_have_no_calibration_error_and_shifted_ones_have_their
 
 def test_predictions_of_exactly_zero_and_one_are_in_the_outer_bins():
     curve = calibration(torch.tensor([0.0, 1.0]), torch.tensor([0.25, 0.5]))
-    assert (curve.share.tolist(), curve.predicted.tolist(), curve.observed.tolist()) == ([0.5, 0.5], [0, 1], [0.25, 0.5])
+    assert (curve.share.tolist(), curve.predicted.tolist(), curve.observed.tolist()) == (
+        [0.5, 0.5],
+        [0, 1],
+        [0.25, 0.5],
+    )
 
 
 # --- all of them
 
 
 def test_prediction_metrics_are_the_four_metrics():
-    logits, labels = normal(100), soft_labels(100, hard=30)
+    logits = normal(100)
+    labels = soft_labels(100, hard=30)
     probs = torch.sigmoid(logits)
     assert prediction_metrics(logits, labels) == {
         "kl": binary_kl(logits, labels).item(),
@@ -183,7 +214,8 @@ def test_a_logistic_recovers_the_weights_that_made_its_soft_labels():
 
 @pytest.mark.parametrize("hard", [0, 400])
 def test_a_logistic_ends_where_the_gradient_is_zero(hard):
-    features, labels = normal(400, 3), soft_labels(400, hard=hard)
+    features = normal(400, 3)
+    labels = soft_labels(400, hard=hard)
     weights = fit_logistic(features, labels)
     assert gradient(weights, features, labels).abs().max() < 1e-7
     assert gradient(torch.zeros(4, dtype=torch.float64), features, labels).abs().max() > 1e-3
@@ -191,14 +223,19 @@ def test_a_logistic_ends_where_the_gradient_is_zero(hard):
 
 @pytest.mark.parametrize("count", [50, 400])
 def test_a_ridge_pulls_each_samples_share_of_the_weights_to_zero(count):
-    features, labels = normal(count, 3), soft_labels(count)
-    weights, free = fit_logistic(features, labels, ridge=0.1), fit_logistic(features, labels)
-    torch.testing.assert_close(gradient(weights, features, labels), -0.1 * weights, atol=1e-9, rtol=0)
+    features = normal(count, 3)
+    labels = soft_labels(count)
+    weights = fit_logistic(features, labels, ridge=0.1)
+    free = fit_logistic(features, labels)
+    torch.testing.assert_close(
+        gradient(weights, features, labels), -0.1 * weights, atol=1e-9, rtol=0
+    )
     assert weights.norm() < free.norm()
 
 
 def test_a_logistic_takes_float32_and_returns_float64():
-    features, labels = normal(200, 3).float(), soft_labels(200).float()
+    features = normal(200, 3).float()
+    labels = soft_labels(200).float()
     weights = fit_logistic(features, labels)
     assert weights.dtype == torch.float64
     assert gradient(weights, features.double(), labels.double()).abs().max() < 1e-7
@@ -209,7 +246,9 @@ def test_a_logistic_with_a_repeated_feature_still_predicts_right():
     labels = torch.sigmoid(features @ WEIGHTS[:-1] + WEIGHTS[-1])
     doubled = torch.cat([features, features[:, 1:2]], dim=1)
     weights = fit_logistic(doubled, labels)
-    torch.testing.assert_close(torch.sigmoid(doubled @ weights[:-1] + weights[-1]), labels, atol=1e-6, rtol=0)
+    torch.testing.assert_close(
+        torch.sigmoid(doubled @ weights[:-1] + weights[-1]), labels, atol=1e-6, rtol=0
+    )
     assert weights[1] + weights[3] == pytest.approx(-2.0, abs=1e-5)
 
 
@@ -219,7 +258,12 @@ def test_a_logistic_fits_the_features_of_training_free_rules(seed):
     probs = torch.softmax(4 * normal(2000, 30, seed=seed), dim=1)
     token = torch.multinomial(probs, 1, generator=torch.Generator().manual_seed(seed))
     features = torch.cat(
-        [probs.gather(1, token).log(), probs.amax(dim=1, keepdim=True), torch.special.entr(probs).sum(dim=1, keepdim=True)], dim=1
+        [
+            probs.gather(1, token).log(),
+            probs.amax(dim=1, keepdim=True),
+            torch.special.entr(probs).sum(dim=1, keepdim=True),
+        ],
+        dim=1,
     )
     labels = soft_labels(2000, seed=seed, hard=1000) * torch.sigmoid(features[:, 0] + 3)
     weights = fit_logistic(features, labels)

@@ -25,7 +25,9 @@ class Block(nn.Module):
 
 
 class Theirs(nn.Module):
-    """A network of their shape: one block, applied some times, and two logits of which the second accepts."""
+    """A network of their shape: one block, applied some times, and two logits of which the second
+    accepts.
+    """
 
     def __init__(self, depth, shared=True):
         super().__init__()
@@ -46,11 +48,18 @@ def saved(network, depth, folder):
 @pytest.mark.parametrize(("depth", "shared"), [(0, True), (1, True), (3, True), (3, False)])
 def test_their_checkpoints_are_read_exactly(depth, shared, tmp_path):
     torch.manual_seed(0)
-    network, hidden = Theirs(depth, shared).double(), torch.randn(50, SIZE, dtype=torch.float64)
+    network = Theirs(depth, shared).double()
+    hidden = torch.randn(50, SIZE, dtype=torch.float64)
     head = load_head(saved(network, depth, tmp_path / "theirs")).double()
-    assert (head.config.predicts, head.config.depth, head.config.inputs) == ("input_token", depth, ("hidden",))
+    assert (head.config.predicts, head.config.depth, head.config.inputs) == (
+        "input_token",
+        depth,
+        ("hidden",),
+    )
     # The file held doubles, our weights pass through float32.
-    torch.testing.assert_close(head({"hidden": hidden}).sigmoid(), network.chance(hidden), atol=1e-6, rtol=0)
+    torch.testing.assert_close(
+        head({"hidden": hidden}).sigmoid(), network.chance(hidden), atol=1e-6, rtol=0
+    )
 
 
 def test_shared_blocks_are_stored_once(tmp_path):
@@ -67,17 +76,31 @@ def test_a_head_of_theirs_decodes(nano, prompts, tmp_path):
     torch.manual_seed(0)
     head = load_head(saved(Theirs(1), 1, tmp_path / "theirs"))
     greedy = SpeculativeDecoder(nano, warp=Warp(0.0)).generate(prompts[0], 16).tokens
-    out = SpeculativeDecoder(nano, stopping=HeadThreshold(head, 0.9), warp=Warp(0.0)).generate(prompts[0], 16)
+    out = SpeculativeDecoder(nano, stopping=HeadThreshold(head, 0.9), warp=Warp(0.0)).generate(
+        prompts[0], 16
+    )
     assert torch.equal(out.tokens, greedy) and min(each.num_drafted for each in out.rounds[:1]) >= 2
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda tensors: tensors.pop("model.3.bias"), r"'model.3.bias' is no such tensor, expected \(2,\)"),
-        (lambda tensors: tensors.update({"model.3.bias": torch.zeros(1)}), r"'model.3.bias' is \(1,\), expected \(2,\)"),
-        (lambda tensors: tensors.update({"model.7.bias": torch.zeros(1)}), r"'model.7.bias' is \(1,\), expected no such tensor"),
-        (lambda tensors: tensors.pop("model.0.linear.bias"), r"'model.0.linear.bias' is no such tensor"),
+        (
+            lambda tensors: tensors.pop("model.3.bias"),
+            r"'model.3.bias' is no such tensor, expected \(2,\)",
+        ),
+        (
+            lambda tensors: tensors.update({"model.3.bias": torch.zeros(1)}),
+            r"'model.3.bias' is \(1,\), expected \(2,\)",
+        ),
+        (
+            lambda tensors: tensors.update({"model.7.bias": torch.zeros(1)}),
+            r"'model.7.bias' is \(1,\), expected no such tensor",
+        ),
+        (
+            lambda tensors: tensors.pop("model.0.linear.bias"),
+            r"'model.0.linear.bias' is no such tensor",
+        ),
     ],
 )
 def test_a_tensor_that_does_not_fit_is_named(change, message, tmp_path):

@@ -1,4 +1,6 @@
-"""The prompts that a head was trained on: a file of its folder that is written, copied with the head and checked."""
+"""The prompts that a head was trained on: a file of its folder that is written, copied with the
+head and checked.
+"""
 
 import hashlib
 
@@ -11,7 +13,8 @@ from specheads.errors import UserError
 from specheads.heads.head import AcceptanceHead, HeadConfig, load_head, save_head
 from specheads.heads.train_prompts import FILE, TrainPrompts, text_hash
 
-TRAIN, DEV = ["def f(x):\n", "Say hello.\n\nTo all.", "def f(x):\n"], ["Of what?"]
+TRAIN = ["def f(x):\n", "Say hello.\n\nTo all.", "def f(x):\n"]
+DEV = ["Of what?"]
 
 
 def new_head(learned):
@@ -29,15 +32,25 @@ def folder(tmp_path):
 
 
 def test_words_are_kept_once(folder):
-    digits = [hashlib.sha256(words.encode()).digest()[:8] for words in ("def f(x):", "say hello. to all.")]
+    digits = [
+        hashlib.sha256(words.encode()).digest()[:8] for words in ("def f(x):", "say hello. to all.")
+    ]
     kept = load_file(folder / FILE)
-    assert kept["train"].tolist() == sorted(int.from_bytes(digest, "big", signed=True) for digest in digits)
+    assert kept["train"].tolist() == sorted(
+        int.from_bytes(digest, "big", signed=True) for digest in digits
+    )
     learned = load_head(folder).train_prompts
-    assert learned.train.tolist() == kept["train"].tolist() and learned.dev.tolist() == [text_hash(DEV[0])]
+    assert learned.train.tolist() == kept["train"].tolist() and learned.dev.tolist() == [
+        text_hash(DEV[0])
+    ]
 
 
 def test_white_space_and_case_of_templates_do_not_matter():
-    texts = [f"Say it.{gap}{given}" for gap in ("\n", "\n\n", " \t") for given in ("All of it", "all of it\n")]
+    texts = [
+        f"Say it.{gap}{given}"
+        for gap in ("\n", "\n\n", " \t")
+        for given in ("All of it", "all of it\n")
+    ]
     assert len({text_hash(text) for text in texts}) == 1
     assert text_hash("Say it.") != text_hash("Say it!") != text_hash("Sayit.")
 
@@ -77,8 +90,17 @@ def test_a_head_that_replaces_another_does_not_take_its_prompts(folder):
         ),
         ({}, "holds nothing, expected"),
         ({"train": torch.zeros(3), "dev": torch.zeros(3, dtype=torch.int64)}, "train float32 of 1"),
-        ({"train": torch.zeros(3, 1, dtype=torch.int64), "dev": torch.zeros(3, dtype=torch.int64)}, "train int64 of 2"),
-        ({name: torch.zeros(1, dtype=torch.int64) for name in ("train", "dev", "test")}, "test int64 of 1"),
+        (
+            {
+                "train": torch.zeros(3, 1, dtype=torch.int64),
+                "dev": torch.zeros(3, dtype=torch.int64),
+            },
+            "train int64 of 2",
+        ),
+        (
+            {name: torch.zeros(1, dtype=torch.int64) for name in ("train", "dev", "test")},
+            "test int64 of 1",
+        ),
     ],
 )
 def test_a_file_that_holds_something_else_is_refused(folder, tensors, content):

@@ -33,18 +33,28 @@ def folder(kind, tmp_path):
 def expected(head, features, index):
     """Logit and calibrated chance, by the formula."""
     logit = head(features | {"index": index})
-    slope, intercept = (torch.tensor(CALIBRATION[name])[index.clamp_max(2)] for name in ("slope", "intercept"))
+    slope, intercept = (
+        torch.tensor(CALIBRATION[name])[index.clamp_max(2)] for name in ("slope", "intercept")
+    )
     return logit, torch.sigmoid(slope * logit + intercept)
 
 
 class Session:
-    """An onnxruntime session that computes what a head computes; `error` is added to an output, by its number."""
+    """An onnxruntime session that computes what a head computes.
+
+    `error` is added to an output, by its number.
+    """
 
     def __init__(self, head, error=0.0, output=0):
-        self.network, self.error, self.output, self.given = formats._CalibratedHead(head), error, output, []
+        self.network = formats._CalibratedHead(head)
+        self.error = error
+        self.output = output
+        self.given = []
 
     def run(self, names, given):
-        assert names is None and all(value.dtype in ("float32", "int64") for value in given.values())
+        assert names is None and all(
+            value.dtype in ("float32", "int64") for value in given.values()
+        )
         self.given.append(given)
         features = {name: torch.from_numpy(value) for name, value in given.items()}
         outputs = list(self.network(features, features.pop("index")))
@@ -54,7 +64,9 @@ class Session:
 
 def small(scale=1.0, intercept=0.0):
     torch.manual_seed(0)
-    head = AcceptanceHead(HeadConfig(hidden_size=4, depth=0, calibration=CALIBRATION)).requires_grad_(False)
+    head = AcceptanceHead(
+        HeadConfig(hidden_size=4, depth=0, calibration=CALIBRATION)
+    ).requires_grad_(False)
     head.readout.weight *= scale
     head.readout.bias += intercept
     return head.eval()
@@ -64,20 +76,36 @@ def test_a_graph_is_compared_with_the_head_at_every_index_and_for_several_batche
     session = Session(small())
     formats._check_same(small(), session, "head.onnx")
     assert [len(given["index"]) for given in session.given] == [3, 1, 17]
-    assert session.given[2]["index"].tolist() == [*range(11), *range(6)]  # beyond the last of the calibration, too
+    assert session.given[2]["index"].tolist() == [
+        *range(11),
+        *range(6),
+    ]  # beyond the last of the calibration, too
     for given in session.given:
-        assert sorted(given) == ["draft_prob", "embedding", "entropy", "hidden", "index", "max_prob"]
-        assert given["hidden"].shape == (len(given["index"]), 4) and given["entropy"].shape == given["index"].shape
+        assert sorted(given) == [
+            "draft_prob",
+            "embedding",
+            "entropy",
+            "hidden",
+            "index",
+            "max_prob",
+        ]
+        assert (
+            given["hidden"].shape == (len(given["index"]), 4)
+            and given["entropy"].shape == given["index"].shape
+        )
 
 
 @pytest.mark.parametrize("output", [0, 1])
-@pytest.mark.parametrize(("error", "shown"), [(1e-3, "0.001"), (-1e-3, "0.001"), (float("nan"), "nan")])
+@pytest.mark.parametrize(
+    ("error", "shown"), [(1e-3, "0.001"), (-1e-3, "0.001"), (float("nan"), "nan")]
+)
 def test_one_wrong_number_is_enough(output, error, shown):
     with pytest.raises(UserError) as raised:
         formats._check_same(small(), Session(small(), error, output), "head.onnx")
-    assert str(raised.value) == (
-        f"head.onnx differs from the head by {shown}, expected at most 1e-05; use format=standalone, or another version of the "
-        "exporter."
+    assert (
+        str(raised.value)
+        == f"head.onnx differs from the head by {shown}, expected at most 1e-05; use"
+        " format=standalone, or another version of the exporter."
     )
 
 
@@ -91,14 +119,23 @@ def test_rounding_of_large_logits_is_no_difference():
 
 def test_what_is_tried_has_the_scale_of_what_the_head_was_trained_on():
     head = AcceptanceHead(HeadConfig(hidden_size=400))
-    head.input_mean.copy_(torch.cat([torch.full((400,), 3.0), torch.full((400,), -2.0), torch.zeros(3)]))
-    head.input_scale.copy_(torch.cat([torch.full((400,), 0.5), torch.full((400,), 50.0), torch.ones(3)]))
+    head.input_mean.copy_(
+        torch.cat([torch.full((400,), 3.0), torch.full((400,), -2.0), torch.zeros(3)])
+    )
+    head.input_scale.copy_(
+        torch.cat([torch.full((400,), 0.5), torch.full((400,), 50.0), torch.ones(3)])
+    )
     features, index = formats._example_inputs(head, 13)
-    for name, mean, spread in (("hidden", 3.0, 2.0), ("embedding", -2.0, 0.02)):  # 5,200 numbers: five standard errors
+    for name, mean, spread in (
+        ("hidden", 3.0, 2.0),
+        ("embedding", -2.0, 0.02),
+    ):  # 5,200 numbers: five standard errors
         assert features[name].mean().item() == pytest.approx(mean, abs=5 * spread / 5200**0.5)
         assert features[name].std().item() == pytest.approx(spread, rel=5 / (2 * 5200) ** 0.5)
     for name in ("draft_prob", "max_prob", "entropy"):
-        assert features[name].shape == (13,) and 0 <= features[name].min() < features[name].max() < 1
+        assert (
+            features[name].shape == (13,) and 0 <= features[name].min() < features[name].max() < 1
+        )
     assert index.tolist() == [*range(11), 0, 1]
     again = formats._example_inputs(head, 13)[0]
     assert all(torch.equal(features[name], again[name]) for name in features)
@@ -106,7 +143,9 @@ def test_what_is_tried_has_the_scale_of_what_the_head_was_trained_on():
 
 def test_onnxruntime_predicts_what_the_head_predicts(folder):
     head = load_head(folder)
-    session = onnxruntime.InferenceSession(write_onnx(head, folder), providers=["CPUExecutionProvider"])
+    session = onnxruntime.InferenceSession(
+        write_onnx(head, folder), providers=["CPUExecutionProvider"]
+    )
     assert {value.name for value in session.get_inputs()} == {*head.config.inputs, "index"}
     for batch in (1, 2, 40):
         inputs = formats._example_inputs(head, batch)
@@ -116,7 +155,9 @@ def test_onnxruntime_predicts_what_the_head_predicts(folder):
 
 
 def test_a_head_of_a_large_draft_is_tested_at_the_scale_of_its_inputs(tmp_path):
-    """States of 1 and embeddings of 0.02, as Llama has: read at another scale, logits would be in the hundreds."""
+    """States of 1 and embeddings of 0.02, as Llama has: read at another scale, logits would be in
+    the hundreds.
+    """
     torch.manual_seed(0)
     head = AcceptanceHead(HeadConfig(hidden_size=2048, width=256))
     inputs = torch.randn(64, head.config.input_size)
@@ -142,5 +183,7 @@ def test_a_graph_that_computes_something_else_is_refused_and_removed(folder, mon
 @pytest.mark.parametrize("kind", ["look-ahead"])
 def test_a_missing_package_is_named(folder, monkeypatch):
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
-    with pytest.raises(UserError, match=r"format=onnx needs onnxruntime: pip install 'specheads\[onnx\]'"):
+    with pytest.raises(
+        UserError, match=r"format=onnx needs onnxruntime: pip install 'specheads\[onnx\]'"
+    ):
         write_onnx(load_head(folder), folder)

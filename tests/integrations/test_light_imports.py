@@ -1,4 +1,6 @@
-"""A head decodes in another decoder's environment: integrations and decoder import torch, transformers and pydantic."""
+"""A head decodes in another decoder's environment: integrations and decoder import torch,
+transformers and pydantic.
+"""
 
 import os
 import subprocess
@@ -103,11 +105,19 @@ def ends(tmp_path_factory):
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
     script = f"{WITHOUT}CODES, ALLOWED = {CODES!r}, {ALLOWED!r}\n{IN_FORKS}"
     done = subprocess.run(
-        [sys.executable, "-c", script, RULES], cwd=folder, env=environment, capture_output=True, text=True, check=False
+        [sys.executable, "-c", script, RULES],
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert done.returncode == 0, done.stderr
     codes = map(int, done.stdout.split())
-    return {name: (code, (folder / f"{name}.txt").read_text()) for name, code in zip(CODES, codes, strict=True)}
+    return {
+        name: (code, (folder / f"{name}.txt").read_text())
+        for name, code in zip(CODES, codes, strict=True)
+    }
 
 
 @pytest.mark.parametrize("name", CODES)

@@ -1,4 +1,6 @@
-"""What is learned from rounds, in a simulation where times and chances are known, and the rules that follow from it."""
+"""What is learned from rounds, in a simulation where times and chances are known, and the rules
+that follow from it.
+"""
 
 import numpy as np
 import pytest
@@ -9,13 +11,38 @@ LONGEST = 8
 
 
 class World:
-    """Rounds whose times are known. Tokens are accepted at rates that a head predicts, or overrates by `confidence`."""
+    """Rounds whose times are known.
 
-    def __init__(self, base=10.0, verified=0.1, first=1.0, step=1.0, head=0.0, confidence=1.0, easy=0.95, hard=0.35, noise=0.0):
-        self.base, self.verified, self.first, self.further, self.head = base, verified, first, step, head
-        self.confidence, self.rates, self.noise = confidence, (easy, hard), noise
-        self.rng, self.now, self.pace = np.random.default_rng(0), 0.0, Pace()
-        self.tokens, self.steps, self.drafted, self.lengths = 0, 0, 0, []
+    Tokens are accepted at rates that a head predicts, or overrates by `confidence`.
+    """
+
+    def __init__(
+        self,
+        base=10.0,
+        verified=0.1,
+        first=1.0,
+        step=1.0,
+        head=0.0,
+        confidence=1.0,
+        easy=0.95,
+        hard=0.35,
+        noise=0.0,
+    ):
+        self.base = base
+        self.verified = verified
+        self.first = first
+        self.further = step
+        self.head = head
+        self.confidence = confidence
+        self.rates = (easy, hard)
+        self.noise = noise
+        self.rng = np.random.default_rng(0)
+        self.now = 0.0
+        self.pace = Pace()
+        self.tokens = 0
+        self.steps = 0
+        self.drafted = 0
+        self.lengths = []
 
     def round(self, num_requests):
         """Do one round as the pace says."""
@@ -24,7 +51,10 @@ class World:
         accepted_most = np.where(rejects.any(0), rejects.argmax(0), LONGEST)
         fixed = self.pace.length(num_requests, LONGEST)
         self.lengths.append(fixed)
-        survival, going, lengths, survivals = np.ones(num_requests), np.ones(num_requests, bool), np.zeros(num_requests, int), []
+        survival = np.ones(num_requests)
+        going = np.ones(num_requests, bool)
+        lengths = np.zeros(num_requests, int)
+        survivals = []
         bounds = self.pace.bounds(num_requests)
         for step in range(LONGEST if fixed is None else fixed):
             self.now += self.first if step == 0 else self.further
@@ -33,7 +63,8 @@ class World:
                 self.pace.step(self.now - self.head, self.now)
             else:
                 self.pace.step(self.now)
-            lengths, survival = lengths + going, survival * rates ** (1 / self.confidence)
+            lengths = lengths + going
+            survival = survival * rates ** (1 / self.confidence)
             survivals.append(survival)
             if bounds is not None and fixed is None:
                 gains = np.interp(survival, np.linspace(0, 1, KNOTS), self.pace.gains())
@@ -41,7 +72,11 @@ class World:
                 if not going.any() or gains[going].sum() < bounds.step + bounds.each * going.sum():
                     break
         steps = len(survivals)
-        shown = np.array(survivals).reshape(steps, num_requests) if fixed is None else np.zeros((0, num_requests))
+        shown = (
+            np.array(survivals).reshape(steps, num_requests)
+            if fixed is None
+            else np.zeros((0, num_requests))
+        )
         self.pace.end(self.now, lengths, shown)
         read = num_requests + lengths.sum()
         self.now += (self.base + self.verified * read) * (1 + self.noise * self.rng.random())
@@ -49,10 +84,12 @@ class World:
         rejected = (lengths - accepted).tolist() if lengths.any() else None
         self.pace.begin(self.now, num_requests, int(read), rejected, True)
         self.tokens += num_requests + accepted.sum()
-        self.steps, self.drafted = self.steps + steps, self.drafted + lengths.sum()
+        self.steps = self.steps + steps
+        self.drafted = self.drafted + lengths.sum()
 
     def rate_of(self, num_requests, count):
-        start, tokens = self.now, self.tokens
+        start = self.now
+        tokens = self.tokens
         for _ in range(count):
             self.round(num_requests)
         return (self.tokens - tokens) / (self.now - start)
@@ -67,7 +104,11 @@ def best_fixed(num_requests, **world):
         emitted = num_requests * (1 + (rates ** np.arange(1, length + 1)).sum(1).mean())
         drafting = costs.first + (length - 1) * costs.further if length else 0.0
         noise = 1 + costs.noise / 2
-        best = max(best, emitted / (drafting + noise * (costs.base + costs.verified * num_requests * (1 + length))))
+        best = max(
+            best,
+            emitted
+            / (drafting + noise * (costs.base + costs.verified * num_requests * (1 + length))),
+        )
     return best
 
 
@@ -75,7 +116,9 @@ def test_times_are_learned():
     world = World(base=20.0, verified=0.3, step=1.5, head=0.2)
     world.rate_of(4, 600)
     load = world.pace._load(4)
-    assert (load.first.value, load.step.value, world.pace._head.value) == pytest.approx((1.0, 1.5, 0.2))
+    assert (load.first.value, load.step.value, world.pace._head.value) == pytest.approx(
+        (1.0, 1.5, 0.2)
+    )
     assert load.line.slope() == pytest.approx(0.3, rel=0.2)
 
 
@@ -83,13 +126,16 @@ def test_a_heads_confidence_is_put_right():
     """Drafts by argmax of a head that learned from sampled ones: it believes in far too much."""
     world = World(confidence=3.0)
     world.rates = np.linspace(0.1, 0.99, 90)
-    world.pace.length, world.pace.bounds = lambda *given: None, lambda num_requests: None
+    world.pace.length = lambda *given: None
+    world.pace.bounds = lambda num_requests: None
     world.pace._by_head = True
     world.rate_of(8, 500)
     gains = world.pace.gains()
-    # After k tokens of a request that accepts at rate r, the head's survival is r^(k/3), and the next token's chance r^(k+1).
+    # After k tokens of a request that accepts at rate r, the head's survival is r^(k/3), and the
+    # next token's chance r^(k+1).
     for survival in (0.5, 0.7, 0.9):
-        low, high = survival**6, survival ** (3 * LONGEST / (LONGEST - 1))
+        low = survival**6
+        high = survival ** (3 * LONGEST / (LONGEST - 1))
         assert low - 0.05 < np.interp(survival, np.linspace(0, 1, KNOTS), gains) < high + 0.05
     assert (np.diff(gains) >= 0).all()
 
@@ -125,7 +171,9 @@ def test_lengths_follow_what_costs():
         world.rate_of(4, 300)
         return world.drafted, world.steps
 
-    usual, dear_steps, dear_tokens = drafted(), drafted(step=6.0), drafted(verified=2.0)
+    usual = drafted()
+    dear_steps = drafted(step=6.0)
+    dear_tokens = drafted(verified=2.0)
     assert dear_steps[1] < usual[1] and dear_tokens[0] < usual[0]
 
 
@@ -144,12 +192,15 @@ def test_other_numbers_of_requests_begin_with_what_is_known():
     assert world.pace.bounds(4) is None
     world.rate_of(4, 100)
     world.pace.length(4, LONGEST)
-    known, by_head = world.pace.bounds(4), world.pace._by_head
+    known = world.pace.bounds(4)
+    by_head = world.pace._by_head
     world.pace.length(8, LONGEST)
     if world.pace._by_head != by_head:
         world.pace._load(8).by_head.rounds += 1
         world.pace.length(8, LONGEST)
-    assert 1.5 * known.step < world.pace.bounds(8).step < 2 * known.step  # twice the tokens, some of whose time grows
+    assert (
+        1.5 * known.step < world.pace.bounds(8).step < 2 * known.step
+    )  # twice the tokens, some of whose time grows
     for _ in range(3):  # and go on with it until they have their own
         world.round(8)
         assert world.pace.bounds(8) is not None

@@ -1,4 +1,6 @@
-"""transformers' generate decodes with a head as the decoder here does: the same tokens, in the same rounds."""
+"""transformers' generate decodes with a head as the decoder here does: the same tokens, in the same
+rounds.
+"""
 
 import copy
 import json
@@ -40,10 +42,13 @@ def new_head(pair, folder, **kind):
     """A head with random weights and a spread of opinions, for the pair."""
     torch.manual_seed(1)
     who = {
-        role: {"id": getattr(pair, f"{role}_id"), "revision": getattr(pair, f"{role}_revision")} for role in ("draft", "target")
+        role: {"id": getattr(pair, f"{role}_id"), "revision": getattr(pair, f"{role}_revision")}
+        for role in ("draft", "target")
     }
     calibration = {"slope": [1.5, 1.0], "intercept": [1.5, 1.0]}
-    head = AcceptanceHead(HeadConfig(hidden_size=pair.draft_lm.hidden_size, calibration=calibration, **kind, **who))
+    head = AcceptanceHead(
+        HeadConfig(hidden_size=pair.draft_lm.hidden_size, calibration=calibration, **kind, **who)
+    )
     torch.nn.init.normal_(head.readout.weight, std=0.3)
     return save_head(head, folder, torch.randn(32, head.config.input_size))
 
@@ -72,8 +77,12 @@ def inputs(prompt):
 
 
 def ours(pair, folder, prompt, count):
-    """What the decoder here gives: tokens, and for each round how many were drafted and accepted."""
-    decoder = SpeculativeDecoder(pair, stopping=HeadThreshold(load_head(folder), **BOUNDS), warp=Warp(0.0))
+    """What the decoder here gives: tokens, and for each round how many were drafted and
+    accepted.
+    """
+    decoder = SpeculativeDecoder(
+        pair, stopping=HeadThreshold(load_head(folder), **BOUNDS), warp=Warp(0.0)
+    )
     out = decoder.generate(prompt, count)
     return out.tokens.tolist(), [(each.num_drafted, each.num_accepted) for each in out.rounds]
 
@@ -82,12 +91,16 @@ def test_assisted_generation_decodes_as_the_decoder_here(nano, many, folder):
     lengths = set()
     with assist(nano.target, nano.draft, folder, **BOUNDS) as handle:
         for prompt in many:
-            actual = nano.target.generate(**inputs(prompt), assistant_model=nano.draft, do_sample=False, max_new_tokens=24)
+            actual = nano.target.generate(
+                **inputs(prompt), assistant_model=nano.draft, do_sample=False, max_new_tokens=24
+            )
             tokens, rounds = ours(nano, folder, prompt, 24)
             assert actual[0, len(prompt) :].tolist() == tokens
             assert [drafted for drafted, _ in handle.rounds] == [drafted for drafted, _ in rounds]
             # transformers counts no token beyond the end of the text as accepted
-            assert [accepted for _, accepted in handle.rounds[:-1]] == [accepted for _, accepted in rounds[:-1]]
+            assert [accepted for _, accepted in handle.rounds[:-1]] == [
+                accepted for _, accepted in rounds[:-1]
+            ]
             lengths |= {drafted for drafted, _ in rounds}
     assert len(lengths) > 3  # the head is heard
 
@@ -108,23 +121,31 @@ def test_drafts_are_those_of_generate(nano, many, simple, settings, monkeypatch)
         with assist(nano.target, nano.draft, simple, **BOUNDS) as handle:
             for prompt in many:
                 torch.manual_seed(4)
-                text = nano.target.generate(**inputs(prompt), assistant_model=nano.draft, max_new_tokens=32, **settings)
+                text = nano.target.generate(
+                    **inputs(prompt), assistant_model=nano.draft, max_new_tokens=32, **settings
+                )
                 made.append((text[0].tolist(), handle.rounds))
         return made
 
-    calls, before = [], nano.draft.generate
+    calls = []
+    before = nano.draft.generate
     monkeypatch.setattr(nano.draft, "generate", lambda **given: calls.append(1) or before(**given))
     steps_of_its_own = generated()
     num_calls = len(calls)
-    monkeypatch.setattr(HeadCandidates, "_generate_candidates", AssistedCandidateGenerator._generate_candidates)
+    monkeypatch.setattr(
+        HeadCandidates, "_generate_candidates", AssistedCandidateGenerator._generate_candidates
+    )
     assert generated() == steps_of_its_own
-    assert num_calls < len(calls) - num_calls or "min_new_tokens" in settings  # which only generate knows
+    assert (
+        num_calls < len(calls) - num_calls or "min_new_tokens" in settings
+    )  # which only generate knows
 
 
 @pytest.fixture
 def heard(monkeypatch):
     """What drafts with a head, one for each generation."""
-    generators, before = [], AssistedCandidateGenerator.__init__
+    generators = []
+    before = AssistedCandidateGenerator.__init__
 
     def made(self, *arguments, **given):
         before(self, *arguments, **given)
@@ -149,7 +170,9 @@ def test_the_code_in_the_folder_decodes_the_same(nano, many, folder, heard):
         tokens, rounds = ours(nano, folder, prompt, 24)
         assert actual[0, len(prompt) :].tolist() == tokens
         drafts = heard.pop()
-        assert type(drafts).__module__.startswith("transformers_modules.")  # the folder's copy, not this project's
+        assert type(drafts).__module__.startswith(
+            "transformers_modules."
+        )  # the folder's copy, not this project's
         assert [drafted for drafted, _ in drafts._rounds] == [drafted for drafted, _ in rounds]
 
 
@@ -157,13 +180,17 @@ def test_the_code_in_the_folder_decodes_the_same(nano, many, folder, heard):
 def test_transformers_has_nothing_to_warn_of(nano, prompts, simple, way, monkeypatch):
     said = []
     for name in ("warning", "warning_once"):
-        monkeypatch.setattr(transformers.generation.utils.logger, name, lambda text, *rest: said.append(text))
+        monkeypatch.setattr(
+            transformers.generation.utils.logger, name, lambda text, *rest: said.append(text)
+        )
     given = {**inputs(prompts[0]), "do_sample": False, "max_new_tokens": 12}
     if way == "assist":
         with assist(nano.target, nano.draft, simple):
             nano.target.generate(**given, assistant_model=nano.draft)
     else:
-        nano.target.generate(**given, custom_generate=str(simple), trust_remote_code=True, draft_model=nano.draft)
+        nano.target.generate(
+            **given, custom_generate=str(simple), trust_remote_code=True, draft_model=nano.draft
+        )
     assert said == []
 
 
@@ -199,7 +226,9 @@ def test_what_users_of_generate_expect(nano, prompts, simple):
         given = inputs(prompt) | {"do_sample": False, "max_new_tokens": 24}
         assert torch.equal(nano.target.generate(**given, **folder, streamer=streamer), plain)
         assert streamer.text == nano.tokenizer.decode(plain[0, len(prompt) :])
-        out = nano.target.generate(**given, **folder, return_dict_in_generate=True, output_scores=True, output_logits=True)
+        out = nano.target.generate(
+            **given, **folder, return_dict_in_generate=True, output_scores=True, output_logits=True
+        )
         assert torch.equal(out.sequences, plain)
         assert len(out.scores) == len(out.logits) == plain.shape[1] - len(prompt)
         assert torch.equal(torch.stack(out.scores).argmax(-1).T, plain[:, len(prompt) :])
@@ -207,16 +236,27 @@ def test_what_users_of_generate_expect(nano, prompts, simple):
         processors = LogitsProcessorList([Without(token)])
         expected = nano.target.generate(**given, logits_processor=processors)
         assert torch.equal(
-            nano.target.generate(**given, **folder, logits_processor=LogitsProcessorList([Without(token)])), expected
+            nano.target.generate(
+                **given, **folder, logits_processor=LogitsProcessorList([Without(token)])
+            ),
+            expected,
         )
         words = nano.tokenizer.decode(plain[0, len(prompt) + 2 : len(prompt) + 4])
-        ended = nano.target.generate(**given, **folder, stop_strings=[words], tokenizer=nano.tokenizer)
-        assert words in nano.tokenizer.decode(ended[0, len(prompt) :]) and torch.equal(ended, plain[:, : ended.shape[1]])
+        ended = nano.target.generate(
+            **given, **folder, stop_strings=[words], tokenizer=nano.tokenizer
+        )
+        assert words in nano.tokenizer.decode(ended[0, len(prompt) :]) and torch.equal(
+            ended, plain[:, : ended.shape[1]]
+        )
         assert nano.tokenizer.decode(ended[0, len(prompt) : -LONGEST_ROUND]).find(words) < 0
         enough = StoppingCriteriaList([NoMore(len(prompt) + 5)])
         cut = nano.target.generate(**given, **folder, stopping_criteria=enough)
-        assert torch.equal(cut, plain[:, : cut.shape[1]])  # asked after each round, as transformers does
-        assert len(prompt) + 5 <= cut.shape[1] <= min(len(prompt) + 5 + LONGEST_ROUND, plain.shape[1])
+        assert torch.equal(
+            cut, plain[:, : cut.shape[1]]
+        )  # asked after each round, as transformers does
+        assert (
+            len(prompt) + 5 <= cut.shape[1] <= min(len(prompt) + 5 + LONGEST_ROUND, plain.shape[1])
+        )
 
 
 def test_a_draft_drafts_at_its_temperature(nano, prompts, simple):
@@ -225,11 +265,20 @@ def test_a_draft_drafts_at_its_temperature(nano, prompts, simple):
 
     def drawn(drafts):
         torch.manual_seed(0)
-        with assist(nano.target, drafts, simple, threshold=1.0, max_tokens=5, any_draft=True) as handle:
-            nano.target.generate(**inputs(prompts[0]), assistant_model=drafts, do_sample=True, top_k=0, max_new_tokens=60)
+        with assist(
+            nano.target, drafts, simple, threshold=1.0, max_tokens=5, any_draft=True
+        ) as handle:
+            nano.target.generate(
+                **inputs(prompts[0]),
+                assistant_model=drafts,
+                do_sample=True,
+                top_k=0,
+                max_new_tokens=60,
+            )
         return handle.rounds
 
-    cold, usual = drawn(draft), drawn(nano.draft)
+    cold = drawn(draft)
+    usual = drawn(nano.draft)
     assert cold != usual and not hasattr(nano.draft.config, "draft_temperature")
 
 
@@ -238,7 +287,11 @@ def test_sampling_is_seeded_and_stays_below_the_limit(nano, prompts, simple):
         torch.manual_seed(seed)
         with assist(nano.target, nano.draft, simple) as handle:
             actual = nano.target.generate(
-                **inputs(prompts[0]), assistant_model=nano.draft, do_sample=True, top_k=50, max_new_tokens=20
+                **inputs(prompts[0]),
+                assistant_model=nano.draft,
+                do_sample=True,
+                top_k=50,
+                max_new_tokens=20,
             )
         return actual.tolist(), handle.rounds
 
@@ -248,24 +301,46 @@ def test_sampling_is_seeded_and_stays_below_the_limit(nano, prompts, simple):
 
 @pytest.mark.parametrize("temperature", [1.0, pytest.param(3.0, marks=pytest.mark.full)])
 def test_samples_follow_the_targets_distribution(tmp_path, temperature):
-    """Two tokens of a tiny pair, by a chi-square test with a false alarm in a million; the head stops after some tokens only."""
+    """Two tokens of a tiny pair, by a chi-square test with a false alarm in a million.
+
+    The head stops after some tokens only.
+    """
     pair = tiny_pair(vocab_size=5)
     set_draft_temperature(pair.draft, temperature)
     head = AcceptanceHead(
-        HeadConfig(hidden_size=pair.draft_lm.hidden_size, depth=0, width=pair.draft_lm.hidden_size, inputs=("draft_prob",))
+        HeadConfig(
+            hidden_size=pair.draft_lm.hidden_size,
+            depth=0,
+            width=pair.draft_lm.hidden_size,
+            inputs=("draft_prob",),
+        )
     )
     torch.nn.init.constant_(head.readout.weight, 2.0)
-    prompt, count = torch.tensor([[1, 2]]), 300
+    prompt = torch.tensor([[1, 2]])
+    count = 300
     with torch.no_grad():
         first = pair.target(prompt).logits[0, -1].double().softmax(-1)
-        pairs = torch.stack([pair.target(torch.tensor([[1, 2, token]])).logits[0, -1].double().softmax(-1) for token in range(5)])
-    distribution, lengths = (first[:, None] * pairs).flatten(), set()
+        pairs = torch.stack(
+            [
+                pair.target(torch.tensor([[1, 2, token]])).logits[0, -1].double().softmax(-1)
+                for token in range(5)
+            ]
+        )
+    distribution = (first[:, None] * pairs).flatten()
+    lengths = set()
     torch.manual_seed(0)
     counts = torch.zeros(25, dtype=torch.float64)
-    with assist(pair.target, pair.draft, head, threshold=0.5, max_tokens=3, any_draft=True) as handle:
+    with assist(
+        pair.target, pair.draft, head, threshold=0.5, max_tokens=3, any_draft=True
+    ) as handle:
         for _ in range(count):
             tokens = pair.target.generate(
-                prompt, assistant_model=pair.draft, do_sample=True, top_k=0, max_new_tokens=4, eos_token_id=None
+                prompt,
+                assistant_model=pair.draft,
+                do_sample=True,
+                top_k=0,
+                max_new_tokens=4,
+                eos_token_id=None,
             )
             counts[5 * tokens[0, 2] + tokens[0, 3]] += 1
             lengths |= {drafted for drafted, _ in handle.rounds}
@@ -274,28 +349,44 @@ def test_samples_follow_the_targets_distribution(tmp_path, temperature):
 
 
 def test_samples_at_top_k_follow_the_targets_distribution(nano, simple):
-    """The first two of three tokens of nano at top-k 50, by a chi-square test with a false alarm in a million."""
-    prompt, warp, count = nano.encode("import os\n"), Warp(1.0, top_k=50), 200
+    """The first two of three tokens of nano at top-k 50, by a chi-square test with a false alarm in
+    a million.
+    """
+    prompt = nano.encode("import os\n")
+    warp = Warp(1.0, top_k=50)
+    count = 200
     with torch.no_grad():
         first = warp(nano.target_lm.logits(nano.target_lm.hidden_states(prompt[None]))[0, -1])
         starts = first.nonzero().squeeze(1)
         texts = torch.cat([prompt.expand(len(starts), -1), starts[:, None]], dim=1)
-        pairs = first[starts, None] * warp(nano.target_lm.logits(nano.target_lm.hidden_states(texts)[:, -1]))
+        pairs = first[starts, None] * warp(
+            nano.target_lm.logits(nano.target_lm.hidden_states(texts)[:, -1])
+        )
     places = {int(token): place for place, token in enumerate(starts)}
     torch.manual_seed(0)
     counts = torch.zeros_like(pairs).double()
-    given = {"attention_mask": torch.ones_like(prompt[None]), "do_sample": True, "top_k": 50, "max_new_tokens": 3}
+    given = {
+        "attention_mask": torch.ones_like(prompt[None]),
+        "do_sample": True,
+        "top_k": 50,
+        "max_new_tokens": 3,
+    }
     with assist(nano.target, nano.draft, simple) as handle:
         for _ in range(count):
-            tokens = nano.target.generate(prompt[None], assistant_model=nano.draft, eos_token_id=None, **given)[0, len(prompt) :]
+            tokens = nano.target.generate(
+                prompt[None], assistant_model=nano.draft, eos_token_id=None, **given
+            )[0, len(prompt) :]
             counts[places[int(tokens[0])], tokens[1]] += 1
     assert handle.rounds and chi_square_p_value(counts.flatten(), pairs.flatten().double()) > 1e-6
 
 
 @pytest.fixture
 def parsing_one_at_a_time(monkeypatch):
-    """transformers parses the folder's code in every call, and CPython's `ast.parse` may fail in several threads (gh-106905)."""
-    lock, get_imports = Lock(), dynamic_module_utils.get_imports
+    """transformers parses the folder's code in every call, and CPython's `ast.parse` may fail in
+    several threads (gh-106905).
+    """
+    lock = Lock()
+    get_imports = dynamic_module_utils.get_imports
 
     def locked(filename):
         with lock:
@@ -306,11 +397,18 @@ def parsing_one_at_a_time(monkeypatch):
 
 @pytest.mark.usefixtures("parsing_one_at_a_time")
 def test_threads_do_not_disturb_each_other(nano, prompts, simple):
-    folder = {"custom_generate": str(simple), "trust_remote_code": True, "draft_model": nano.draft, "do_sample": False}
+    folder = {
+        "custom_generate": str(simple),
+        "trust_remote_code": True,
+        "draft_model": nano.draft,
+        "do_sample": False,
+    }
 
     def generated(number):
         bounds = {"threshold": (0.2, 0.6, 1.0)[number % 3], "max_tokens": 5}
-        return nano.target.generate(**inputs(prompts[number % 4]), **folder, max_new_tokens=16, **bounds).tolist()
+        return nano.target.generate(
+            **inputs(prompts[number % 4]), **folder, max_new_tokens=16, **bounds
+        ).tolist()
 
     alone = [generated(number) for number in range(6)]
     with ThreadPoolExecutor(3) as pool:
@@ -319,8 +417,15 @@ def test_threads_do_not_disturb_each_other(nano, prompts, simple):
 
 
 def test_heads_are_taken_away_in_any_order(nano, prompts, simple):
-    given = inputs(prompts[0]) | {"assistant_model": nano.draft, "do_sample": False, "max_new_tokens": 12}
-    first, second = (assist(nano.target, nano.draft, simple, threshold=threshold, max_tokens=5) for threshold in (0.3, 1.0))
+    given = inputs(prompts[0]) | {
+        "assistant_model": nano.draft,
+        "do_sample": False,
+        "max_new_tokens": 12,
+    }
+    first, second = (
+        assist(nano.target, nano.draft, simple, threshold=threshold, max_tokens=5)
+        for threshold in (0.3, 1.0)
+    )
     first.remove()
     nano.target.generate(**given)
     assert second.rounds and not first.rounds
@@ -330,7 +435,9 @@ def test_heads_are_taken_away_in_any_order(nano, prompts, simple):
 
 
 def test_a_head_can_be_removed_while_the_code_of_a_folder_is_running(nano, prompts, simple):
-    """Both take the place of the same method of the target, and neither knows the other's classes."""
+    """Both take the place of the same method of the target, and neither knows the other's
+    classes.
+    """
     handle = assist(nano.target, nano.draft, simple)
 
     class TakenAway(StoppingCriteria):
@@ -338,14 +445,29 @@ def test_a_head_can_be_removed_while_the_code_of_a_folder_is_running(nano, promp
             handle.remove()
             return torch.zeros(len(input_ids), dtype=torch.bool)
 
-    folder = {"custom_generate": str(simple), "trust_remote_code": True, "draft_model": nano.draft, "do_sample": False}
-    nano.target.generate(**inputs(prompts[0]), **folder, max_new_tokens=8, stopping_criteria=StoppingCriteriaList([TakenAway()]))
-    nano.target.generate(**inputs(prompts[0]), assistant_model=nano.draft, do_sample=False, max_new_tokens=8)
+    folder = {
+        "custom_generate": str(simple),
+        "trust_remote_code": True,
+        "draft_model": nano.draft,
+        "do_sample": False,
+    }
+    nano.target.generate(
+        **inputs(prompts[0]),
+        **folder,
+        max_new_tokens=8,
+        stopping_criteria=StoppingCriteriaList([TakenAway()]),
+    )
+    nano.target.generate(
+        **inputs(prompts[0]), assistant_model=nano.draft, do_sample=False, max_new_tokens=8
+    )
     assert handle.rounds == [] and "_get_candidate_generator" not in vars(nano.target)
 
 
 def test_a_head_that_was_never_used_is_a_warning(nano, prompts, simple):
-    with pytest.warns(UserWarning, match="the head was never used"), assist(nano.target, nano.draft, simple):
+    with (
+        pytest.warns(UserWarning, match="the head was never used"),
+        assist(nano.target, nano.draft, simple),
+    ):
         nano.target.generate(**inputs(prompts[0]), do_sample=False, max_new_tokens=2)
 
 
@@ -354,7 +476,9 @@ def test_the_settings_of_the_draft_stay_as_they_are(nano, prompts, simple, monke
     monkeypatch.setattr(config, "num_assistant_tokens_schedule", "heuristic")
     monkeypatch.setattr(config, "num_assistant_tokens", 3)
     with assist(nano.target, nano.draft, simple):
-        nano.target.generate(**inputs(prompts[0]), assistant_model=nano.draft, do_sample=False, max_new_tokens=8)
+        nano.target.generate(
+            **inputs(prompts[0]), assistant_model=nano.draft, do_sample=False, max_new_tokens=8
+        )
     assert config.num_assistant_tokens == 3
 
 
@@ -362,7 +486,8 @@ def test_padded_logits_count_for_nothing(nano, many, tmp_path):
     """A draft with more logits than tokens, as embeddings padded to a round number have."""
     kind = {"inputs": ("draft_prob", "max_prob", "entropy"), "depth": 1, "width": 8}
     folder = new_head(nano, tmp_path / "head", **kind, vocab_size=nano.vocab_size)
-    padded, num_padded = {}, 640
+    padded = {}
+    num_padded = 640
     for role in ("draft", "target"):
         getattr(nano, role).save_pretrained(tmp_path / role)
         model = AutoModelForCausalLM.from_pretrained(tmp_path / role)
@@ -384,24 +509,35 @@ def test_padded_logits_count_for_nothing(nano, many, tmp_path):
                 )
                 tokens, rounds = ours(nano, folder, prompt, 12)
                 assert actual[0, len(prompt) :].tolist() == tokens
-                different.append([drafted for drafted, _ in handle.rounds] != [drafted for drafted, _ in rounds])
+                different.append(
+                    [drafted for drafted, _ in handle.rounds] != [drafted for drafted, _ in rounds]
+                )
     assert not any(different[: len(many)]) and any(different[len(many) :])
 
 
 def test_another_draft_decodes_without_the_head(nano, prompts, simple):
-    alone = nano.target.generate(**inputs(prompts[0]), assistant_model=nano.target, do_sample=False, max_new_tokens=12)
+    alone = nano.target.generate(
+        **inputs(prompts[0]), assistant_model=nano.target, do_sample=False, max_new_tokens=12
+    )
     handle = assist(nano.target, nano.draft, simple)
-    actual = nano.target.generate(**inputs(prompts[0]), assistant_model=nano.target, do_sample=False, max_new_tokens=12)
+    actual = nano.target.generate(
+        **inputs(prompts[0]), assistant_model=nano.target, do_sample=False, max_new_tokens=12
+    )
     assert handle.rounds == [] and torch.equal(actual, alone)
     handle.remove()
     assert "_get_candidate_generator" not in vars(nano.target)
     assert not any(
-        module._forward_pre_hooks or module._forward_hooks for module in (nano.draft, nano.draft.lm_head, nano.target.lm_head)
+        module._forward_pre_hooks or module._forward_hooks
+        for module in (nano.draft, nano.draft.lm_head, nano.target.lm_head)
     )
 
 
 def test_two_heads_are_put_in_and_removed(nano, prompts, simple):
-    given = inputs(prompts[0]) | {"assistant_model": nano.draft, "do_sample": False, "max_new_tokens": 12}
+    given = inputs(prompts[0]) | {
+        "assistant_model": nano.draft,
+        "do_sample": False,
+        "max_new_tokens": 12,
+    }
     with assist(nano.target, nano.draft, simple, threshold=0.3) as outer:
         nano.target.generate(**given)
         first = outer.rounds
@@ -418,24 +554,40 @@ def test_mistakes_are_named(nano, prompts, simple, tmp_path):
     with pytest.raises(ValueError, match="draft_model= is missing"):
         nano.target.generate(**given, **folder)
     with pytest.raises(ValueError, match="trust_remote_code"):
-        nano.target.generate(**given, custom_generate=str(simple), draft_model=nano.draft, trust_remote_code=False)
+        nano.target.generate(
+            **given, custom_generate=str(simple), draft_model=nano.draft, trust_remote_code=False
+        )
     with pytest.raises(ValueError, match=r"size 160 of the draft, but those of .* have 256"):
         nano.target.generate(**given, **folder, draft_model=nano.target)
     with pytest.raises(ValueError, match="threshold=1.5 must be a number from 0 to 1"):
         nano.target.generate(**given, **folder, draft_model=nano.draft, threshold=1.5)
     with pytest.raises(ValueError, match="batch_size = 1"):
-        nano.target.generate(input_ids=torch.tensor([prompts[0]] * 2), **folder, draft_model=nano.draft, max_new_tokens=4)
+        nano.target.generate(
+            input_ids=torch.tensor([prompts[0]] * 2),
+            **folder,
+            draft_model=nano.draft,
+            max_new_tokens=4,
+        )
     for wrong in ({"threshold": 1.5}, {"threshold": "auto"}, {"max_tokens": 0}):
-        with pytest.raises(ValueError, match="must be a number from 0 to 1|must be a positive integer of at most"):
+        with pytest.raises(
+            ValueError, match="must be a number from 0 to 1|must be a positive integer of at most"
+        ):
             assist(nano.target, nano.draft, simple, **wrong)
     unlike = tiny_pair(vocab_size=7).target
     with pytest.raises(
-        ValueError, match="the draft has 2048 logits and the target 7, so transformers assumes different tokenizers"
+        ValueError,
+        match=(
+            "the draft has 2048 logits and the target 7, so transformers assumes different"
+            " tokenizers"
+        ),
     ):
         assist(unlike, nano.draft, simple)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(nano.draft.config, "draft_vocab_size", 7, raising=False)
-        with pytest.raises(ValueError, match="has an output over some tokens, whose numbers transformers takes for tokens"):
+        with pytest.raises(
+            ValueError,
+            match="has an output over some tokens, whose numbers transformers takes for tokens",
+        ):
             assist(nano.target, nano.draft, simple)
     with pytest.raises(UserError, match=r"there is no head folder"):
         assist(nano.target, nano.draft, tmp_path / "nothing")
@@ -444,7 +596,9 @@ def test_mistakes_are_named(nano, prompts, simple, tmp_path):
     torch.nn.init.zeros_(changed.lm_head.weight)
     changed.save_pretrained(tmp_path / "changed")
     changed = type(nano.draft).from_pretrained(tmp_path / "changed")
-    with pytest.raises(UserError, match="the head was trained for draft embedded:nano/draft at revision"):
+    with pytest.raises(
+        UserError, match="the head was trained for draft embedded:nano/draft at revision"
+    ):
         assist(nano.target, changed, simple)
     with assist(nano.target, changed, simple, any_draft=True):
         nano.target.generate(**given, assistant_model=changed)
@@ -456,11 +610,18 @@ def test_another_commit_of_the_draft_is_refused(nano, prompts, tmp_path, monkeyp
     config = json.loads((folder / "config.json").read_text())
     config["draft"] = {"id": "somebody/draft", "revision": "0" * 16, "commit": "a" * 40}
     (folder / "config.json").write_text(json.dumps(config))
-    given = inputs(prompts[0]) | {"do_sample": False, "max_new_tokens": 4, "draft_model": nano.draft}
+    given = inputs(prompts[0]) | {
+        "do_sample": False,
+        "max_new_tokens": 4,
+        "draft_model": nano.draft,
+    }
     given |= {"custom_generate": str(folder), "trust_remote_code": True}
     nano.target.generate(**given)  # nano is no commit
     monkeypatch.setattr(nano.draft.config, "_commit_hash", "b" * 40, raising=False)
-    with pytest.raises(ValueError, match=f"for somebody/draft at commit {'a' * 40}, but the draft is .* at {'b' * 40}"):
+    with pytest.raises(
+        ValueError,
+        match=f"for somebody/draft at commit {'a' * 40}, but the draft is .* at {'b' * 40}",
+    ):
         nano.target.generate(**given)
     nano.target.generate(**given, any_draft=True)
 

@@ -1,4 +1,6 @@
-"""A head on vLLM's draft model, under a stand-in for vLLM's proposer that drafts in the same loop."""
+"""A head on vLLM's draft model, under a stand-in for vLLM's proposer that drafts in the same
+loop.
+"""
 
 from dataclasses import asdict
 from types import SimpleNamespace
@@ -11,12 +13,18 @@ from specheads.errors import UserError
 from specheads.heads.features import drafting_features
 from specheads.heads.head import AcceptanceHead, HeadConfig, load_head, save_head
 from specheads.integrations.pace import BEGUN, KNOWN
-from specheads.integrations.vllm import DraftStopping, _check_asked, _check_supported, proposer_class
+from specheads.integrations.vllm import (
+    DraftStopping,
+    _check_asked,
+    _check_supported,
+    proposer_class,
+)
 from specheads.pair.language_model import LanguageModel
 from specheads.pair.padding import right_padded
 from specheads.pair.sampling import Warp
 
-LONGEST, THRESHOLD = 6, 0.6
+LONGEST = 6
+THRESHOLD = 0.6
 KINDS = {
     "look-ahead": {
         "predicts": "next_token",
@@ -32,25 +40,38 @@ KINDS = {
 def folder(request, nano, tmp_path):
     torch.manual_seed(1)
     calibration = {"slope": [1.5, 1.0], "intercept": [1.5, 1.0]}
-    who = {"draft": {"id": nano.draft_id, "revision": nano.draft_revision}, "warp": asdict(Warp(0.0))}
-    head = AcceptanceHead(HeadConfig(hidden_size=160, calibration=calibration, **KINDS[request.param], **who))
+    who = {
+        "draft": {"id": nano.draft_id, "revision": nano.draft_revision},
+        "warp": asdict(Warp(0.0)),
+    }
+    head = AcceptanceHead(
+        HeadConfig(hidden_size=160, calibration=calibration, **KINDS[request.param], **who)
+    )
     torch.nn.init.normal_(head.readout.weight, std=0.3)
     return save_head(head, tmp_path / "head")
 
 
 class StandIn:
-    """As much of vLLM's SpecDecodeBaseProposer as a subclass meets: a draft, and a loop over steps of all requests."""
+    """As much of vLLM's SpecDecodeBaseProposer as a subclass meets: a draft, and a loop over steps
+    of all requests.
+    """
 
     def __init__(self, vllm_config, device, runner=None):
-        self.vllm_config, self.speculative_config, self.device = vllm_config, vllm_config.speculative_config, device
+        self.vllm_config = vllm_config
+        self.speculative_config = vllm_config.speculative_config
+        self.device = device
         self.num_speculative_tokens = self.speculative_config.num_speculative_tokens
-        self._last_draft_probs, self.steps = None, 0
+        self._last_draft_probs = None
+        self.steps = 0
 
     def load_model(self, target_model):
         lm: LanguageModel = self.speculative_config.pair.draft_lm
-        self.lm, self.hidden_size = lm, lm.hidden_size
+        self.lm = lm
+        self.hidden_size = lm.hidden_size
         ends = SimpleNamespace(eos_token_id=self.speculative_config.end)
-        self.model = SimpleNamespace(compute_logits=lm.logits, embed_input_ids=lm.embed, config=ends)
+        self.model = SimpleNamespace(
+            compute_logits=lm.logits, embed_input_ids=lm.embed, config=ends
+        )
 
     def _sample_from_logits(self, logits, metadata):
         if metadata.all_greedy:
@@ -62,17 +83,35 @@ class StandIn:
         return self._sample_from_logits(self.model.compute_logits(hidden), metadata)
 
     @torch.no_grad()
-    def propose(self, num_speculative_tokens, texts, common_attn_metadata, sampling_metadata, num_rejected_tokens_gpu=None):
-        self.num_speculative_tokens, tokens = num_speculative_tokens, []
+    def propose(
+        self,
+        num_speculative_tokens,
+        texts,
+        common_attn_metadata,
+        sampling_metadata,
+        num_rejected_tokens_gpu=None,
+    ):
+        self.num_speculative_tokens = num_speculative_tokens
+        tokens = []
         lengths = torch.tensor([len(text) for text in texts])
-        read = torch.cat([right_padded(texts), torch.zeros(len(texts), num_speculative_tokens, dtype=torch.long)], dim=1)
+        read = torch.cat(
+            [
+                right_padded(texts),
+                torch.zeros(len(texts), num_speculative_tokens, dtype=torch.long),
+            ],
+            dim=1,
+        )
         for step in range(num_speculative_tokens):
-            hidden = self.lm.hidden_states(read, use_cache=False)[torch.arange(len(texts)), lengths + step - 1]
+            hidden = self.lm.hidden_states(read, use_cache=False)[
+                torch.arange(len(texts)), lengths + step - 1
+            ]
             self.steps += 1
             token, _ = self._sample_draft_tokens(hidden, sampling_metadata)
             read[torch.arange(len(texts)), lengths + step] = token
             tokens.append(token)
-        return torch.stack(tokens, dim=1) if tokens else torch.empty(len(texts), 0, dtype=torch.long)
+        return (
+            torch.stack(tokens, dim=1) if tokens else torch.empty(len(texts), 0, dtype=torch.long)
+        )
 
 
 def made(pair, head=None, end=None, longest=LONGEST, temperature=None, **given):
@@ -82,9 +121,13 @@ def made(pair, head=None, end=None, longest=LONGEST, temperature=None, **given):
     spec.draft_model_config = SimpleNamespace(
         model="embedded:nano/draft", hf_config=SimpleNamespace(get_text_config=lambda: text)
     )
-    additional = {} if head is None else {"specheads": {"head": str(head), "threshold": THRESHOLD, **given}}
+    additional = (
+        {} if head is None else {"specheads": {"head": str(head), "threshold": THRESHOLD, **given}}
+    )
     vllm_config = SimpleNamespace(
-        speculative_config=spec, scheduler_config=SimpleNamespace(async_scheduling=False), additional_config=additional
+        speculative_config=spec,
+        scheduler_config=SimpleNamespace(async_scheduling=False),
+        additional_config=additional,
     )
     proposer = proposer_class(StandIn)(vllm_config, torch.device("cpu"))
     proposer.load_model(None)
@@ -94,27 +137,44 @@ def made(pair, head=None, end=None, longest=LONGEST, temperature=None, **given):
 def proposed(proposer, texts, longest=LONGEST, **metadata):
     common = SimpleNamespace(batch_size=lambda: len(texts))
     sampling = SimpleNamespace(**{"all_greedy": True, **metadata})
-    return proposer.propose(num_speculative_tokens=longest, texts=texts, common_attn_metadata=common, sampling_metadata=sampling)
+    return proposer.propose(
+        num_speculative_tokens=longest,
+        texts=texts,
+        common_attn_metadata=common,
+        sampling_metadata=sampling,
+    )
 
 
 @pytest.fixture
 def texts(nano):
     return [
-        nano.encode_instruction(text) for text in ("def read(path):\n", "import os\n\n", "class Stack:\n    def", "x = [1, 2,")
+        nano.encode_instruction(text)
+        for text in ("def read(path):\n", "import os\n\n", "class Stack:\n    def", "x = [1, 2,")
     ]
 
 
 @torch.no_grad()
 def by_the_rule(pair, folder, texts):
-    """Return the greedy draft of each text alone, and the survival of the whole draft after each of its tokens."""
-    rule, drafts, survivals = HeadThreshold(load_head(folder), THRESHOLD, max_tokens=LONGEST), [], []
+    """Return the greedy draft of each text alone, and the survival of the whole draft after each of
+    its tokens.
+    """
+    rule = HeadThreshold(load_head(folder), THRESHOLD, max_tokens=LONGEST)
+    drafts = []
+    survivals = []
     for text in texts:
-        state, stop, drafted, survival = rule.start_round(rule.start_prompt(1, torch.device("cpu"))), False, [], []
+        state = rule.start_round(rule.start_prompt(1, torch.device("cpu")))
+        stop = False
+        drafted = []
+        survival = []
         while not stop and len(drafted) < LONGEST:
-            hidden = pair.draft_lm.hidden_states(torch.tensor([text + drafted]), use_cache=False)[:, -1]
+            hidden = pair.draft_lm.hidden_states(torch.tensor([text + drafted]), use_cache=False)[
+                :, -1
+            ]
             logits = pair.draft_lm.logits(hidden)
             token = logits.argmax(dim=-1)
-            state, stop = rule.step(state, drafting_features(rule.needs, logits, token, hidden, pair.draft_lm.embed))
+            state, stop = rule.step(
+                state, drafting_features(rule.needs, logits, token, hidden, pair.draft_lm.embed)
+            )
             drafted.append(int(token))
             survival.append(float(state.survival))
         drafts.append(drafted)
@@ -136,14 +196,21 @@ def test_drafts_of_one_request_are_those_of_the_rule(nano, folder, texts):
 def test_requests_stop_drafting_together_where_a_step_pays_no_more(nano, folder, texts, count):
     proposer = made(nano, folder)
     drafts, survivals = by_the_rule(nano, folder, texts)
-    drafts, survivals = drafts[-count:], survivals[-count:]
+    drafts = drafts[-count:]
+    survivals = survivals[-count:]
     least = proposer.stopping.rule.min_tokens
 
     def pays(length):
-        left = [each[length - 1] for each in survivals if len(each) > length or (len(each) == length == LONGEST)]
+        left = [
+            each[length - 1]
+            for each in survivals
+            if len(each) > length or (len(each) == length == LONGEST)
+        ]
         return left and (sum(left) / count >= 1 - THRESHOLD or length < least)
 
-    steps = next(length for length in range(1, LONGEST + 1) if length == LONGEST or not pays(length))
+    steps = next(
+        length for length in range(1, LONGEST + 1) if length == LONGEST or not pays(length)
+    )
     assert proposed(proposer, texts[-count:]) == [draft[:steps] for draft in drafts]
     assert proposer.steps == steps
 
@@ -151,7 +218,11 @@ def test_requests_stop_drafting_together_where_a_step_pays_no_more(nano, folder,
 def test_without_a_head_nothing_changes(nano, texts):
     proposer = made(nano)
     tokens = proposed(proposer, texts)
-    assert torch.is_tensor(tokens) and tokens.shape == (len(texts), LONGEST) and proposer.stopping is None
+    assert (
+        torch.is_tensor(tokens)
+        and tokens.shape == (len(texts), LONGEST)
+        and proposer.stopping is None
+    )
 
 
 @pytest.fixture
@@ -178,14 +249,20 @@ def test_sampled_drafts_come_with_their_probabilities(nano, folder, texts):
     drafts = proposed(proposer, texts, all_greedy=False, generator=torch.Generator().manual_seed(0))
     probs = proposer._last_draft_probs
     assert probs.shape == (len(texts), max(map(len, drafts)), nano.vocab_size)
-    first = Warp(1.0)(nano.draft_lm.logits(nano.draft_lm.hidden_states(torch.tensor([texts[0]]), use_cache=False)[:, -1]))
+    first = Warp(1.0)(
+        nano.draft_lm.logits(
+            nano.draft_lm.hidden_states(torch.tensor([texts[0]]), use_cache=False)[:, -1]
+        )
+    )
     assert torch.allclose(probs[0, 0], first[0].float(), atol=1e-5)
     again = proposed(proposer, texts)  # greedy drafts have none
     assert proposer._last_draft_probs is None and again != drafts
 
 
 def test_a_draft_with_a_temperature_is_seen_as_in_training(nano, folder, texts):
-    """A head reads probabilities of logits over the temperature, and drafts are sampled from them."""
+    """A head reads probabilities of logits over the temperature, and drafts are sampled from
+    them.
+    """
     proposer = made(nano, folder, temperature=0.5)
     seen = []
     step = proposer.stopping.step
@@ -249,7 +326,11 @@ def test_settings_that_exclude_each_other_are_refused(where, name):
     [
         (None, False, "speculative_config has the method None: it would be ignored"),
         ("ngram", False, "has the method ngram"),
-        ("draft_model", True, "model runner V2, where it would be ignored; set VLLM_USE_V2_MODEL_RUNNER=0"),
+        (
+            "draft_model",
+            True,
+            "model runner V2, where it would be ignored; set VLLM_USE_V2_MODEL_RUNNER=0",
+        ),
     ],
 )
 def test_a_head_that_would_be_ignored_is_refused(method, uses_v2, message):
@@ -257,9 +338,14 @@ def test_a_head_that_would_be_ignored_is_refused(method, uses_v2, message):
     asked = SimpleNamespace(additional_config={"specheads": {"head": "h"}}, speculative_config=spec)
     with pytest.raises(UserError, match=message):
         _check_asked(asked, uses_v2)
-    _check_asked(SimpleNamespace(additional_config={}, speculative_config=spec), uses_v2)  # nobody asks for a head
     _check_asked(
-        SimpleNamespace(additional_config=asked.additional_config, speculative_config=SimpleNamespace(method="draft_model")),
+        SimpleNamespace(additional_config={}, speculative_config=spec), uses_v2
+    )  # nobody asks for a head
+    _check_asked(
+        SimpleNamespace(
+            additional_config=asked.additional_config,
+            speculative_config=SimpleNamespace(method="draft_model"),
+        ),
         False,
     )
 
@@ -267,8 +353,13 @@ def test_a_head_that_would_be_ignored_is_refused(method, uses_v2, message):
 def test_a_draft_with_a_cut_output_is_refused():
     draft = SimpleNamespace(model="some/draft", hf_config=SimpleNamespace(draft_vocab_size=60))
     spec = SimpleNamespace(draft_model_config=draft)
-    with pytest.raises(UserError, match="the draft some/draft has an output over some tokens, which vLLM's draft models"):
-        _check_supported(SimpleNamespace(scheduler_config=SimpleNamespace(), speculative_config=spec))
+    with pytest.raises(
+        UserError,
+        match="the draft some/draft has an output over some tokens, which vLLM's draft models",
+    ):
+        _check_supported(
+            SimpleNamespace(scheduler_config=SimpleNamespace(), speculative_config=spec)
+        )
 
 
 def test_both_kinds_of_heads_are_tried():
@@ -283,14 +374,22 @@ def test_where_nothing_can_be_compiled_the_head_runs_as_it_is(nano, folder, text
 
 
 def test_without_a_threshold_drafts_end_by_the_pace(nano, folder, texts, monkeypatch):
-    """The rounds that are measured are those of the proposer, and what they taught decides the next ones."""
+    """The rounds that are measured are those of the proposer, and what they taught decides the next
+    ones.
+    """
     proposer = made(nano, folder, threshold=None)
-    pace, times = proposer.stopping.pace, iter(range(10**6))
-    monkeypatch.setattr("specheads.integrations.vllm.time", SimpleNamespace(perf_counter=lambda: float(next(times))))
-    drafts, drafted = [[]] * len(texts), []
+    pace = proposer.stopping.pace
+    times = iter(range(10**6))
+    monkeypatch.setattr(
+        "specheads.integrations.vllm.time", SimpleNamespace(perf_counter=lambda: float(next(times)))
+    )
+    drafts = [[]] * len(texts)
+    drafted = []
     for _ in range(100):
         read = sum(map(len, drafts)) + len(texts)
-        about = SimpleNamespace(batch_size=lambda: len(texts), max_query_len=1 + LONGEST, num_actual_tokens=read)
+        about = SimpleNamespace(
+            batch_size=lambda: len(texts), max_query_len=1 + LONGEST, num_actual_tokens=read
+        )
         rejected = torch.tensor([len(draft) for draft in drafts])  # everything
         drafts = proposer.propose(
             num_speculative_tokens=LONGEST,
@@ -302,6 +401,11 @@ def test_without_a_threshold_drafts_end_by_the_pace(nano, folder, texts, monkeyp
         assert all(len(draft) <= LONGEST for draft in drafts) and len(drafts) == len(texts)
         drafted.append([len(draft) for draft in drafts])
     load = pace._load(len(texts))
-    assert load.by_head.rounds + load.fixed.rounds == 98 and min(load.by_head.rounds, load.fixed.rounds) >= KNOWN
+    assert (
+        load.by_head.rounds + load.fixed.rounds == 98
+        and min(load.by_head.rounds, load.fixed.rounds) >= KNOWN
+    )
     assert [BEGUN] * len(texts) in drafted[:10]  # without the head
-    assert sum(map(sum, drafted[-30:])) <= 0.8 * sum(map(sum, drafted[:30]))  # nothing was ever accepted
+    assert sum(map(sum, drafted[-30:])) <= 0.8 * sum(
+        map(sum, drafted[:30])
+    )  # nothing was ever accepted

@@ -1,6 +1,8 @@
-"""The wheel in an environment without the source tree: every way to decode with a head yields the same tokens there.
+"""The wheel in an environment without the source tree: every way to decode with a head yields the
+same tokens there.
 
-A user's whole way by it leaves no token, user name or home folder in any file, or in what is printed.
+A user's whole way by it leaves no token, user name or home folder in any file, or in what is
+printed.
 """
 
 import json
@@ -21,17 +23,35 @@ from warm_processes import Server
 from specheads.heads.head import AcceptanceHead, HeadConfig, save_head
 
 ROOT = Path(__file__).parents[2]
-SOURCES = ("pyproject.toml", "README.md", "LICENSE", "NOTICE", "licenses", "specheads", "data_gen", "conf")
+SOURCES = (
+    "pyproject.toml",
+    "README.md",
+    "LICENSE",
+    "NOTICE",
+    "licenses",
+    "specheads",
+    "data_gen",
+    "conf",
+)
 
-USER, TOKEN, KEY = "gundula-mustermann", "hf_NotForOthersNotForOthers", "0123456789abcdef0123456789abcdef01234567"
+USER = "gundula-mustermann"
+TOKEN = "hf_NotForOthersNotForOthers"
+KEY = "0123456789abcdef0123456789abcdef01234567"
 SECRETS = {"user name": USER, "token": TOKEN, "key": KEY}
 SMALL = ["data.max_new_tokens=8", "trainer.max_epochs=1"]
-TWO = ["trainer.devices=2", "trainer.accelerator=cpu"]  # Lightning starts the installed script a second time
+TWO = [
+    "trainer.devices=2",
+    "trainer.accelerator=cpu",
+]  # Lightning starts the installed script a second time
 REPLAYED = ["num_prompts=2", "num_live_prompts=1", "max_new_tokens=8"]
 
 
 def run(*words, cwd, **variables):
-    environment = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "WANDB_SERVICE")}
+    environment = {
+        name: value
+        for name, value in os.environ.items()
+        if name not in ("PYTHONPATH", "WANDB_SERVICE")
+    }
     return subprocess.run(
         [str(word) for word in words],
         cwd=cwd,
@@ -44,14 +64,27 @@ def run(*words, cwd, **variables):
 
 @pytest.fixture(scope="module")
 def environment(tmp_path_factory):
-    """The programs of an environment with the wheel, the packages of this one, and nothing else of this project."""
+    """The programs of an environment with the wheel, the packages of this one, and nothing else of
+    this project.
+    """
     folder = tmp_path_factory.mktemp("wheel")
     source = folder / "source"
     source.mkdir()
     for name in SOURCES:  # copied, as building writes into the tree
         copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copy
         copy(ROOT / name, source / name)
-    built = run(sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation", "-w", folder, source, cwd=folder)
+    built = run(
+        sys.executable,
+        "-m",
+        "pip",
+        "wheel",
+        "--no-deps",
+        "--no-build-isolation",
+        "-w",
+        folder,
+        source,
+        cwd=folder,
+    )
     assert built.returncode == 0, built.stderr
     (wheel,) = folder.glob("*.whl")
     made = run(sys.executable, "-m", "venv", "--without-pip", folder / "env", cwd=folder)
@@ -59,9 +92,20 @@ def environment(tmp_path_factory):
     programs = folder / "env" / "bin"
     (packages,) = (folder / "env").glob("lib/python*/site-packages")
     # Paths that are added so are searched, but the editable installs among them are not followed.
-    (packages / "dependencies.pth").write_text("".join(f"{path}\n" for path in site.getsitepackages()))
+    (packages / "dependencies.pth").write_text(
+        "".join(f"{path}\n" for path in site.getsitepackages())
+    )
     installed = run(
-        sys.executable, "-m", "pip", "--python", programs / "python", "install", "--no-deps", "--no-index", wheel, cwd=folder
+        sys.executable,
+        "-m",
+        "pip",
+        "--python",
+        programs / "python",
+        "install",
+        "--no-deps",
+        "--no-index",
+        wheel,
+        cwd=folder,
     )
     assert installed.returncode == 0, installed.stderr
     return programs
@@ -70,7 +114,14 @@ def environment(tmp_path_factory):
 @pytest.mark.full
 def test_every_path_decodes_the_same_tokens_in_the_same_rounds(environment, tmp_path):
     script = shutil.copy(Path(__file__).with_name("every_path.py"), tmp_path)
-    done = run(environment / "python", script, tmp_path, cwd=tmp_path, SPECHEADS_ENGINE="eager", HF_HUB_OFFLINE="1")
+    done = run(
+        environment / "python",
+        script,
+        tmp_path,
+        cwd=tmp_path,
+        SPECHEADS_ENGINE="eager",
+        HF_HUB_OFFLINE="1",
+    )
     assert done.returncode == 0, done.stderr
     report = json.loads(done.stdout)
     assert report.pop("specheads").startswith(str(environment.parent))
@@ -81,7 +132,11 @@ def test_every_path_decodes_the_same_tokens_in_the_same_rounds(environment, tmp_
         for name, decoded in ways.items():
             assert [tokens for tokens, _ in decoded] == [tokens for tokens, _ in ours], name
             # custom_generate returns tokens alone; the forward passes of the draft are counted
-            expected = [sum(drafts) for _, drafts in ours] if name == "custom_generate" else [drafts for _, drafts in ours]
+            expected = (
+                [sum(drafts) for _, drafts in ours]
+                if name == "custom_generate"
+                else [drafts for _, drafts in ours]
+            )
             assert [drafts for _, drafts in decoded] == expected, name
         lengths |= {length for _, drafts in ours for length in drafts}
     assert len(report["next_token"]["onnx"]) == 20
@@ -98,19 +153,33 @@ def server(environment):
 
 @pytest.fixture(scope="module")
 def commands(environment, tmp_path_factory):
-    """The home folder of a user, after every kind of installed command has run in it, and what each printed.
+    """The home folder of a user, after every kind of installed command has run in it, and what each
+    printed.
 
-    Models and prompts lie there, too, and are given by absolute paths: a pair without a config goes through every stage, and
-    evaluate is the command that train names.
+    Models and prompts lie there, too, and are given by absolute paths: a pair without a config goes
+    through every stage, and evaluate is the command that train names.
     """
     home = tmp_path_factory.mktemp("home") / USER
     project = home / "project"
     project.mkdir(parents=True)
-    nano = shutil.copytree(ROOT / "specheads" / "nano", home / "nano", ignore=shutil.ignore_patterns("*.py"))
+    nano = shutil.copytree(
+        ROOT / "specheads" / "nano", home / "nano", ignore=shutil.ignore_patterns("*.py")
+    )
     rows = [json.dumps({"question": f"def add_{number}(a, b):\n"}) for number in range(40)]
     (home / "mine.jsonl").write_text("\n".join(rows))
-    user = {"HOME": str(home), "USER": USER, "LOGNAME": USER, "USERNAME": USER, "HF_TOKEN": TOKEN, "WANDB_API_KEY": KEY}
-    user |= {"SPECHEADS_CACHE": "", "HF_HOME": str(home / "hub"), "MPLCONFIGDIR": str(home.parent / "matplotlib")}
+    user = {
+        "HOME": str(home),
+        "USER": USER,
+        "LOGNAME": USER,
+        "USERNAME": USER,
+        "HF_TOKEN": TOKEN,
+        "WANDB_API_KEY": KEY,
+    }
+    user |= {
+        "SPECHEADS_CACHE": "",
+        "HF_HOME": str(home / "hub"),
+        "MPLCONFIGDIR": str(home.parent / "matplotlib"),
+    }
     pair = [f"model.{role}={nano / role}" for role in ("draft", "target")]
     shared = [
         "model=mine",
@@ -133,7 +202,8 @@ def commands(environment, tmp_path_factory):
         "export": ["head={head}", "format=standalone"],
         "distill": [*shared, *SMALL],
     }
-    printed, server = {}, Server(environment / "python", PYTHONPATH="", **user)
+    printed = {}
+    server = Server(environment / "python", PYTHONPATH="", **user)
     for verb, words in lines.items():
         heads = [str(path.parent) for path in project.glob("outputs/head/*/heads/*/config.json")]
         if verb == "evaluate":
@@ -159,15 +229,30 @@ def test_no_file_names_the_user_or_a_secret(commands, kind):
     home, _ = commands
     files = [path for path in (home / "project").rglob("*") if path.is_file()]
     names = {path.name for path in files}
-    assert {"report.html", "report.json", "probe.html", "train.log", "evaluate.log", "hydra.yaml", "manifest.json"} <= names
+    assert {
+        "report.html",
+        "report.json",
+        "probe.html",
+        "train.log",
+        "evaluate.log",
+        "hydra.yaml",
+        "manifest.json",
+    } <= names
     assert {"README.md", "config.json", "last.ckpt", "distill.json", "acceptance_head.py"} <= names
-    leaking = [str(path.relative_to(home)) for path in files if SECRETS[kind].encode() in content_of(path)]
+    leaking = [
+        str(path.relative_to(home)) for path in files if SECRETS[kind].encode() in content_of(path)
+    ]
     assert leaking == []
 
 
 def test_every_command_runs_and_says_what_comes_next(commands):
     home, printed = commands
-    wanted = {"train": "next: specheads evaluate", "evaluate": "report.html", "probe": "next: specheads", "export": "written"}
+    wanted = {
+        "train": "next: specheads evaluate",
+        "evaluate": "report.html",
+        "probe": "next: specheads",
+        "export": "written",
+    }
     for verb, text in (wanted | {"distill": "next: specheads train"}).items():
         assert text in printed[verb]
     assert {path.name for path in (home / "project").iterdir()} == {"data", "outputs"}
@@ -181,14 +266,20 @@ def test_prompts_without_counts_are_split_in_proportion(commands):
 def test_the_models_are_named_below_the_home_folder(commands):
     home, _ = commands
     configs = list((home / "project").glob("outputs/head/*/heads/*/config.json"))
-    assert len(configs) == 2 and {json.loads(path.read_text())["draft"]["id"] for path in configs} == {"~/nano/draft"}
+    assert len(configs) == 2 and {
+        json.loads(path.read_text())["draft"]["id"] for path in configs
+    } == {"~/nano/draft"}
 
 
 def test_what_is_printed_repeats_only_the_words_of_the_next_command(commands):
     _, printed = commands
     for text in printed.values():
         assert TOKEN not in text and KEY not in text
-        assert [line for line in text.splitlines() if USER in line and not line.startswith("next: specheads ")] == []
+        assert [
+            line
+            for line in text.splitlines()
+            if USER in line and not line.startswith("next: specheads ")
+        ] == []
 
 
 def new_head(folder):
@@ -207,7 +298,10 @@ def test_the_wheel_has_the_sources_of_the_operators(server):
     """Other tests build them from the same files in the tree."""
 
     def sources(package):
-        return {path.name: path.read_bytes() for path in (package / "decoding/engine/cpu").glob("*.[ch]*")}
+        return {
+            path.name: path.read_bytes()
+            for path in (package / "decoding/engine/cpu").glob("*.[ch]*")
+        }
 
     assert len(sources(ROOT / "specheads")) > 5
     assert sources(server.package.parent) == sources(ROOT / "specheads")
@@ -237,7 +331,10 @@ DAMAGES = {
         edited(lambda tensors: tensors.update({"readout.weight": torch.zeros(1, 8)})),
         "tensor 'readout.weight' is (1, 8), expected (1, 16)",
     ),
-    "changed": (edited(lambda tensors: tensors["readout.bias"].add_(1)), "outputs differ from the golden vectors"),
+    "changed": (
+        edited(lambda tensors: tensors["readout.bias"].add_(1)),
+        "outputs differ from the golden vectors",
+    ),
 }
 
 
@@ -253,4 +350,8 @@ def test_a_damaged_head_is_refused_by_name(environment, server, tmp_path):
         damage(folder)
         done = check(folder)
         assert done.returncode == 2 and len(done.stderr.splitlines()) == 1
-        assert done.stderr.startswith("error: ") and str(folder) in done.stderr and message in done.stderr
+        assert (
+            done.stderr.startswith("error: ")
+            and str(folder) in done.stderr
+            and message in done.stderr
+        )

@@ -44,12 +44,16 @@ from specheads.training.trainer import differences
 
 @dataclass(frozen=True)
 class Kind:
-    """Files in a folder. `read` returns what the library makes of them, with everything that uses it."""
+    """Files in a folder.
+
+    `read` returns what the library makes of them, with everything that uses it.
+    """
 
     make: Callable[[Path], object]
     read: Callable[[Path], Any]
-    # Files (patterns) of which no change goes unnoticed: what is read is what was written, or an error. The values of others are
-    # the user's, or were measured, and another valid value is another file.
+    # Files (patterns) of which no change goes unnoticed: what is read is what was written, or an
+    # error. The values of others are the user's, or were measured, and another valid value is
+    # another file.
     checked: tuple[str, ...] = ()
     refusals: tuple[type[Exception], ...] = (UserError,)
     files: tuple[str, ...] = ("**/*",)  # those that are mutated
@@ -62,7 +66,11 @@ def _plain(value: Any) -> Any:
         return (
             value.shape,
             value.dtype,
-            value.detach().contiguous().view(torch.uint8).numpy().tobytes() if value.dim() else value.item(),
+            (
+                value.detach().contiguous().view(torch.uint8).numpy().tobytes()
+                if value.dim()
+                else value.item()
+            ),
         )
     return value
 
@@ -92,14 +100,19 @@ def _head(config: HeadConfig = HEAD) -> AcceptanceHead:
 def make_head(folder: Path) -> None:
     head = _head()
     head.train_prompts = TrainPrompts.of(["a", "b", "c"], ["d"])
-    save_head(head, folder, torch.randn(16, HEAD.input_size, generator=torch.Generator().manual_seed(1)))
+    save_head(
+        head, folder, torch.randn(16, HEAD.input_size, generator=torch.Generator().manual_seed(1))
+    )
 
 
 def read_head(folder: Path) -> Any:
     head = load_head(folder)
     known = head.train_prompts
     seen = {name: _plain(tensor) for name, tensor in head.state_dict().items()}
-    seen |= {"config": vars(head.config), "prompts": None if known is None else (known.train.tolist(), known.dev.tolist())}
+    seen |= {
+        "config": vars(head.config),
+        "prompts": None if known is None else (known.train.tolist(), known.dev.tolist()),
+    }
     assert head.score(torch.randn(3, head.config.input_size)).isfinite().all()
     export.run([f"head={folder}"])
     store_in_config(folder, recommended=head.config.recommended)
@@ -119,9 +132,17 @@ def read_standalone(folder: Path) -> Any:
 
 
 def make_authors_head(folder: Path) -> None:
-    shapes = {"model.0.linear.weight": (8, 8), "model.0.linear.bias": (8,), "model.1.weight": (2, 8), "model.1.bias": (2,)}
+    shapes = {
+        "model.0.linear.weight": (8, 8),
+        "model.0.linear.bias": (8,),
+        "model.1.weight": (2, 8),
+        "model.1.bias": (2,),
+    }
     generator = torch.Generator().manual_seed(0)
-    save_file({name: torch.randn(*shape, generator=generator) for name, shape in shapes.items()}, folder / "model.safetensors")
+    save_file(
+        {name: torch.randn(*shape, generator=generator) for name, shape in shapes.items()},
+        folder / "model.safetensors",
+    )
     (folder / "config.json").write_text(json.dumps({"hidden_size": 8, "num_layers": 1}))
 
 
@@ -144,8 +165,17 @@ def _rows(name: str) -> list[dict[str, Any]]:
             "split": name.partition("-")[0],
             "prompt": f"{name} {number}",
         }
-        row |= {"prompt_ids": [1, 2, number], "response_ids": [3, 4], "finished": True, "draft_ids": [5, 6]}
-        row |= {key: [0.25, 0.5] for key in SCHEMA.names if SCHEMA.field(key).type.equals(SCHEMA.field("accept_prob").type)}
+        row |= {
+            "prompt_ids": [1, 2, number],
+            "response_ids": [3, 4],
+            "finished": True,
+            "draft_ids": [5, 6],
+        }
+        row |= {
+            key: [0.25, 0.5]
+            for key in SCHEMA.names
+            if SCHEMA.field(key).type.equals(SCHEMA.field("accept_prob").type)
+        }
         rows.append(row)
     return rows
 
@@ -173,16 +203,25 @@ def read_data_set(folder: Path) -> Any:
 
 def make_tensors(folder: Path) -> RowStore:
     def compute(start: str, rows: Sequence[int]) -> list[dict[str, Tensor]]:
-        return [{"hidden": torch.full((length, 4), float(length)), "ids": torch.arange(length)} for length in (2, 3)]
+        return [
+            {"hidden": torch.full((length, 4), float(length)), "ids": torch.arange(length)}
+            for length in (2, 3)
+        ]
 
-    store = RowStore(folder / "features", {"seed": 0}, {name: np.array([1, 1]) for name in "ab"}, "features")
+    store = RowStore(
+        folder / "features", {"seed": 0}, {name: np.array([1, 1]) for name in "ab"}, "features"
+    )
     store.fill(compute, "no memory")
     return store
 
 
 def read_tensors(folder: Path) -> Any:
     store = make_tensors(folder)
-    return [{key: value.tolist() for key, value in store.row(name, row).items()} for name in "ab" for row in (0, 1)]
+    return [
+        {key: value.tolist() for key, value in store.row(name, row).items()}
+        for name in "ab"
+        for row in (0, 1)
+    ]
 
 
 @cache
@@ -193,7 +232,9 @@ def _pair() -> Any:
 def record(folder: Path) -> Any:
     pair = _pair()
     prompts = [(Prompt(f"{number:04x}", "test", ""), [1, 2, number]) for number in range(2)]
-    made = Recorder(pair, Warp(1.0), ResponseLimits(4), RecordSettings(1, 4), 0, folder).record([prompts])[0]
+    made = Recorder(pair, Warp(1.0), ResponseLimits(4), RecordSettings(1, 4), 0, folder).record(
+        [prompts]
+    )[0]
     head = _head(HeadConfig(hidden_size=16, depth=0, inputs=("hidden",)))
     heads = {head_fingerprint(head): head}
     return load_recording(made, add_predictions(made, pair, heads, ground_truth=True))
@@ -213,14 +254,18 @@ STATS = {"num_tokens": 3, "num_drafted": 4, "seconds": 0.5}
 def make_journal(folder: Path) -> None:
     journal = Journal(folder / "generations.jsonl", {"seed": 0, "prompts": [[1, 2], [3]]})
     for number in range(3):
-        journal.add(number, {"stats": [[STATS | {"num_tokens": number}]], "rounds": [[[1, 2, 0.5]]]})
+        journal.add(
+            number, {"stats": [[STATS | {"num_tokens": number}]], "rounds": [[[1, 2, 0.5]]]}
+        )
 
 
 def read_journal(folder: Path) -> Any:
     journal = Journal(folder / "generations.jsonl", {"seed": 0, "prompts": [[1, 2], [3]]})
     for number in range(3):  # as a resumed sweep does
         if number not in journal.entries:
-            journal.add(number, {"stats": [[STATS | {"num_tokens": number}]], "rounds": [[[1, 2, 0.5]]]})
+            journal.add(
+                number, {"stats": [[STATS | {"num_tokens": number}]], "rounds": [[[1, 2, 0.5]]]}
+            )
     return {number: journal.entries[number] for number in sorted(journal.entries)}
 
 
@@ -229,7 +274,10 @@ def read_journal(folder: Path) -> Any:
 
 def make_checkpoint(folder: Path) -> None:
     torch.manual_seed(0)
-    torch.save({"provenance": {"data": "rows", "seed": 0}, "state_dict": {"weight": torch.randn(20, 20)}}, folder / "last.ckpt")
+    torch.save(
+        {"provenance": {"data": "rows", "seed": 0}, "state_dict": {"weight": torch.randn(20, 20)}},
+        folder / "last.ckpt",
+    )
 
 
 def read_checkpoint(folder: Path) -> Any:
@@ -258,14 +306,18 @@ def read_run(folder: Path) -> Any:
 
 # --- prompts and configs
 
-ROWS = [{"instruction": f"Say {number}.", "input": "", "turns": ["a", "b"], "output": str(number)} for number in range(3)]
+ROWS = [
+    {"instruction": f"Say {number}.", "input": "", "turns": ["a", "b"], "output": str(number)}
+    for number in range(3)
+]
 
 
 def _write_prompts(folder: Path) -> None:
     (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS))
     (folder / "rows.json").write_text(json.dumps(ROWS, indent=1))
     (folder / "rows.csv").write_text(
-        "instruction,output\n" + "".join(f'"{row["instruction"]}",{row["output"]}\n' for row in ROWS)
+        "instruction,output\n"
+        + "".join(f'"{row["instruction"]}",{row["output"]}\n' for row in ROWS)
     )
     (folder / "rows.txt").write_text("".join(f"{row['instruction']}\n" for row in ROWS))
     table = datasets.Dataset.from_list(ROWS)
@@ -278,7 +330,9 @@ def read_prompts(folder: Path) -> Any:
     prompts = []
     for name in ("rows.jsonl", "rows.json", "rows.csv", "rows.txt", "rows.parquet", "saved"):
         template = "{text}" if name == "rows.txt" else "{instruction}"
-        source = DatasetSource(str(folder / name), None, "train", None, template, None, 1, 1, 1, response_template=None)
+        source = DatasetSource(
+            str(folder / name), None, "train", None, template, None, 1, 1, 1, response_template=None
+        )
         try:
             prompts += [prompt.text for prompt in source.load(chats=True)]
         except UserError as error:
@@ -291,7 +345,12 @@ def read_prompts(folder: Path) -> Any:
 def make_config(folder: Path) -> None:
     (folder / "model").mkdir()
     (folder / "data").mkdir()
-    pair = {"draft": "embedded:nano/draft", "target": "embedded:nano/target", "tokenizer": "embedded:nano", "dtype": "float32"}
+    pair = {
+        "draft": "embedded:nano/draft",
+        "target": "embedded:nano/target",
+        "tokenizer": "embedded:nano",
+        "dtype": "float32",
+    }
     (folder / "model" / "tiny.yaml").write_text(yaml.safe_dump(pair))
     text = (config_folder() / "data" / "alpaca.yaml").read_text()
     (folder / "data" / "own.yaml").write_text(text.replace("tatsu-lab/alpaca", "someone/something"))
@@ -333,11 +392,17 @@ def read_model(folder: Path) -> Any:
 KINDS = {
     "head": Kind(make_head, read_head, checked=("model.safetensors", "train_prompts.safetensors")),
     "head, standalone": Kind(
-        make_head, read_standalone, checked=("model.safetensors",), refusals=(ValueError,), files=("*.json", "model*", "golden*")
+        make_head,
+        read_standalone,
+        checked=("model.safetensors",),
+        refusals=(ValueError,),
+        files=("*.json", "model*", "golden*"),
     ),
     "head of the SpecDec++ authors": Kind(make_authors_head, read_authors_head),
     "data set": Kind(read_data_set, read_data_set, checked=("**/*",), share=0.3),
-    "data set, unfinished": Kind(make_unfinished_data_set, read_data_set, checked=("**/*",), share=0.3),
+    "data set, unfinished": Kind(
+        make_unfinished_data_set, read_data_set, checked=("**/*",), share=0.3
+    ),
     "tensor shards": Kind(make_tensors, read_tensors, checked=("**/*",), share=0.3),
     "recording": Kind(record, read_recording, checked=("**/*",), share=0.3),
     "journal": Kind(make_journal, read_journal, checked=("**/*",)),

@@ -5,15 +5,45 @@ import random
 from collections.abc import Callable, Sequence
 
 VALUES = (
-    *(None, True, False, "", "text", "../outside", "/etc/passwd", "\ud800", [], {}, [[]], [None], {"a": 1}, ["a", "b"]),
-    *(-1, 0, 1, 2**31, 2**70, -(2**63), 0.5, -0.5, 1e308, float("nan"), float("inf"), -float("inf")),
+    *(
+        None,
+        True,
+        False,
+        "",
+        "text",
+        "../outside",
+        "/etc/passwd",
+        "\ud800",
+        [],
+        {},
+        [[]],
+        [None],
+        {"a": 1},
+        ["a", "b"],
+    ),
+    *(
+        -1,
+        0,
+        1,
+        2**31,
+        2**70,
+        -(2**63),
+        0.5,
+        -0.5,
+        1e308,
+        float("nan"),
+        float("inf"),
+        -float("inf"),
+    ),
 )
 
 REMOVED = 0.03  # of all mutations
 Damage = Callable[[random.Random, bytes, Sequence[bytes]], bytes]
 
 
-def mutated(rng: random.Random, content: bytes, others: Sequence[bytes]) -> tuple[str, bytes | None]:
+def mutated(
+    rng: random.Random, content: bytes, others: Sequence[bytes]
+) -> tuple[str, bytes | None]:
     """Return the name of a mutation and the content after it, None for a file that is removed.
 
     `others` are contents of other files of the same kind.
@@ -77,7 +107,10 @@ BYTES: dict[str, Damage] = {
 
 
 def _values(content: bytes) -> list:
-    """Return the JSON values of a file, one for each line of JSON lines; none if it holds something else."""
+    """Return the JSON values of a file, one for each line of JSON lines.
+
+    None if it holds something else.
+    """
     try:
         text = content.decode()
         try:
@@ -90,7 +123,9 @@ def _values(content: bytes) -> list:
 
 def _places(value: object) -> list[tuple[dict | list, str | int]]:
     """Return every place within a JSON value: the object or list, and the key or position in it."""
-    keys = value if isinstance(value, dict) else range(len(value)) if isinstance(value, list) else ()
+    keys = (
+        value if isinstance(value, dict) else range(len(value)) if isinstance(value, list) else ()
+    )
     return [place for key in keys for place in [(value, key), *_places(value[key])]]
 
 
@@ -118,7 +153,11 @@ def _rename(rng: random.Random, inside: dict | list, key: str | int) -> None:
 
 def _add(rng: random.Random, inside: dict | list, key: str | int) -> None:
     value = inside[key]  # type: ignore[index]
-    inside.update({"unknown": rng.choice(VALUES)}) if isinstance(inside, dict) else inside.append(value)
+    (
+        inside.update({"unknown": rng.choice(VALUES)})
+        if isinstance(inside, dict)
+        else inside.append(value)
+    )
 
 
 JSON: dict[str, Damage] = {

@@ -16,7 +16,10 @@ from tests.mutations.mutate import mutated
 
 @dataclass
 class Outcomes:
-    """How often mutated files were read as before, as another valid file, or refused; and what went wrong."""
+    """How often mutated files were read as before, as another valid file, or refused.
+
+    And what went wrong.
+    """
 
     counts: Counter[str] = field(default_factory=Counter)
     failures: list[str] = field(default_factory=list)
@@ -24,16 +27,25 @@ class Outcomes:
 
 def tried(kind: Kind, folder: Path, count: int, seed: int = 0) -> Outcomes:
     """Mutate `count` files of a kind in `folder`, one at a time, and read after each mutation."""
-    made, trial = folder / "made", folder / "trial"
+    made = folder / "made"
+    trial = folder / "trial"
     made.mkdir(parents=True)
     kind.make(made)
-    contents = {path.relative_to(made): path.read_bytes() for path in sorted(made.rglob("*")) if path.is_file()}
+    contents = {
+        path.relative_to(made): path.read_bytes()
+        for path in sorted(made.rglob("*"))
+        if path.is_file()
+    }
     before = _fresh(trial, contents) or kind.read(trial)
-    names, checked = sorted(_matching(made, kind.files)), _matching(made, kind.checked)
-    rng, outcomes = random.Random(seed), Outcomes()
+    names = sorted(_matching(made, kind.files))
+    checked = _matching(made, kind.checked)
+    rng = random.Random(seed)
+    outcomes = Outcomes()
     for number in range(count):
         name = names[number % len(names)]
-        mutation, content = mutated(rng, contents[name], [contents[other] for other in names if other != name])
+        mutation, content = mutated(
+            rng, contents[name], [contents[other] for other in names if other != name]
+        )
         _fresh(trial, contents | {name: content})
         result = _read(kind, trial, before, name in checked)
         outcomes.counts[result.partition(":")[0]] += 1
@@ -44,7 +56,12 @@ def tried(kind: Kind, folder: Path, count: int, seed: int = 0) -> Outcomes:
 
 def _matching(folder: Path, patterns: Sequence[str]) -> set[Path]:
     """Return the files that match a pattern, relative to the folder."""
-    return {path.relative_to(folder) for pattern in patterns for path in folder.glob(pattern) if path.is_file()}
+    return {
+        path.relative_to(folder)
+        for pattern in patterns
+        for path in folder.glob(pattern)
+        if path.is_file()
+    }
 
 
 def _fresh(folder: Path, contents: Mapping[Path, bytes | None]) -> None:
@@ -73,7 +90,17 @@ def _read(kind: Kind, folder: Path, before: Any, checked: bool) -> str:
     return f"failed: read in silence as {after!r:.500}" if checked else "another value"
 
 
-def rows(kinds: dict[str, Kind], folder: Path, count: int, seed: int = 0) -> Iterator[tuple[str, Outcomes]]:
+def rows(
+    kinds: dict[str, Kind], folder: Path, count: int, seed: int = 0
+) -> Iterator[tuple[str, Outcomes]]:
     """Yield the outcomes of each kind."""
     for name, kind in kinds.items():
-        yield name, tried(kind, folder / name.replace(" ", "_").replace("/", "_"), max(1, round(count * kind.share)), seed)
+        yield (
+            name,
+            tried(
+                kind,
+                folder / name.replace(" ", "_").replace("/", "_"),
+                max(1, round(count * kind.share)),
+                seed,
+            ),
+        )

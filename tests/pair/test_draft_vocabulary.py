@@ -1,4 +1,6 @@
-"""Drafts with an output over some tokens: their logits, their folders, and that the output stays the target's."""
+"""Drafts with an output over some tokens: their logits, their folders, and that the output stays
+the target's.
+"""
 
 import json
 from dataclasses import replace
@@ -14,7 +16,13 @@ from specheads import SpeculativeDecoder, UserError, Warp, load_pair
 from specheads.decoding.stopping import FixedLength
 from specheads.decoding.verification import BlockVerification, TokenVerification
 from specheads.pair.config import ModelSource
-from specheads.pair.draft_vocabulary import borrow_embedding, borrows_embedding, keep_tokens, kept_tokens, stored_as
+from specheads.pair.draft_vocabulary import (
+    borrow_embedding,
+    borrows_embedding,
+    keep_tokens,
+    kept_tokens,
+    stored_as,
+)
 from specheads.pair.initial_draft import TargetLayers
 from specheads.pair.language_model import LanguageModel, weightless_model
 from specheads.pair.pair import load_draft
@@ -38,9 +46,14 @@ def logits_of(lm, tokens=TOKENS):
 
 def saved(pair, folder, dtype=torch.float32, **changes):
     """Write a pair's reduced draft as a folder, with some tensors changed; None: left out."""
-    pair.draft.save_pretrained(folder, state_dict=stored_as(pair.draft, pair.draft.state_dict(), dtype))
+    pair.draft.save_pretrained(
+        folder, state_dict=stored_as(pair.draft, pair.draft.state_dict(), dtype)
+    )
     tensors = {**load_file(folder / "model.safetensors"), **changes}
-    save_file({name: each for name, each in tensors.items() if each is not None}, folder / "model.safetensors")
+    save_file(
+        {name: each for name, each in tensors.items() if each is not None},
+        folder / "model.safetensors",
+    )
     pair.tokenizer.save_pretrained(folder)
     return folder
 
@@ -51,7 +64,8 @@ def pair():
 
 
 def test_kept_tokens_have_the_same_logits_and_the_others_none(pair):
-    whole, logits = logits_of(pair.draft_lm), logits_of(reduced(pair).draft_lm)
+    whole = logits_of(pair.draft_lm)
+    logits = logits_of(reduced(pair).draft_lm)
     torch.testing.assert_close(logits[..., KEPT], whole[..., KEPT])
     assert kept_tokens(pair.draft).tolist() == KEPT.tolist()
     lacking = torch.ones(2048, dtype=torch.bool).index_fill(0, KEPT, False)
@@ -62,8 +76,16 @@ def test_kept_tokens_have_the_same_logits_and_the_others_none(pair):
 
 
 def test_a_cap_of_logits_does_not_bring_the_others_back():
-    sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "head_dim": 8}
-    config = Gemma2Config(vocab_size=11, **sizes, num_key_value_heads=1, final_logit_softcapping=2.0)
+    sizes = {
+        "hidden_size": 16,
+        "intermediate_size": 32,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "head_dim": 8,
+    }
+    config = Gemma2Config(
+        vocab_size=11, **sizes, num_key_value_heads=1, final_logit_softcapping=2.0
+    )
     model = Gemma2ForCausalLM(config).double().eval()
     whole = logits_of(LanguageModel(model, 11), TOKENS % 11)
     keep_tokens(model, torch.tensor([1, 3, 4]))
@@ -78,7 +100,10 @@ def test_order_and_repetitions_of_kept_tokens_do_not_matter(pair):
     first = logits_of(LanguageModel(pair.draft, 2048))
     keep_tokens(pair.draft, torch.tensor([7, 31]))
     second = logits_of(LanguageModel(pair.draft, 2048))
-    assert torch.equal(first[..., [7, 31]], second[..., [7, 31]]) and (second[..., 0] == -torch.inf).all()
+    assert (
+        torch.equal(first[..., [7, 31]], second[..., [7, 31]])
+        and (second[..., 0] == -torch.inf).all()
+    )
     with pytest.raises(UserError, match="no logits for 2 of the tokens to keep, for example 8"):
         keep_tokens(pair.draft, torch.tensor([7, 8, 9]))
 
@@ -98,26 +123,41 @@ def test_a_folder_brings_the_same_draft_back(pair, tmp_path):
     folder = saved(reduced(pair), tmp_path / "draft")
     again = load_pair("nano", draft=folder, dtype="float32")
     assert torch.equal(logits_of(again.draft_lm), logits_of(replace(pair).draft_lm))
-    assert torch.equal(logits_of(load_draft(folder, pair, "float32")), logits_of(replace(pair).draft_lm))
-    shape = weightless_model(ModelSource(folder))  # of which a user is told how much memory it needs
+    assert torch.equal(
+        logits_of(load_draft(folder, pair, "float32")), logits_of(replace(pair).draft_lm)
+    )
+    shape = weightless_model(
+        ModelSource(folder)
+    )  # of which a user is told how much memory it needs
     assert shape.num_parameters() == again.draft.num_parameters() and len(kept_tokens(shape)) == 7
-    assert not borrows_embedding(again.draft) and json.loads((folder / "config.json").read_text())["draft_vocab_size"] == 7
+    assert (
+        not borrows_embedding(again.draft)
+        and json.loads((folder / "config.json").read_text())["draft_vocab_size"] == 7
+    )
 
 
 def test_a_folder_of_others_may_have_its_rows_in_any_order_and_no_embeddings(tmp_path):
     pair = load_pair("nano", dtype="float32", new_draft=TargetLayers(1))
-    lm, order = reduced(pair).draft_lm, torch.tensor([3, 0, 6, 1, 2, 5, 4])
-    changes = {"lm_head.weight": lm.output_embedding.weight[order].contiguous(), "d2t": KEPT[order] - torch.arange(7)}
+    lm = reduced(pair).draft_lm
+    order = torch.tensor([3, 0, 6, 1, 2, 5, 4])
+    changes = {
+        "lm_head.weight": lm.output_embedding.weight[order].contiguous(),
+        "d2t": KEPT[order] - torch.arange(7),
+    }
     folder = saved(pair, tmp_path / "draft", **changes, **{"model.embed_tokens.weight": None})
     again = load_pair("nano", draft=folder, dtype="float32")
-    theirs, mine = again.target_lm.input_embedding.weight, again.draft_lm.input_embedding.weight
+    theirs = again.target_lm.input_embedding.weight
+    mine = again.draft_lm.input_embedding.weight
     assert mine.data_ptr() == theirs.data_ptr() and borrows_embedding(again.draft)
     borrow_embedding(pair.draft, pair.target)
     assert torch.equal(logits_of(again.draft_lm), logits_of(replace(pair).draft_lm))
     alone = load_pair("nano", draft=folder, dtype="float32", only_draft=True)
     assert torch.equal(logits_of(alone.draft_lm), logits_of(again.draft_lm))
     stored = stored_as(again.draft, again.draft.state_dict(), torch.bfloat16)
-    assert "model.embed_tokens.weight" not in stored and stored["lm_head.weight"].dtype == torch.bfloat16
+    assert (
+        "model.embed_tokens.weight" not in stored
+        and stored["lm_head.weight"].dtype == torch.bfloat16
+    )
     assert stored["d2t"].tolist() == (KEPT - torch.arange(7)).tolist()
 
 
@@ -133,7 +173,10 @@ def test_weights_in_8_bits_come_back_as_they_were_rounded(tmp_path, vocabulary):
     for name, weight in again.state_dict().items():
         in_bytes = name not in stored and name + ".q" in stored
         assert in_bytes == (wide[name].dim() == 2 and wide[name].shape[1] % 32 == 0)
-        assert torch.equal(weight, lattice_of(wide[name], "Q8_0").weight() if in_bytes else wide[name].bfloat16().float())
+        assert torch.equal(
+            weight,
+            lattice_of(wide[name], "Q8_0").weight() if in_bytes else wide[name].bfloat16().float(),
+        )
     assert on_lattice(again.get_output_embeddings().weight, "Q8_0")
 
 
@@ -141,7 +184,10 @@ def test_weights_in_8_bits_come_back_as_they_were_rounded(tmp_path, vocabulary):
     ("changes", "message"),
     [
         ({"d2t": None}, "has draft_vocab_size=7 in its config, but no d2t in model.safetensors"),
-        ({"d2t": torch.zeros(6, dtype=torch.long)}, "do not fit; expected a row for each of 6 different tokens from 0 to 2047"),
+        (
+            {"d2t": torch.zeros(6, dtype=torch.long)},
+            "do not fit; expected a row for each of 6 different tokens from 0 to 2047",
+        ),
         ({"d2t": -torch.arange(7)}, "do not fit"),
         ({"d2t": torch.full((7,), 2042)}, "do not fit"),
         ({"lm_head.weight": torch.zeros(7, 3)}, "do not fit"),
@@ -155,14 +201,21 @@ def test_a_damaged_folder_is_refused(pair, tmp_path, changes, message):
 
 def test_embeddings_of_another_size_are_refused(pair, tmp_path):
     folder = saved(reduced(pair), tmp_path / "draft", **{"model.embed_tokens.weight": None})
-    with pytest.raises(UserError, match=r"those are \(2048, 256\), and it needs \(2048, 160\); use the target that"):
+    with pytest.raises(
+        UserError, match=r"those are \(2048, 256\), and it needs \(2048, 160\); use the target that"
+    ):
         load_pair("nano", draft=folder)
 
 
 @pytest.mark.parametrize("engine", ["eager", "compiled"])
 @pytest.mark.parametrize("rows", [1, 3])
 def test_greedy_decoding_says_what_the_target_says(pair, engine, rows):
-    decoder = SpeculativeDecoder(reduced(pair, torch.arange(0, 2048, 3)), stopping=FixedLength(4), warp=Warp(0.0), engine=engine)
+    decoder = SpeculativeDecoder(
+        reduced(pair, torch.arange(0, 2048, 3)),
+        stopping=FixedLength(4),
+        warp=Warp(0.0),
+        engine=engine,
+    )
     prompts = [pair.encode(text) for text in ("import os\n", "def f(x):\n", "x = [1, 2,")]
     outs = (
         [decoder.generate(prompt, 40) for prompt in prompts]
@@ -170,9 +223,18 @@ def test_greedy_decoding_says_what_the_target_says(pair, engine, rows):
         else decoder.generate_batch(prompts, max_batch=rows, max_new_tokens=40)
     )
     for prompt, out in zip(prompts, outs, strict=True):
-        given = {"attention_mask": torch.ones_like(prompt[None]), "max_new_tokens": 40, "do_sample": False}
-        assert out.tokens.tolist() == pair.target.generate(prompt[None], **given)[0, len(prompt) :].tolist()
-        assert {token % 3 for done in out.rounds for token in done.tokens[: done.num_accepted]} <= {0}
+        given = {
+            "attention_mask": torch.ones_like(prompt[None]),
+            "max_new_tokens": 40,
+            "do_sample": False,
+        }
+        assert (
+            out.tokens.tolist()
+            == pair.target.generate(prompt[None], **given)[0, len(prompt) :].tolist()
+        )
+        assert {token % 3 for done in out.rounds for token in done.tokens[: done.num_accepted]} <= {
+            0
+        }
     assert sum(done.num_accepted for out in outs for done in out.rounds) > 0
 
 
@@ -186,12 +248,21 @@ def test_greedy_decoding_says_what_the_target_says(pair, engine, rows):
     ids=["token", "block, in rows", "token, in rows"],
 )
 def test_samples_follow_the_targets_distribution(verification, warp, temperature, rows):
-    """Two tokens after a prompt, by a chi-square test with a false alarm in a million; the draft lacks two of five."""
+    """Two tokens after a prompt, by a chi-square test with a false alarm in a million.
+
+    The draft lacks two of five.
+    """
     pair = reduced(tiny_pair(vocab_size=5), torch.tensor([1, 3, 4]))
     set_draft_temperature(pair.draft, temperature)
-    decoder = SpeculativeDecoder(pair, stopping=FixedLength(2), warp=warp, verification=verification, engine="eager")
-    prompt, counts, accepted = torch.tensor([1, 3]), torch.zeros(25, dtype=torch.float64), 0
-    for out in decoder.generate_batch([prompt] * 600, max_batch=rows, max_new_tokens=3, seeds=range(600), stop_tokens=()):
+    decoder = SpeculativeDecoder(
+        pair, stopping=FixedLength(2), warp=warp, verification=verification, engine="eager"
+    )
+    prompt = torch.tensor([1, 3])
+    counts = torch.zeros(25, dtype=torch.float64)
+    accepted = 0
+    for out in decoder.generate_batch(
+        [prompt] * 600, max_batch=rows, max_new_tokens=3, seeds=range(600), stop_tokens=()
+    ):
         first, second, _ = out.tokens.tolist()
         counts[5 * first + second] += 1
         accepted += out.stats.num_accepted

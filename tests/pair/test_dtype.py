@@ -1,4 +1,6 @@
-"""The type that models are loaded in: what `dtype=auto` chooses, that it is said, and that nothing is reused in another type."""
+"""The type that models are loaded in: what `dtype=auto` chooses, that it is said, and that nothing
+is reused in another type.
+"""
 
 import json
 import logging
@@ -38,7 +40,11 @@ def with_instructions(monkeypatch):
     """A function that gives this CPU instructions, by the names that torch has for them."""
 
     def give(*names):
-        monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: dict.fromkeys(names, True) | {"architecture": "any"})
+        monkeypatch.setattr(
+            torch.cpu,
+            "get_capabilities",
+            lambda: dict.fromkeys(names, True) | {"architecture": "any"},
+        )
         monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: True)
         language_model._warn_of_slow_bfloat16.cache_clear()
 
@@ -46,7 +52,8 @@ def with_instructions(monkeypatch):
 
 
 TYPES = (torch.float16, torch.bfloat16, torch.float32)
-ALL_HALF, ALL_SINGLE = dict.fromkeys(TYPES, torch.bfloat16), dict.fromkeys(TYPES, torch.float32)
+ALL_HALF = dict.fromkeys(TYPES, torch.bfloat16)
+ALL_SINGLE = dict.fromkeys(TYPES, torch.float32)
 CHOICES = [  # by the instructions of a CPU, the type for each type of a checkpoint
     (["avx2", "avx512_f"], ALL_SINGLE),
     (["avx512_f", "amx_tile", "amx_int8"], ALL_SINGLE),
@@ -57,13 +64,19 @@ CHOICES = [  # by the instructions of a CPU, the type for each type of a checkpo
 ]
 
 
-@pytest.mark.parametrize(("names", "expected"), CHOICES, ids=lambda value: " ".join(value) if isinstance(value, list) else "")
+@pytest.mark.parametrize(
+    ("names", "expected"),
+    CHOICES,
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
 def test_auto_is_the_faster_type_of_a_cpu(stored, with_instructions, monkeypatch, names, expected):
     with_instructions(*names)
     for of_checkpoint, wanted in (expected | {torch.float64: torch.float64}).items():
         folder = stored(of_checkpoint)
         assert load_model(ModelSource(folder)).dtype == wanted
-        assert weightless_model(ModelSource(folder)).dtype == wanted  # as the keys of caches name it
+        assert (
+            weightless_model(ModelSource(folder)).dtype == wanted
+        )  # as the keys of caches name it
         assert load_model(ModelSource(folder, dtype=torch.float16)).dtype == torch.float16
     monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: False)
     assert load_model(ModelSource(stored(torch.bfloat16))).dtype == torch.float32
@@ -72,7 +85,9 @@ def test_auto_is_the_faster_type_of_a_cpu(stored, with_instructions, monkeypatch
 def test_auto_leaves_the_type_to_the_checkpoint_on_a_gpu(monkeypatch):
     assert chosen_dtype(ModelSource("nowhere", device="cuda"))[0] == "auto"
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    assert chosen_dtype(ModelSource("nowhere", device_map="auto"))[0] == "auto"  # the target is spread over GPUs
+    assert (
+        chosen_dtype(ModelSource("nowhere", device_map="auto"))[0] == "auto"
+    )  # the target is spread over GPUs
 
 
 @pytest.mark.parametrize(("names", "chosen"), [(["amx_bf16"], "bfloat16"), ([], "float32")])
@@ -95,7 +110,10 @@ def test_bfloat16_without_instructions_works_and_is_said_once(with_instructions,
 def test_data_of_a_pair_has_labels_in_float32(tmp_path, dtype):
     pair = load_pair("nano", dtype=dtype)
     folder = generate_data(pair, NanoSource(3, 0, 0), DataGeneration(**SMALL), tmp_path)
-    assert json.loads((folder / "manifest.json").read_text())["provenance"]["dtype"] == [f"torch.{dtype}"] * 2
+    assert (
+        json.loads((folder / "manifest.json").read_text())["provenance"]["dtype"]
+        == [f"torch.{dtype}"] * 2
+    )
     (shard,) = folder.glob("*.parquet")
     rows = pq.read_table(shard)
     assert rows.schema.field("accept_prob").type.value_type == "float"
@@ -108,7 +126,9 @@ def test_data_of_a_pair_has_labels_in_float32(tmp_path, dtype):
 
 def test_data_of_another_type_is_not_reused(tmp_path):
     folders = [
-        generate_data(load_pair("nano", dtype=dtype), NanoSource(3, 0, 0), DataGeneration(**SMALL), tmp_path)
+        generate_data(
+            load_pair("nano", dtype=dtype), NanoSource(3, 0, 0), DataGeneration(**SMALL), tmp_path
+        )
         for dtype in ("float32", "bfloat16")
     ]
     assert folders[0] != folders[1]
@@ -119,14 +139,18 @@ def test_runs_and_features_of_another_type_are_told_apart(nano, tmp_path):
     settings = Distillation()
     entries = [distillation._provenance(settings, pair) for pair in (nano, half)]
     assert [name for name in entries[0] if entries[0][name] != entries[1][name]] == ["dtype"]
-    stores = [FeatureStore(tmp_path, pair.draft_lm, {"train": NoTexts()}, frozenset(["hidden"])) for pair in (nano, half)]
+    stores = [
+        FeatureStore(tmp_path, pair.draft_lm, {"train": NoTexts()}, frozenset(["hidden"]))
+        for pair in (nano, half)
+    ]
     assert stores[0].rows.folder != stores[1].rows.folder
 
 
 class NoTexts:
     """A split without texts."""
 
-    response_share, seed = None, 0
+    response_share = None
+    seed = 0
 
     def __len__(self):
         return 0
@@ -138,7 +162,9 @@ class NoTexts:
         return []
 
 
-@pytest.mark.parametrize(("dtype", "expected"), [("float32", "32-true"), ("bfloat16", "bf16-mixed")])
+@pytest.mark.parametrize(
+    ("dtype", "expected"), [("float32", "32-true"), ("bfloat16", "bf16-mixed")]
+)
 def test_distillation_on_a_cpu_computes_in_the_type_of_the_draft(dtype, expected):
     pair = load_pair("nano", dtype=dtype)
     assert distillation._with_precision(Distillation(), pair).trainer.precision == expected

@@ -1,4 +1,6 @@
-"""GGUF files as models: converted once, with the same weights and tokens, or refused by a sentence."""
+"""GGUF files as models: converted once, with the same weights and tokens, or refused by a
+sentence.
+"""
 
 import importlib
 
@@ -26,7 +28,11 @@ def written(tmp_path, monkeypatch):
     """A model, and its GGUF file with a tokenizer of bytes."""
     gguf = pytest.importorskip("gguf")
     writer = gguf.GGUFWriter
-    monkeypatch.setattr(writer, "add_tokenizer_model", lambda self, _: self.add_string("tokenizer.ggml.model", "gpt2"))
+    monkeypatch.setattr(
+        writer,
+        "add_tokenizer_model",
+        lambda self, _: self.add_string("tokenizer.ggml.model", "gpt2"),
+    )
     tokens = [*BYTES, "he", "<end>"]
     add_list = writer.add_token_list
 
@@ -58,7 +64,9 @@ def test_a_file_becomes_a_folder_once(written, cache, caplog):
     caplog.set_level("INFO", "specheads")
     folder = resolve(file)
     assert folder.startswith(str(cache))
-    assert resolve(str(file)) == folder == resolve(file.parent)  # also as the only file of its folder
+    assert (
+        resolve(str(file)) == folder == resolve(file.parent)
+    )  # also as the only file of its folder
     assert sum("converting" in line for line in caplog.messages) == 1
     read = AutoModelForCausalLM.from_pretrained(folder, dtype="auto")
     for name, weight in model.state_dict().items():

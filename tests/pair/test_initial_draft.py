@@ -14,14 +14,18 @@ TOKENS = torch.arange(14)[None] % VOCAB_SIZE
 @pytest.mark.parametrize("family", CONFIGS)
 def test_a_model_of_some_layers_is_the_target_without_the_others(family):
     target = family_pair(family).target
-    near = 1e-5 if family == "gemma2" else 1e-12  # the scale of its embeddings is float32 in one of them
+    near = (
+        1e-5 if family == "gemma2" else 1e-12
+    )  # the scale of its embeddings is float32 in one of them
     for layers in ([0], [1]):
         model = TargetLayers(layers).make(target)
         expected = without_layers(target, [1 - layers[0]])(TOKENS).logits
         torch.testing.assert_close(model(TOKENS).logits, expected, atol=near, rtol=0)
     both = TargetLayers([0, 1]).make(target)
     torch.testing.assert_close(both(TOKENS).logits, target(TOKENS).logits, atol=near, rtol=0)
-    assert not {weight.data_ptr() for weight in both.parameters()} & {weight.data_ptr() for weight in target.parameters()}
+    assert not {weight.data_ptr() for weight in both.parameters()} & {
+        weight.data_ptr() for weight in target.parameters()
+    }
 
 
 @pytest.mark.parametrize("family", ["llama", "gemma2", "bloom"])
@@ -36,7 +40,12 @@ def test_a_saved_initial_draft_is_an_ordinary_model(family, tmp_path):
 
 def test_layers_are_spread_from_the_first_to_the_last():
     assert TargetLayers(1).numbers(6) == [0] and TargetLayers(2).numbers(6) == [0, 5]
-    assert TargetLayers(6).numbers(6) == list(range(6)) and TargetLayers(4).numbers(32) == [0, 10, 21, 31]
+    assert TargetLayers(6).numbers(6) == list(range(6)) and TargetLayers(4).numbers(32) == [
+        0,
+        10,
+        21,
+        31,
+    ]
     assert TargetLayers((3, 1)).numbers(6) == [3, 1]
 
 
@@ -54,4 +63,7 @@ def test_layers_that_the_target_does_not_have_are_refused(layers, message):
 
 
 def test_initial_drafts_have_descriptive_names():
-    assert TargetLayers((0, 1)).name == "the target's layers [0, 1]" and TargetLayers(2).name == "the target's layers 2"
+    assert (
+        TargetLayers((0, 1)).name == "the target's layers [0, 1]"
+        and TargetLayers(2).name == "the target's layers 2"
+    )

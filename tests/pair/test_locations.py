@@ -12,7 +12,10 @@ from specheads.pair.locations import check_available
 
 @pytest.fixture
 def asked(monkeypatch):
-    """Let the hub answer with headers or an error, `answers`; return the questions, each with its timeout."""
+    """Let the hub answer with headers or an error, `answers`.
+
+    Return the questions, each with its timeout.
+    """
     questions: list = []
 
     class Hub:
@@ -38,7 +41,9 @@ def test_what_is_here_is_not_asked_for(asked, tmp_path):
 
 @pytest.mark.parametrize("location", ["./none", "/nowhere/draft", "a/b/c", "two words"])
 def test_a_folder_that_is_not_there_is_no_question_for_the_hub(asked, location):
-    with pytest.raises(UserError, match=f"there is no draft folder '{location}'; correct model.draft="):
+    with pytest.raises(
+        UserError, match=f"there is no draft folder '{location}'; correct model.draft="
+    ):
         check_available("draft", location)
     assert asked[1] == []
 
@@ -46,18 +51,27 @@ def test_a_folder_that_is_not_there_is_no_question_for_the_hub(asked, location):
 def test_the_hub_is_asked_once_and_for_seconds(asked):
     hub, questions = asked
     check_available("target", "some/model", "v2")
-    assert len(questions) == 1 and "some/model/resolve/v2/config.json" in questions[0][0] and questions[0][1] <= 5
+    assert (
+        len(questions) == 1
+        and "some/model/resolve/v2/config.json" in questions[0][0]
+        and questions[0][1] <= 5
+    )
     hub.answer = {"X-Error-Code": "GatedRepo"}  # loading it says how to get access
     check_available("target", "some/model")
     hub.answer = {"X-Error-Code": "RepoNotFound"}
-    with pytest.raises(UserError, match="the hub has no head of that name .* use head=latest, or log in"):
+    with pytest.raises(
+        UserError, match="the hub has no head of that name .* use head=latest, or log in"
+    ):
         check_available("head", "some/head")
 
 
 def test_without_an_answer_the_causes_and_remedies_are_told(asked, monkeypatch):
     hub, questions = asked
     hub.answer = OSError("Name or service not known")
-    told = "does not answer: Name or service not known.*folder: correct model.target=.*hf download some/model.*HF_ENDPOINT"
+    told = (
+        "does not answer: Name or service not known.*folder: correct model.target=.*hf download"
+        " some/model.*HF_ENDPOINT"
+    )
     with pytest.raises(UserError, match=told):
         check_available("target", "some/model")
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)

@@ -25,51 +25,77 @@ def published(monkeypatch):
     """Let the configs of published models be known, as on a machine that reaches the hub."""
 
     def weightless_model(source):
-        return weightless(SHAPES_ON_HUB[source.location]).to(torch.bfloat16 if source.dtype == "auto" else source.dtype)
+        return weightless(SHAPES_ON_HUB[source.location]).to(
+            torch.bfloat16 if source.dtype == "auto" else source.dtype
+        )
 
     monkeypatch.setattr("specheads.pair.needs.weightless_model", weightless_model)
 
 
 def test_the_papers_pair_is_described(published):
     models, memory = pair_needs(pair_config("llama2-7b"))
-    assert models == (
-        "pair llama2-7b: draft meta-llama/Llama-2-7b-chat-hf (6.74 billion parameters) for target "
+    assert (
+        models
+        == "pair llama2-7b: draft meta-llama/Llama-2-7b-chat-hf (6.74 billion parameters) for"
+        " target "
         "meta-llama/Llama-2-70b-chat-hf (69 billion parameters)"
     )
-    assert memory == (
-        "it needs 151 GB of memory (13.5 GB + 138 GB) for weights in bfloat16, and more for the keys and values of texts"
+    assert (
+        memory
+        == "it needs 151 GB of memory (13.5 GB + 138 GB) for weights in bfloat16, and more for the"
+        " keys and values of texts"
     )
 
 
 def test_memory_follows_types_and_quantization(monkeypatch, published):
     monkeypatch.setattr("specheads.pair.quantization._is_usable", lambda package: True)
     # 0.596 billion parameters of 4 bytes, 8.19 billion of half a byte
-    memory = pair_needs(pair_config("qwen3-0.6b-to-qwen3-8b", dtype="float32", quantization="nf4"))[1]
+    memory = pair_needs(pair_config("qwen3-0.6b-to-qwen3-8b", dtype="float32", quantization="nf4"))[
+        1
+    ]
     assert memory.startswith(
         "it needs 6.48 GB of memory (2.38 GB + 4.1 GB) for weights in float32 and nf4,"
     )  # 0.596 * 4, 8.19 / 2
-    memory = pair_needs(pair_config("qwen3-0.6b-to-qwen3-8b", device="cpu", draft_quantization="int8"))[1]
-    assert memory.startswith("it needs 17.6 GB of memory (1.19 GB + 16.4 GB) for weights in bfloat16,")  # rounded, not stored so
+    memory = pair_needs(
+        pair_config("qwen3-0.6b-to-qwen3-8b", device="cpu", draft_quantization="int8")
+    )[1]
+    assert memory.startswith(
+        "it needs 17.6 GB of memory (1.19 GB + 16.4 GB) for weights in bfloat16,"
+    )  # rounded, not stored so
 
 
 def test_a_target_without_weights_takes_no_memory(published):
     lines = pair_needs(pair_config("smollm2-135m-to-smollm2-1.7b"), only_draft=True)
     assert "for target HuggingFaceTB/SmolLM2-1.7B-Instruct" in lines[0]
-    assert lines[1].startswith("it needs 269 MB of memory for weights in bfloat16") and len(lines) == 2
+    assert (
+        lines[1].startswith("it needs 269 MB of memory for weights in bfloat16") and len(lines) == 2
+    )
 
 
-@pytest.mark.parametrize("pair", [{"name": "nano"}, {"name": "mini"}, {"draft": "a/b", "target": "embedded:nano/target"}])
+@pytest.mark.parametrize(
+    "pair", [{"name": "nano"}, {"name": "mini"}, {"draft": "a/b", "target": "embedded:nano/target"}]
+)
 def test_embedded_pairs_need_nothing(pair):
     assert pair_needs(pair_config(pair.pop("name", None), **pair)) == []
 
 
 def test_sizes_of_other_pairs_are_those_of_their_configs():
     shape = SHAPES["llama-1m"]
-    lines = pair_needs(pair_config("mine", draft="synthetic:llama-1m", target="synthetic:llama-21m", dtype="float32"))
-    layer = 4 * shape["hidden_size"] ** 2 + 3 * shape["hidden_size"] * shape["intermediate_size"] + 2 * shape["hidden_size"]
+    lines = pair_needs(
+        pair_config(
+            "mine", draft="synthetic:llama-1m", target="synthetic:llama-21m", dtype="float32"
+        )
+    )
+    layer = (
+        4 * shape["hidden_size"] ** 2
+        + 3 * shape["hidden_size"] * shape["intermediate_size"]
+        + 2 * shape["hidden_size"]
+    )
     rows = 2 * shape["vocab_size"] * shape["hidden_size"]
     draft = rows + shape["num_hidden_layers"] * layer + shape["hidden_size"]
-    assert f"draft synthetic:llama-1m ({amount(draft, 'billion', 'million')} parameters)" in lines[0]
+    assert (
+        f"draft synthetic:llama-1m ({amount(draft, 'billion', 'million')} parameters)" in lines[0]
+    )
     assert f"({amount(4 * draft, 'GB', 'MB')} + " in lines[1] and "in float32," in lines[1]
 
 
@@ -78,14 +104,18 @@ def test_a_pair_of_which_nothing_is_known_is_named():
     assert pair_needs(config) == ["pair mine: draft someone/draft for target someone/target"]
 
 
-@pytest.mark.parametrize(("number", "text"), [(999_000, "0.999 million"), (6_738_415_616, "6.74 billion"), (69e9, "69 billion")])
+@pytest.mark.parametrize(
+    ("number", "text"),
+    [(999_000, "0.999 million"), (6_738_415_616, "6.74 billion"), (69e9, "69 billion")],
+)
 def test_sizes_have_three_digits(number, text):
     assert amount(number, "billion", "million") == text
 
 
 def test_the_parts_of_memory_are_those_of_the_model():
     lm = tiny_pair(7).target_lm
-    memory, read = EagerEngine(lm, 10, num_rows=3), torch.zeros(2, 5, dtype=torch.long)
+    memory = EagerEngine(lm, 10, num_rows=3)
+    read = torch.zeros(2, 5, dtype=torch.long)
     width = lm.model.base_model.layers[0].mlp.up_proj(lm.hidden_states(read)).nbytes
     assert memory_parts(lm, positions=3 * 10, tokens=2 * 5, rows=4) == {
         "keys and values": memory.memory_bytes,
@@ -100,22 +130,32 @@ def test_memory_is_announced_with_its_parts(monkeypatch, caplog):
     monkeypatch.setattr(needs, "memory_in_use", lambda: 2e9)
     monkeypatch.setattr(needs, "available_memory", lambda: 3.5e9)
     said = memory_of("work", lm, {"logits": 1e9, "little": 1e5}, {"logits": 2e9, "copies": 3e8})
-    assert said == "about 5.3 GB of memory (weights and all in use 2 GB, logits 3 GB, copies 300 MB)" and not caplog.records
+    assert (
+        said == "about 5.3 GB of memory (weights and all in use 2 GB, logits 3 GB, copies 300 MB)"
+        and not caplog.records
+    )
     memory_of("work", lm, {"logits": 4e9})
     assert caplog.messages == [
-        "work: about 4 GB more memory is needed, but 3.5 GB are available; take smaller batches, shorter texts or smaller models"
+        (
+            "work: about 4 GB more memory is needed, but 3.5 GB are available; take smaller batches,"
+            " shorter texts or smaller models"
+        )
     ]
 
 
 @pytest.fixture
 def gate():
-    """The address of a hub on which every model is gated, as huggingface.co answers to an account without access."""
+    """The address of a hub on which every model is gated, as huggingface.co answers to an account
+    without access.
+    """
 
     class Gate(BaseHTTPRequestHandler):
         def do_HEAD(self):
             self.send_response(401)
             self.send_header("X-Error-Code", "GatedRepo")
-            self.send_header("X-Error-Message", "Access to this model is restricted. Please log in.")
+            self.send_header(
+                "X-Error-Message", "Access to this model is restricted. Please log in."
+            )
             self.send_header("Content-Length", "0")
             self.end_headers()
 
@@ -139,7 +179,13 @@ def gate():
             marks=pytest.mark.full,
         ),
         (
-            ["specheads", "distill", "model=mine", "model.draft=someone/draft", "model.target=someone/target"],
+            [
+                "specheads",
+                "distill",
+                "model=mine",
+                "model.draft=someone/draft",
+                "model.target=someone/target",
+            ],
             "pair mine: draft someone/draft for target someone/target",
         ),
     ],
@@ -147,16 +193,26 @@ def gate():
 def test_a_gated_model_is_an_error_that_says_how_to_get_access(gate, tmp_path, words, said):
     rows = tmp_path / "rows.jsonl"
     rows.write_text("".join(json.dumps({"instruction": f"{n}"}) + "\n" for n in range(20)))
-    hub = {"HF_ENDPOINT": gate, "HF_HUB_OFFLINE": "0", "HF_HOME": str(tmp_path / "home"), "HF_TOKEN": ""}
+    hub = {
+        "HF_ENDPOINT": gate,
+        "HF_HUB_OFFLINE": "0",
+        "HF_HOME": str(tmp_path / "home"),
+        "HF_TOKEN": "",
+    }
     done = run(tmp_path, *words, "data=alpaca", f"data.path={rows}", **hub)
     assert done.returncode == 2, done.stderr
     assert "Traceback" not in done.stderr
     error = done.stderr.splitlines()[-1]
-    assert "is gated, so: accept the licence at https://huggingface.co/" in error and "hf auth login" in error
+    assert (
+        "is gated, so: accept the licence at https://huggingface.co/" in error
+        and "hf auth login" in error
+    )
     assert (done.stdout + done.stderr).count(said) == 1
 
 
-@pytest.mark.parametrize("name", ["llama", "gemma4_text"])  # whose layers have keys of different sizes
+@pytest.mark.parametrize(
+    "name", ["llama", "gemma4_text"]
+)  # whose layers have keys of different sizes
 def test_keys_and_values_are_those_of_all_layers(name):
     lm = architectures.tiny_pair(name).target_lm
     cache = lm.model(torch.arange(5)[None], use_cache=True).past_key_values

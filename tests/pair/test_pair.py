@@ -39,8 +39,13 @@ def copies(tmp_path):
 
 def test_a_pair_of_folders_is_the_pair_of_that_name(nano, copies):
     pair = load_pair(draft=copies["draft"], target=copies["target"], device="cpu", dtype="float32")
-    assert (pair.draft_revision, pair.target_revision) == (nano.draft_revision, nano.target_revision)
-    assert response_provenance(pair, [], Warp(), 0) == response_provenance(nano, [], Warp(), 0)  # so data is found again
+    assert (pair.draft_revision, pair.target_revision) == (
+        nano.draft_revision,
+        nano.target_revision,
+    )
+    assert response_provenance(pair, [], Warp(), 0) == response_provenance(
+        nano, [], Warp(), 0
+    )  # so data is found again
     assert pair.stop_tokens == nano.stop_tokens == {1}
     tokens = torch.arange(5, 25)[None]
     assert torch.equal(pair.target(tokens).logits, nano.target(tokens).logits)
@@ -50,15 +55,27 @@ def test_a_target_placed_by_device_map_is_the_same_model(nano):
     spread = load_pair("nano", device_map="auto", device=None)
     tokens = torch.arange(5, 25)[None].to(spread.target_lm.device)
     expected = nano.target_lm.logits(nano.target_lm.hidden_states(tokens.cpu()))
-    torch.testing.assert_close(spread.target_lm.logits(spread.target_lm.hidden_states(tokens)).cpu(), expected, atol=1e-4, rtol=0)
+    torch.testing.assert_close(
+        spread.target_lm.logits(spread.target_lm.hidden_states(tokens)).cpu(),
+        expected,
+        atol=1e-4,
+        rtol=0,
+    )
 
 
 def test_a_target_can_be_loaded_without_weights(nano):
     pair = load_pair("nano", only_draft=True)
     assert {weight.device.type for weight in pair.target.parameters()} == {"meta"}
     assert {weight.device.type for weight in pair.draft.parameters()} == {"cpu"}
-    assert (pair.target_id, pair.target_revision, pair.window) == (nano.target_id, nano.target_revision, nano.window)
-    assert (pair.target_lm.hidden_size, pair.target.dtype) == (nano.target_lm.hidden_size, nano.target.dtype)
+    assert (pair.target_id, pair.target_revision, pair.window) == (
+        nano.target_id,
+        nano.target_revision,
+        nano.window,
+    )
+    assert (pair.target_lm.hidden_size, pair.target.dtype) == (
+        nano.target_lm.hidden_size,
+        nano.target.dtype,
+    )
     assert pair.stop_tokens == nano.stop_tokens
 
 
@@ -77,9 +94,12 @@ def test_a_folder_without_weights_has_no_version(nano, tmp_path):
 def test_every_named_pair_has_keys_of_the_description_of_a_pair():
     known = set(PairConfig.model_fields)
     keys = {
-        path.stem: set(yaml.safe_load(path.read_text())) - {"defaults"} for path in (config_folder() / "model").glob("*.yaml")
+        path.stem: set(yaml.safe_load(path.read_text())) - {"defaults"}
+        for path in (config_folder() / "model").glob("*.yaml")
     }
-    assert len(keys) >= 2 and all({"name", "draft", "target"} <= names <= known for names in keys.values())
+    assert len(keys) >= 2 and all(
+        {"name", "draft", "target"} <= names <= known for names in keys.values()
+    )
 
 
 @pytest.mark.parametrize(
@@ -87,20 +107,33 @@ def test_every_named_pair_has_keys_of_the_description_of_a_pair():
     [
         ({"name": "nan"}, "no model config 'nan'; known: .*nano"),
         (
-            {"draft": "/nowhere/draft", "target": "embedded:nano/target", "tokenizer": "embedded:nano"},
+            {
+                "draft": "/nowhere/draft",
+                "target": "embedded:nano/target",
+                "tokenizer": "embedded:nano",
+            },
             "no draft folder '/nowhere/draft'; correct model.draft=",
         ),
         (
             {"draft": "embedded:nano/draft", "target": "someone/not-cached"},
             "'someone/not-cached' is no local folder.*HF_HUB_OFFLINE is set",
         ),
-        ({"name": "nano", "dtype": "float61"}, "dtype='float61' must be a floating-point type; use auto, float32"),
+        (
+            {"name": "nano", "dtype": "float61"},
+            "dtype='float61' must be a floating-point type; use auto, float32",
+        ),
         ({"name": "nano", "device": "gpu9"}, "device='gpu9' cannot be used here"),
         ({"draft": None, "target": "embedded:nano/target"}, "a pair needs both"),
         ({"name": "mine"}, "draft=None and target=None: a pair needs both"),
         ({"name": "nano", "tap": 3}, r"model\.tap=3 is not known; expected one of draft, target"),
-        ({"name": "nano", "trust_remote_code": "false"}, r"model\.trust_remote_code=false must be true or false"),
-        ({"name": "nano", "chat": 1}, r"model\.chat=1 must be true or false; it is whether instructions"),
+        (
+            {"name": "nano", "trust_remote_code": "false"},
+            r"model\.trust_remote_code=false must be true or false",
+        ),
+        (
+            {"name": "nano", "chat": 1},
+            r"model\.chat=1 must be true or false; it is whether instructions",
+        ),
     ],
 )
 def test_a_pair_that_cannot_be_loaded_gets_a_message(arguments, message):
@@ -181,19 +214,30 @@ def test_a_changed_weight_changes_the_revision(nano, copies):
 # --- from text to ids
 
 VOCABULARY = ["<s>", "</s>", "<unk>", "[INST]", "[/INST]", "User:", "say", "{x}", "{instruction}"]
-PLAIN = "{% for m in messages %}User: {{ m.content }}{% endfor %}"  # a chat template that writes no begin token
+PLAIN = (  # a chat template that writes no begin token
+    "{% for m in messages %}User: {{ m.content }}{% endfor %}"
+)
 BEGINNING = "{{ bos_token }}" + PLAIN
 
 
 def word_pair(begins=True, chat_template=None, has_begin=True, ends=False, **changes):
-    """A tiny pair whose tokenizer knows VOCABULARY, without a pad token; `begins`: it puts <s> in front, `ends`: </s> last."""
-    tokenizer = Tokenizer(models.WordLevel({token: i for i, token in enumerate(VOCABULARY)}, unk_token="<unk>"))
+    """A tiny pair whose tokenizer knows VOCABULARY, without a pad token.
+
+    `begins`: it puts <s> in front, `ends`: </s> last.
+    """
+    tokenizer = Tokenizer(
+        models.WordLevel({token: i for i, token in enumerate(VOCABULARY)}, unk_token="<unk>")
+    )
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     if begins:
         single = "<s> $A </s>" if ends else "<s> $A"
-        tokenizer.post_processor = processors.TemplateProcessing(single=single, special_tokens=[("<s>", 0), ("</s>", 1)])
+        tokenizer.post_processor = processors.TemplateProcessing(
+            single=single, special_tokens=[("<s>", 0), ("</s>", 1)]
+        )
     special = {"bos_token": "<s>"} if has_begin else {}
-    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="</s>", unk_token="<unk>", **special)
+    fast = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, eos_token="</s>", unk_token="<unk>", **special
+    )
     fast.chat_template = chat_template
     assert fast.pad_token is None
     return replace(tiny_pair(len(VOCABULARY)), tokenizer=fast, **changes)
@@ -209,16 +253,36 @@ def text_of(ids):
         (word_pair(), False, "<s> say"),
         (word_pair(begins=False), False, "say"),
         (word_pair(ends=True), False, "<s> say"),
-        (word_pair(ends=True, instruction_format="[INST] {instruction} [/INST]"), True, "<s> [INST] say [/INST]"),
+        (
+            word_pair(ends=True, instruction_format="[INST] {instruction} [/INST]"),
+            True,
+            "<s> [INST] say [/INST]",
+        ),
         (word_pair(has_begin=False, begins=False), False, "say"),
         (word_pair(chat_template=PLAIN), True, "User: say"),
         (word_pair(chat_template=BEGINNING), True, "<s> User: say"),
         (word_pair(chat_template=BEGINNING, begins=False), True, "<s> User: say"),
         (word_pair(chat_template=BEGINNING, chat=False), False, "<s> say"),
-        (word_pair(chat_template=BEGINNING, instruction_format="[INST] {instruction} [/INST]"), True, "<s> [INST] say [/INST]"),
-        (word_pair(instruction_format="[INST] {instruction} [/INST]"), True, "<s> [INST] say [/INST]"),
-        (word_pair(instruction_format="[INST] {instruction} [/INST]", chat=False), True, "<s> [INST] say [/INST]"),
-        (word_pair(begins=False, instruction_format="[INST] {instruction} [/INST]"), True, "[INST] say [/INST]"),
+        (
+            word_pair(chat_template=BEGINNING, instruction_format="[INST] {instruction} [/INST]"),
+            True,
+            "<s> [INST] say [/INST]",
+        ),
+        (
+            word_pair(instruction_format="[INST] {instruction} [/INST]"),
+            True,
+            "<s> [INST] say [/INST]",
+        ),
+        (
+            word_pair(instruction_format="[INST] {instruction} [/INST]", chat=False),
+            True,
+            "<s> [INST] say [/INST]",
+        ),
+        (
+            word_pair(begins=False, instruction_format="[INST] {instruction} [/INST]"),
+            True,
+            "[INST] say [/INST]",
+        ),
     ],
 )
 def test_an_instruction_is_wrapped_as_the_pair_says(pair, chats, text):
@@ -231,7 +295,9 @@ def test_an_instruction_is_wrapped_as_the_pair_says(pair, chats, text):
     [
         word_pair().encode_instruction("<s> say"),
         word_pair(instruction_format="<s> {instruction}").encode_instruction("say"),
-        word_pair(chat_template="{{ bos_token }}{{ messages[0].content }}").encode_instruction("<s> say"),
+        word_pair(chat_template="{{ bos_token }}{{ messages[0].content }}").encode_instruction(
+            "<s> say"
+        ),
         word_pair().encode("<s> say").tolist(),
         word_pair(chat_template="{{ bos_token }}{{ messages[0].content }}")
         .encode([{"role": "user", "content": "<s> say"}])
@@ -252,7 +318,9 @@ def test_other_repeated_tokens_stay():
 def test_an_instruction_is_stripped_only_where_it_is_wrapped_and_its_braces_are_text(monkeypatch):
     pair = word_pair(instruction_format="[INST] {instruction} [/INST]")
     seen = []
-    monkeypatch.setattr(type(pair), "_ids", lambda self, text, add_special_tokens=True: seen.append(text))
+    monkeypatch.setattr(
+        type(pair), "_ids", lambda self, text, add_special_tokens=True: seen.append(text)
+    )
     pair.encode_instruction(" say {x} {instruction}\n")
     replace(pair, instruction_format=None).encode_instruction(" say\n")
     assert seen == ["[INST] say {x} {instruction} [/INST]", " say\n"]
@@ -268,13 +336,25 @@ def test_messages_go_through_the_chat_template_whatever_the_instruction_format()
 @pytest.mark.parametrize(
     "template",
     [
-        "{{ 1 // 0 }}", "{{ messages[9].content }}", "{{ messages[0].content + 1 }}", "{{ raise_exception('no') }}", "{% for %}",
-        "{{ range(10**9) | list }}", "{{ messages[0].content | int('x') / 0 }}", "{{ nothing.more }}", "{{ 'x' * 10**30 }}",
-        "{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}", "{{ messages[0]['content'].nothing() }}", "{{ {}.popitem() }}",
+        "{{ 1 // 0 }}",
+        "{{ messages[9].content }}",
+        "{{ messages[0].content + 1 }}",
+        "{{ raise_exception('no') }}",
+        "{% for %}",
+        "{{ range(10**9) | list }}",
+        "{{ messages[0].content | int('x') / 0 }}",
+        "{{ nothing.more }}",
+        "{{ 'x' * 10**30 }}",
+        "{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}",
+        "{{ messages[0]['content'].nothing() }}",
+        "{{ {}.popitem() }}",
     ],
-)  # fmt: skip
+)
 def test_whatever_a_chat_template_raises_is_one_sentence(template):
-    with pytest.raises(UserError, match="^the chat template of tiny-target refuses the messages of user .*; give others"):
+    with pytest.raises(
+        UserError,
+        match="^the chat template of tiny-target refuses the messages of user .*; give others",
+    ):
         word_pair(chat_template=template).encode([{"role": "user", "content": "say"}])
 
 
@@ -288,22 +368,43 @@ def test_the_fingerprint_follows_how_instructions_are_wrapped():
         word_pair(instruction_format="User: {instruction}"),
     ]
     assert len({pair.encoding_fingerprint() for pair in pairs}) == len(pairs)
-    plain, beginning = (word_pair(chat_template=text, instruction_format="User: {instruction}") for text in (PLAIN, BEGINNING))
-    assert plain.encoding_fingerprint() == beginning.encoding_fingerprint()  # the template is not used
+    plain, beginning = (
+        word_pair(chat_template=text, instruction_format="User: {instruction}")
+        for text in (PLAIN, BEGINNING)
+    )
+    assert (
+        plain.encoding_fingerprint() == beginning.encoding_fingerprint()
+    )  # the template is not used
 
 
 THINKING = "User: {{ messages[0].content }}{% if enable_thinking %} [INST]{% endif %}"
 
 
 def test_arguments_of_the_chat_template_reach_every_prompt_and_the_fingerprint():
-    plain, thinking, not_thinking = (word_pair(chat_template=THINKING, chat_template_kwargs=given) for given in ARGUMENTS)
+    plain, thinking, not_thinking = (
+        word_pair(chat_template=THINKING, chat_template_kwargs=given) for given in ARGUMENTS
+    )
     say = [{"role": "user", "content": "say"}]
-    for pair, text in ((plain, "User: say"), (not_thinking, "User: say"), (thinking, "User: say [INST]")):
+    for pair, text in (
+        (plain, "User: say"),
+        (not_thinking, "User: say"),
+        (thinking, "User: say [INST]"),
+    ):
         assert text_of(pair.encode_instruction("say")) == text_of(pair.encode(say)) == text
     assert len({pair.encoding_fingerprint() for pair in (plain, thinking, not_thinking)}) == 3
     two = ({"a": 1, "b": 2}, {"b": 2, "a": 1})
-    assert len({word_pair(chat_template=THINKING, chat_template_kwargs=given).encoding_fingerprint() for given in two}) == 1
-    wrapped = (replace(pair, instruction_format="User: {instruction}") for pair in (plain, thinking))
+    assert (
+        len(
+            {
+                word_pair(chat_template=THINKING, chat_template_kwargs=given).encoding_fingerprint()
+                for given in two
+            }
+        )
+        == 1
+    )
+    wrapped = (
+        replace(pair, instruction_format="User: {instruction}") for pair in (plain, thinking)
+    )
     assert len({pair.encoding_fingerprint() for pair in wrapped}) == 1  # the template is not used
 
 
@@ -311,21 +412,35 @@ ARGUMENTS = ({}, {"enable_thinking": True}, {"enable_thinking": False})
 
 
 def test_arguments_of_the_chat_template_are_added_to_those_of_the_config():
-    words = ["model.chat_template_kwargs={reasoning_effort: low}", "vllm.options={tensor_parallel_size: 8}"]
+    words = [
+        "model.chat_template_kwargs={reasoning_effort: low}",
+        "vllm.options={tensor_parallel_size: 8}",
+    ]
     cfg = command_config("evaluate", ["model=qwen3-0.6b-to-qwen3-8b", *words])
     assert cfg.vllm.options == {"tensor_parallel_size": 8}
-    assert model_config(cfg).chat_template_kwargs == {"enable_thinking": False, "reasoning_effort": "low"}
+    assert model_config(cfg).chat_template_kwargs == {
+        "enable_thinking": False,
+        "reasoning_effort": "low",
+    }
     assert pair_config("qwen3-0.6b-to-qwen3-32b").chat_template_kwargs == {"enable_thinking": False}
 
 
 def test_a_date_in_prompts_is_that_of_loading_and_in_the_fingerprint():
     template = "User: {{ strftime_now('%d %b') if date_string is undefined else date_string }}"
-    today, later = (word_pair(chat_template=template, loaded_at=datetime(2026, 11, day)) for day in (5, 6))
-    assert [pair.render([{"role": "user", "content": "say"}]) for pair in (today, later)] == ["User: 05 Nov", "User: 06 Nov"]
+    today, later = (
+        word_pair(chat_template=template, loaded_at=datetime(2026, 11, day)) for day in (5, 6)
+    )
+    assert [pair.render([{"role": "user", "content": "say"}]) for pair in (today, later)] == [
+        "User: 05 Nov",
+        "User: 06 Nov",
+    ]
     assert today.encoding_fingerprint() != later.encoding_fingerprint()
-    today, later = (replace(pair, chat_template_kwargs={"date_string": "say"}) for pair in (today, later))
+    today, later = (
+        replace(pair, chat_template_kwargs={"date_string": "say"}) for pair in (today, later)
+    )
     assert (
-        today.encoding_fingerprint() == later.encoding_fingerprint() and text_of(later.encode_instruction("say")) == "User: say"
+        today.encoding_fingerprint() == later.encoding_fingerprint()
+        and text_of(later.encode_instruction("say")) == "User: say"
     )
 
 
@@ -333,9 +448,18 @@ def test_a_date_in_prompts_is_that_of_loading_and_in_the_fingerprint():
     ("given", "message"),
     [
         ({"tokenize": True}, "has the argument tokenize, which is set for each prompt"),
-        ({"date_string": date(2026, 11, 5)}, "Object of type date is not JSON serializable.*put dates in quotes"),
+        (
+            {"date_string": date(2026, 11, 5)},
+            "Object of type date is not JSON serializable.*put dates in quotes",
+        ),
         ("thinking", "must be a set of keys"),
-        ({"enable_thinkin": False}, r"the chat template of embedded:nano/target reads no enable_thinkin; correct the name, or"),
+        (
+            {"enable_thinkin": False},
+            (
+                r"the chat template of embedded:nano/target reads no enable_thinkin; correct the"
+                r" name, or"
+            ),
+        ),
     ],
 )
 def test_arguments_that_the_chat_template_does_not_take_are_user_errors(given, message):
@@ -346,7 +470,11 @@ def test_arguments_that_the_chat_template_does_not_take_are_user_errors(given, m
 @pytest.mark.parametrize("instruction_format", ["[INST] [/INST]", "{}", "", 5])
 def test_a_format_without_a_place_for_the_instruction_is_refused(instruction_format):
     with pytest.raises(
-        UserError, match=r"model\.instruction_format=.*does not say where the instruction goes; write \{instruction\}"
+        UserError,
+        match=(
+            r"model\.instruction_format=.*does not say where the instruction goes; write"
+            r" \{instruction\}"
+        ),
     ):
         load_pair("nano", instruction_format=instruction_format)
 
@@ -365,7 +493,8 @@ def test_a_draft_of_another_temperature_is_another_draft(nano, copies):
     assert torch.equal(flat.draft_lm.hidden_states(ids), states)
     assert torch.equal(flat.draft_lm.logits(states), nano.draft_lm.logits(states) / 2)
     assert torch.equal(
-        flat.target_lm.logits(flat.target_lm.hidden_states(ids)), nano.target_lm.logits(nano.target_lm.hidden_states(ids))
+        flat.target_lm.logits(flat.target_lm.hidden_states(ids)),
+        nano.target_lm.logits(nano.target_lm.hidden_states(ids)),
     )
     assert flat.draft_revision == f"{nano.draft_revision} at temperature 2"
 
@@ -376,22 +505,41 @@ def test_a_draft_is_saved_with_its_temperature(nano, copies):
     draft.save_pretrained(copies["draft"])
     pair = load_pair(draft=copies["draft"], target=copies["target"], device="cpu", dtype="float32")
     assert pair.draft_lm.temperature == 0.8 and pair.target_lm.temperature == 1
-    assert pair.draft_revision == revision_at(copies["draft"]) and pair.draft_revision.endswith(" at temperature 0.8")
+    assert pair.draft_revision == revision_at(copies["draft"]) and pair.draft_revision.endswith(
+        " at temperature 0.8"
+    )
     assert load_draft(copies["draft"], nano).temperature == 0.8
-    above = load_pair(draft=copies["draft"], target=copies["target"], device="cpu", dtype="float32", draft_temperature=1.5)
-    assert above.draft_lm.temperature == 1.5 and above.draft_revision.endswith(" at temperature 1.5")
-    assert load_pair("nano", draft_temperature=1).draft_revision == nano.draft_revision == revision_at("embedded:nano/draft")
+    above = load_pair(
+        draft=copies["draft"],
+        target=copies["target"],
+        device="cpu",
+        dtype="float32",
+        draft_temperature=1.5,
+    )
+    assert above.draft_lm.temperature == 1.5 and above.draft_revision.endswith(
+        " at temperature 1.5"
+    )
+    assert (
+        load_pair("nano", draft_temperature=1).draft_revision
+        == nano.draft_revision
+        == revision_at("embedded:nano/draft")
+    )
 
 
 @pytest.mark.parametrize("temperature", [0, -1, "warm", True])
 def test_a_temperature_that_divides_nothing_is_refused(temperature):
-    with pytest.raises(UserError, match=r"model\.draft_temperature=.* must be a finite number above 0"):
+    with pytest.raises(
+        UserError, match=r"model\.draft_temperature=.* must be a finite number above 0"
+    ):
         load_pair("nano", draft_temperature=temperature)
 
 
 def test_a_target_partly_outside_the_gpus_is_refused():
     _check_spread({"model.embed_tokens": 0, "model.layers.0": 1, "lm_head": "cuda:1"}, "t")
-    with pytest.raises(UserError, match=r"target t does not fit: 2 of 3 parts, 'model.layers.1' first.*model\.device=cuda:1"):
+    with pytest.raises(
+        UserError,
+        match=r"target t does not fit: 2 of 3 parts, 'model.layers.1' first.*model\.device=cuda:1",
+    ):
         _check_spread({"model.layers.0": 0, "model.layers.1": "cpu", "lm_head": "disk"}, "t")
 
 
@@ -402,22 +550,35 @@ def test_a_target_on_several_devices_is_said_to_be_slow_once(caplog):
     _check_spread({"model.layers.0": 1, "model.layers.1": 0, "lm_head": 1}, "t")
     (record,) = caplog.records
     message = record.getMessage()
-    assert message.startswith("the target t is spread over 2 devices (0, 1): it runs without compilation")
+    assert message.startswith(
+        "the target t is spread over 2 devices (0, 1): it runs without compilation"
+    )
     assert "model.quantization=fp8" in message and "vLLM" in message
 
 
-def test_a_tokenizer_with_other_ends_than_responses_is_remarked_on_and_ends_no_prompt(nano, copies, caplog):
-    usual, ending = word_pair(), word_pair(ends=True)
+def test_a_tokenizer_with_other_ends_than_responses_is_remarked_on_and_ends_no_prompt(
+    nano, copies, caplog
+):
+    usual = word_pair()
+    ending = word_pair(ends=True)
     assert not [*remarks(usual)] and usual.encoding_fingerprint() != ending.encoding_fingerprint()
     assert text_of(ending.encode("say </s>")) == "<s> say </s>"  # the user's own
     (remark,) = remarks(ending)
     assert "appends an end token to every text; prompts go without it" in remark
-    config = json.loads((copies["target"] / "generation_config.json").read_text()) | {"eos_token_id": [5, 7], "min_length": 3}
+    config = json.loads((copies["target"] / "generation_config.json").read_text()) | {
+        "eos_token_id": [5, 7],
+        "min_length": 3,
+    }
     (copies["target"] / "generation_config.json").write_text(json.dumps(config))
-    assert load_pair(draft=copies["draft"], target=copies["target"], device="cpu", dtype="float32").stop_tokens == {5, 7}
+    assert load_pair(
+        draft=copies["draft"], target=copies["target"], device="cpu", dtype="float32"
+    ).stop_tokens == {5, 7}
     about = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
     assert len(about) == 2 and "has min_length, which is not done here" in about[0]
-    assert f"ends texts with token 1 ({nano.tokenizer.eos_token}), but responses end with [5, 7]" in about[1]
+    assert (
+        f"ends texts with token 1 ({nano.tokenizer.eos_token}), but responses end with [5, 7]"
+        in about[1]
+    )
 
 
 # --- versions by content
@@ -425,10 +586,14 @@ def test_a_tokenizer_with_other_ends_than_responses_is_remarked_on_and_ends_no_p
 
 def test_a_model_has_the_same_version_wherever_it_lies(nano, copies, tmp_path):
     shutil.copytree(copies["target"], tmp_path / "elsewhere")
-    assert revision_at(tmp_path / "elsewhere") == revision_at(copies["target"]) == nano.target_revision
+    assert (
+        revision_at(tmp_path / "elsewhere") == revision_at(copies["target"]) == nano.target_revision
+    )
 
 
-@pytest.mark.parametrize(("name", "value"), [("rope_theta", 5e5), ("rms_norm_eps", 1e-3), ("num_hidden_layers", 1)])
+@pytest.mark.parametrize(
+    ("name", "value"), [("rope_theta", 5e5), ("rms_norm_eps", 1e-3), ("num_hidden_layers", 1)]
+)
 def test_another_config_is_another_version(nano, copies, name, value):
     path = copies["target"] / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {name: value}))
@@ -437,7 +602,15 @@ def test_another_config_is_another_version(nano, copies, name, value):
 
 def test_notes_in_a_config_are_no_other_version(nano, copies):
     path = copies["target"] / "config.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"transformers_version": "4.0", "_name_or_path": "another"}))
+    path.write_text(
+        json.dumps(
+            json.loads(path.read_text())
+            | {
+                "transformers_version": "4.0",
+                "_name_or_path": "another",
+            }
+        )
+    )
     assert revision_at(copies["target"]) == nano.target_revision
 
 
@@ -463,7 +636,12 @@ def test_a_checkpoint_in_an_unknown_format_is_refused(copies):
     path = copies["target"] / "config.json"
     stored = {"quantization_config": {"quant_method": "modelopt", "quant_algo": "NVFP4"}}
     path.write_text(json.dumps(json.loads(path.read_text()) | stored))
-    with pytest.raises(UserError, match="by the method modelopt, which transformers does not read; give the checkpoint without"):
+    with pytest.raises(
+        UserError,
+        match=(
+            "by the method modelopt, which transformers does not read; give the checkpoint without"
+        ),
+    ):
         load_pair(draft=copies["draft"], target=copies["target"], device="cpu", dtype="float32")
 
 
@@ -473,7 +651,12 @@ def test_a_checkpoint_without_some_weights_is_refused(copies):
     for name in ("model.norm.weight", "model.layers.0.mlp.up_proj.weight"):
         del weights[name]
     save_file(weights, path, {"format": "pt"})
-    with pytest.raises(UserError, match=r"has no weights for model.layers.0.mlp.up_proj.weight and 1 others of LlamaForCausalLM"):
+    with pytest.raises(
+        UserError,
+        match=(
+            r"has no weights for model.layers.0.mlp.up_proj.weight and 1 others of LlamaForCausalLM"
+        ),
+    ):
         load_pair(draft=copies["draft"], target=copies["target"], device="cpu", dtype="float32")
 
 
@@ -485,7 +668,9 @@ def test_a_file_is_read_once_for_its_hash(tmp_path, monkeypatch):
     assert not (tmp_path / "cache").exists()  # it may change within the resolution of its time
     os.utime(path, (1, 1))
     assert files.hash_of(path) == recent == hashlib.sha256(b"1").hexdigest()
-    monkeypatch.setattr(hashlib, "file_digest", lambda *arguments: pytest.fail("the file was read again"))
+    monkeypatch.setattr(
+        hashlib, "file_digest", lambda *arguments: pytest.fail("the file was read again")
+    )
     assert files.hash_of(path) == recent
     monkeypatch.undo()
     monkeypatch.setenv("SPECHEADS_CACHE", str(path))  # a file, so that no folder can be made there

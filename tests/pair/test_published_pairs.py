@@ -1,4 +1,6 @@
-"""The pairs of conf/model whose models are on the hub: what is known of them, and tiny models of their shapes in every stage."""
+"""The pairs of conf/model whose models are on the hub: what is known of them, and tiny models of
+their shapes in every stage.
+"""
 
 import json
 
@@ -14,15 +16,30 @@ from warm_processes import run
 from specheads import SpeculativeDecoder, Warp, load_pair, stopping
 from specheads.pair.config import config_folder
 
-CONFIGS = {path.stem: yaml.safe_load(path.read_text()) for path in sorted((config_folder() / "model").glob("*.yaml"))}
-PAIRS = {name: (c["draft"], c["target"]) for name, c in CONFIGS.items() if ":" not in c["draft"] and c["draft"] != "???"}
-NUM_TOKENS, NUM_ROWS = 30, 40  # that the tokenizer knows, and that the embeddings have, as published ones are padded, too
+CONFIGS = {
+    path.stem: yaml.safe_load(path.read_text())
+    for path in sorted((config_folder() / "model").glob("*.yaml"))
+}
+PAIRS = {
+    name: (c["draft"], c["target"])
+    for name, c in CONFIGS.items()
+    if ":" not in c["draft"] and c["draft"] != "???"
+}
+NUM_TOKENS, NUM_ROWS = (
+    30,
+    40,
+)  # that the tokenizer knows, and that the embeddings have, as published ones are padded, too
 PROMPTS = ["3 1 4 1 5", "2 7 1 8", "1 1 2 3 5 8 13 21"]
-CHAT = "{% for message in messages %}{{ '1 ' + message['content'] }}{% endfor %} 2{% if enable_thinking %} 3{% endif %}"
+CHAT = (
+    "{% for message in messages %}{{ '1 ' + message['content'] }}{% endfor %} 2{% if"
+    " enable_thinking %} 3{% endif %}"
+)
 
 
 def write_tokenizer(folder, chats):
-    tokenizer = Tokenizer(models.WordLevel({str(number): number for number in range(NUM_TOKENS)}, unk_token="0"))
+    tokenizer = Tokenizer(
+        models.WordLevel({str(number): number for number in range(NUM_TOKENS)}, unk_token="0")
+    )
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer)
     fast.chat_template = CHAT if chats else None
@@ -34,7 +51,9 @@ def folders(request, tmp_path):
     """Folders of a draft and a target with the shapes of a published pair, and the pair's name."""
     draft, target = PAIRS[request.param]
     for role, location, hidden_size in (("draft", draft, 32), ("target", target, 48)):
-        tiny(SHAPES[location], hidden_size, NUM_ROWS, seed=len(role)).save_pretrained(tmp_path / role)
+        tiny(SHAPES[location], hidden_size, NUM_ROWS, seed=len(role)).save_pretrained(
+            tmp_path / role
+        )
         write_tokenizer(tmp_path / role, chats="Instruct" in target or "Qwen3" in target)
     return request.param, tmp_path / "draft", tmp_path / "target"
 
@@ -42,18 +61,30 @@ def folders(request, tmp_path):
 def test_both_models_of_a_pair_have_one_vocabulary_size_and_the_draft_is_smaller():
     known = yaml.safe_load((config_folder().parent / "docs" / "published_models.yaml").read_text())
     assert {location for pair in PAIRS.values() for location in pair} == set(SHAPES) == set(known)
-    assert all(known[location][0] == weightless(shape).num_parameters() for location, shape in SHAPES.items())
+    assert all(
+        known[location][0] == weightless(shape).num_parameters()
+        for location, shape in SHAPES.items()
+    )
     assert len(PAIRS) == len(set(PAIRS.values())) >= 12
     for draft, target in PAIRS.values():
         assert SHAPES[draft].vocab_size == SHAPES[target].vocab_size
-        assert weightless(SHAPES[draft]).num_parameters() < weightless(SHAPES[target]).num_parameters()
+        assert (
+            weightless(SHAPES[draft]).num_parameters() < weightless(SHAPES[target]).num_parameters()
+        )
 
 
 def test_a_pair_of_these_shapes_decodes_as_transformers_generates(folders):
     name, draft, target = folders
-    pair = load_pair(name, draft=draft, target=target, dtype="float64", device="cpu", device_map=None)
-    assert (pair.vocab_size, pair.target.get_output_embeddings().weight.shape[0]) == (NUM_TOKENS, NUM_ROWS)
-    decoder = SpeculativeDecoder(pair, stopping=stopping.FixedLength(3), warp=Warp(temperature=0), engine="eager")
+    pair = load_pair(
+        name, draft=draft, target=target, dtype="float64", device="cpu", device_map=None
+    )
+    assert (pair.vocab_size, pair.target.get_output_embeddings().weight.shape[0]) == (
+        NUM_TOKENS,
+        NUM_ROWS,
+    )
+    decoder = SpeculativeDecoder(
+        pair, stopping=stopping.FixedLength(3), warp=Warp(temperature=0), engine="eager"
+    )
     for prompt in PROMPTS:
         ids = pair.encode_instruction(prompt)
         out = pair.target.generate(
@@ -62,17 +93,25 @@ def test_a_pair_of_these_shapes_decodes_as_transformers_generates(folders):
             max_new_tokens=16,
             do_sample=False,
             pad_token_id=0,
-            suppress_tokens=list(range(NUM_TOKENS, NUM_ROWS)),  # which no tokenizer knows, and the engine leaves out
+            suppress_tokens=list(
+                range(NUM_TOKENS, NUM_ROWS)
+            ),  # which no tokenizer knows, and the engine leaves out
         )
         assert decoder.generate(ids, 16).tokens.tolist() == out[0, len(ids) :].tolist()
 
 
 def test_instructions_are_wrapped_as_the_config_of_the_pair_says(folders):
     name, draft, target = folders
-    pair = load_pair(name, draft=draft, target=target, dtype="float64", device="cpu", device_map=None)
-    expected = {"llama2-7b": True, "llama2-7b-to-llama2-13b": True}.get(name, bool(pair.tokenizer.chat_template))
+    pair = load_pair(
+        name, draft=draft, target=target, dtype="float64", device="cpu", device_map=None
+    )
+    expected = {"llama2-7b": True, "llama2-7b-to-llama2-13b": True}.get(
+        name, bool(pair.tokenizer.chat_template)
+    )
     assert pair.chats == expected
-    wrapped = [1, 7, 8, 2] if pair.tokenizer.chat_template else [0, 7, 8, 0] if expected else [7, 8]  # 0: [INST], [/INST]
+    wrapped = (
+        [1, 7, 8, 2] if pair.tokenizer.chat_template else [0, 7, 8, 0] if expected else [7, 8]
+    )  # 0: [INST], [/INST]
     assert pair.encode_instruction("7 8") == wrapped
 
 
@@ -80,17 +119,41 @@ def test_instructions_are_wrapped_as_the_config_of_the_pair_says(folders):
     "folders",
     [
         *("opt-350m-to-opt-13b", "qwen3-0.6b-to-qwen3-8b"),
-        *(pytest.param(name, marks=pytest.mark.full) for name in ("bloom-560m-to-bloom-7b1", "pythia-70m-to-pythia-2.8b")),
+        *(
+            pytest.param(name, marks=pytest.mark.full)
+            for name in ("bloom-560m-to-bloom-7b1", "pythia-70m-to-pythia-2.8b")
+        ),
     ],
     indirect=True,
 )
 def test_heads_are_trained_for_a_pair_of_these_shapes(folders, tmp_path):
     name, draft, target = folders
     rows = tmp_path / "rows.jsonl"
-    rows.write_text("".join(json.dumps({"instruction": f"{n} {n + 1}"}) + "\n" for n in range(3, 15)))
-    pair = [f"model={name}", f"model.draft={draft}", f"model.target={target}", "model.dtype=float32"]
-    data = ["data=alpaca", f"data.path={rows}", "data.template='{instruction}'", "data.max_new_tokens=8"]
-    done = run(tmp_path, "train.py", *pair, *data, "trainer.max_epochs=1", "heads=lookahead", "head.depth=1", "calibration=null")
+    rows.write_text(
+        "".join(json.dumps({"instruction": f"{n} {n + 1}"}) + "\n" for n in range(3, 15))
+    )
+    pair = [
+        f"model={name}",
+        f"model.draft={draft}",
+        f"model.target={target}",
+        "model.dtype=float32",
+    ]
+    data = [
+        "data=alpaca",
+        f"data.path={rows}",
+        "data.template='{instruction}'",
+        "data.max_new_tokens=8",
+    ]
+    done = run(
+        tmp_path,
+        "train.py",
+        *pair,
+        *data,
+        "trainer.max_epochs=1",
+        "heads=lookahead",
+        "head.depth=1",
+        "calibration=null",
+    )
     assert done.returncode == 0, done.stderr[-3000:]
     assert f"pair {name}: draft {draft} (" in done.stdout + done.stderr
     (head,) = heads(tmp_path)

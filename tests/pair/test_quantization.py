@@ -1,4 +1,6 @@
-"""Quantized models: what is refused, what is loaded, that the output stays the target's, and that caches tell them apart."""
+"""Quantized models: what is refused, what is loaded, that the output stays the target's, and that
+caches tell them apart.
+"""
 
 from dataclasses import replace
 
@@ -13,7 +15,14 @@ from specheads.pair import language_model
 from specheads.pair.config import PairConfig, pair_config
 from specheads.pair.initial_draft import TargetLayers
 from specheads.pair.language_model import chosen_dtype
-from specheads.pair.quantization import QUANTIZATIONS, check_quantization, is_quantized, lattice_of, on_lattice, round_weights
+from specheads.pair.quantization import (
+    QUANTIZATIONS,
+    check_quantization,
+    is_quantized,
+    lattice_of,
+    on_lattice,
+    round_weights,
+)
 from specheads.pair.revisions import revision_of
 from specheads.prompts.prompt import response_provenance
 from specheads.training.distill.distillation import distill
@@ -23,7 +32,11 @@ from specheads.training.distill.settings import Distillation
 
 def test_an_unknown_quantization_is_refused():
     with pytest.raises(
-        UserError, match=r"model.quantization=int3 is not known; expected int8, fp8, int4, nf4, llm_int8, or null"
+        UserError,
+        match=(
+            r"model.quantization=int3 is not known; expected int8, fp8, int4, nf4, llm_int8, or"
+            r" null"
+        ),
     ):
         pair_config("nano", quantization="int3")
     with pytest.raises(UserError, match=r"model.draft_quantization=8 is not known"):
@@ -36,7 +49,11 @@ def test_a_missing_package_is_refused_with_the_line_that_installs_it(name, monke
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(specheads.pair.quantization, "_is_usable", lambda asked: asked != package)
     with pytest.raises(
-        UserError, match=rf"model.quantization={name} needs the package {package}, .*\(pip install -U {package}\)"
+        UserError,
+        match=(
+            rf"model.quantization={name} needs the package {package}, .*\(pip install -U"
+            rf" {package}\)"
+        ),
     ):
         pair_config("nano", quantization=name)
     monkeypatch.setattr(specheads.pair.quantization, "_is_usable", lambda asked: asked == package)
@@ -45,7 +62,9 @@ def test_a_missing_package_is_refused_with_the_line_that_installs_it(name, monke
 
 def test_a_quantization_of_gpus_is_refused_on_a_cpu(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with pytest.raises(UserError, match="model.quantization=fp8 is for GPUs; on a CPU use int8 or int4"):
+    with pytest.raises(
+        UserError, match="model.quantization=fp8 is for GPUs; on a CPU use int8 or int4"
+    ):
         pair_config("nano", quantization="fp8")
 
 
@@ -60,7 +79,9 @@ def test_a_draft_is_not_made_of_a_quantized_target():
 
 def test_a_quantized_draft_is_not_trained():
     config = PairConfig(draft="a", target="b", draft_quantization="int8")
-    with pytest.raises(UserError, match="the draft a is quantized, and its weights cannot be trained"):
+    with pytest.raises(
+        UserError, match="the draft a is quantized, and its weights cannot be trained"
+    ):
         check_config(config, Distillation())
 
 
@@ -73,12 +94,17 @@ def quantized():
 
 
 def test_weights_are_rounded_in_groups_and_the_models_stay_close(quantized, nano, prompts):
-    for model, same, forms in ((quantized.target, nano.target, ("Q4_1",)), (quantized.draft, nano.draft, ("Q8_0",))):
+    for model, same, forms in (
+        (quantized.target, nano.target, ("Q4_1",)),
+        (quantized.draft, nano.draft, ("Q8_0",)),
+    ):
         assert not is_quantized(model) and model.dtype == same.dtype == torch.float32
         weight, exact = (each.model.layers[0].mlp.up_proj.weight for each in (model, same))
         lattice = lattice_of(exact, *forms)
         assert torch.equal(weight, lattice.weight()) and not torch.equal(weight, exact)
-        assert on_lattice(weight, *forms) and on_lattice(model.get_output_embeddings().weight, "Q8_0")
+        assert on_lattice(weight, *forms) and on_lattice(
+            model.get_output_embeddings().weight, "Q8_0"
+        )
         logits = [each(torch.tensor([prompts[0]])).logits for each in (model, same)]
         assert 0 < (logits[0] - logits[1]).abs().max() < 0.2 * logits[1].abs().max()
 
@@ -87,12 +113,17 @@ def test_weights_are_rounded_in_groups_and_the_models_stay_close(quantized, nano
 @pytest.mark.parametrize("scale", [1e-30, 1e-6, 1e-4, 1.0, 1e4])
 def test_a_rounded_weight_is_found_again_whatever_its_size(form, scale):
     weight = scale * torch.randn(7, 96, generator=torch.Generator().manual_seed(0))
-    weight[2], weight[3, :32], weight[4, :32] = 0.0, scale, -scale
+    weight[2] = 0.0
+    weight[3, :32] = scale
+    weight[4, :32] = -scale
     lattice = lattice_of(weight, form)
     rounded = lattice.weight()
     step = lattice.d.float().abs().expand(-1, -1, 32).flatten(1)
     small = 2**-24 * (8 if form == "Q4_0" else 128)  # float16 has no smaller numbers
-    assert ((rounded - weight).abs() <= (1.05 if form == "Q4_0" else 0.55) * step + 2e-3 * weight.abs() + small).all()
+    assert (
+        (rounded - weight).abs()
+        <= (1.05 if form == "Q4_0" else 0.55) * step + 2e-3 * weight.abs() + small
+    ).all()
     assert torch.equal(on_lattice(rounded, form).weight(), rounded)
     rounded[6, 95] += (scale / 50 + small) / 3
     assert on_lattice(rounded, form) is None
@@ -112,8 +143,14 @@ def test_maps_with_other_inputs_and_input_embeddings_stay_as_they_are():
     model = tiny_model(CONFIGS["llama"], seed=0).float()
     before = {name: weight.clone() for name, weight in model.named_parameters()}
     share = round_weights(model, "Q8_0")
-    changed = {name: weight.numel() for name, weight in model.named_parameters() if not torch.equal(weight, before[name])}
-    assert changed.keys() == {"lm_head.weight"} | {name for name in before if "_proj" in name and "down_proj" not in name}
+    changed = {
+        name: weight.numel()
+        for name, weight in model.named_parameters()
+        if not torch.equal(weight, before[name])
+    }
+    assert changed.keys() == {"lm_head.weight"} | {
+        name for name in before if "_proj" in name and "down_proj" not in name
+    }
     assert share == sum(changed.values()) / model.num_parameters()
 
 
@@ -141,7 +178,10 @@ def test_caches_tell_quantized_models_apart(quantized, nano):
 
 def test_a_quantized_draft_leaves_the_output_as_it_is(quantized, nano, prompts):
     mixed = replace(nano, draft=quantized.draft)
-    decoders = [SpeculativeDecoder(pair, stopping=FixedLength(4), warp=Warp(0), engine="eager") for pair in (nano, mixed)]
+    decoders = [
+        SpeculativeDecoder(pair, stopping=FixedLength(4), warp=Warp(0), engine="eager")
+        for pair in (nano, mixed)
+    ]
     for prompt in prompts[:3]:
         exact, same = (decoder.generate(prompt, 24) for decoder in decoders)
         assert torch.equal(exact.tokens, same.tokens)
@@ -156,12 +196,18 @@ def test_a_quantized_pair_is_not_distilled(tmp_path):
 
 def test_a_checkpoint_that_is_quantized_is_not_rounded(monkeypatch):
     monkeypatch.setattr(language_model, "is_quantized", lambda model: True)
-    with pytest.raises(UserError, match="embedded:nano/target is quantized already; leave out quantization=int8"):
+    with pytest.raises(
+        UserError, match="embedded:nano/target is quantized already; leave out quantization=int8"
+    ):
         load_pair("nano", device="cpu", quantization="int8")
 
 
 def test_a_synthetic_model_is_not_quantized():
     with pytest.raises(
-        UserError, match="quantization=int8 is for models that are read from files; leave it out for synthetic:tiny"
+        UserError,
+        match=(
+            "quantization=int8 is for models that are read from files; leave it out for"
+            " synthetic:tiny"
+        ),
     ):
         load_pair("synthetic-tiny", draft_quantization="int8")

@@ -1,7 +1,13 @@
 import pytest
 import torch
 from statistics_helper import chi_square_p_value, uniforms
-from transformers import LogitsProcessorList, MinPLogitsWarper, TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
+from transformers import (
+    LogitsProcessorList,
+    MinPLogitsWarper,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
 
 from specheads import UserError, Warp
 from specheads.pair.sampling import Uniforms, accept_prob, check_finite, has_nan, overlap, sample
@@ -21,12 +27,19 @@ def test_warp_agrees_with_transformers(temperature, top_k, top_p, min_p):
     if min_p:
         warpers.append(MinPLogitsWarper(min_p))
     expected = warpers(None, logits.clone()).softmax(-1)
-    torch.testing.assert_close(Warp(temperature, top_k, top_p, min_p)(logits), expected, atol=1e-12, rtol=0)
+    torch.testing.assert_close(
+        Warp(temperature, top_k, top_p, min_p)(logits), expected, atol=1e-12, rtol=0
+    )
 
 
 def test_caches_and_heads_from_before_min_p_have_the_values_of_a_warp_without_it():
     assert Warp(0.7, 50).values() == {"temperature": 0.7, "top_k": 50, "top_p": 1.0}
-    assert Warp(0.7, 50, min_p=0.1).values() == {"temperature": 0.7, "top_k": 50, "top_p": 1.0, "min_p": 0.1}
+    assert Warp(0.7, 50, min_p=0.1).values() == {
+        "temperature": 0.7,
+        "top_k": 50,
+        "top_p": 1.0,
+        "min_p": 0.1,
+    }
 
 
 def test_greedy_is_a_point_mass_on_the_argmax():
@@ -50,7 +63,10 @@ def test_a_nan_logit_makes_its_row_nan_and_no_other(temperature):
     assert probs[1].isnan().any()
 
 
-@pytest.mark.parametrize("warp", [Warp(), Warp(temperature=0), Warp(0.7, top_k=2), Warp(top_p=0.5), Warp(top_k=3, min_p=0.5)])
+@pytest.mark.parametrize(
+    "warp",
+    [Warp(), Warp(temperature=0), Warp(0.7, top_k=2), Warp(top_p=0.5), Warp(top_k=3, min_p=0.5)],
+)
 @pytest.mark.parametrize("place", [0, 2, 4])
 def test_a_distribution_of_nan_logits_is_found_by_any_of_its_places(warp, place):
     logits = torch.arange(10.0).reshape(2, 5)
@@ -63,7 +79,14 @@ def test_a_distribution_of_nan_logits_is_found_by_any_of_its_places(warp, place)
 
 @pytest.mark.parametrize(
     "bad",
-    [{"temperature": -1}, {"temperature": float("nan")}, {"top_k": -2}, {"top_p": 0.0}, {"top_p": 1.5}, {"min_p": 1.1}],
+    [
+        {"temperature": -1},
+        {"temperature": float("nan")},
+        {"top_k": -2},
+        {"top_p": 0.0},
+        {"top_p": 1.5},
+        {"min_p": 1.1},
+    ],
 )
 def test_values_outside_their_range_are_refused_by_name(bad):
     with pytest.raises(UserError, match=f"{next(iter(bad))}=.* must be"):
@@ -83,18 +106,28 @@ def test_sample_takes_unnormalised_residuals():
 def test_samples_follow_their_distribution():
     probs = torch.rand(30, generator=torch.Generator().manual_seed(0))
     probs[::5] = 0
-    tokens = sample(probs.expand(200_000, 30), uniforms((200_000,), torch.Generator().manual_seed(1)))
+    tokens = sample(
+        probs.expand(200_000, 30), uniforms((200_000,), torch.Generator().manual_seed(1))
+    )
     # false alarm with probability 1e-6
-    assert chi_square_p_value(torch.bincount(tokens, minlength=30), probs.double() / probs.double().sum()) > 1e-6
+    assert (
+        chi_square_p_value(
+            torch.bincount(tokens, minlength=30), probs.double() / probs.double().sum()
+        )
+        > 1e-6
+    )
 
 
 def test_overlap_is_one_minus_total_variation():
-    t, d = torch.rand(2, 5, 9, generator=torch.Generator().manual_seed(0), dtype=torch.float64).softmax(-1)
+    t, d = torch.rand(
+        2, 5, 9, generator=torch.Generator().manual_seed(0), dtype=torch.float64
+    ).softmax(-1)
     torch.testing.assert_close(overlap(t, d), 1 - (t - d).abs().sum(-1) / 2)
 
 
 def test_accept_prob_has_no_zero_division():
-    t, d = torch.tensor([0.2, 0.5, 0.0, 0.3, 0.0]), torch.tensor([0.4, 0.25, 0.1, 0.0, 0.0])
+    t = torch.tensor([0.2, 0.5, 0.0, 0.3, 0.0])
+    d = torch.tensor([0.4, 0.25, 0.1, 0.0, 0.0])
     assert accept_prob(t, d).tolist() == [0.5, 1.0, 0.0, 0.0, 0.0]
 
 
@@ -113,6 +146,7 @@ def test_uniforms_that_are_given_back_are_returned_again():
 def test_a_warp_samples_from_its_distributions():
     logits = torch.randn(6, 20)
     uniform = torch.rand(6, dtype=torch.float64)
-    greedy, warm = Warp(temperature=0), Warp(top_k=3)
+    greedy = Warp(temperature=0)
+    warm = Warp(top_k=3)
     assert greedy.draw(greedy(logits), uniform).tolist() == logits.argmax(dim=-1).tolist()
     assert warm.draw(warm(logits), uniform).tolist() == sample(warm(logits), uniform).tolist()

@@ -14,13 +14,19 @@ SIZES = {"llama2-7b": 6.74, "llama2-13b": 13.02, "llama3.2-1b": 1.24, "llama3.1-
 def test_shapes_have_the_real_number_of_weights(name):
     with torch.device("meta"):
         model = LlamaForCausalLM(LlamaConfig(**SHAPES[name]))
-    assert sum(weight.numel() for weight in model.parameters()) / 1e9 == pytest.approx(SIZES[name], abs=0.005)
+    assert sum(weight.numel() for weight in model.parameters()) / 1e9 == pytest.approx(
+        SIZES[name], abs=0.005
+    )
 
 
 def test_a_synthetic_pair_is_a_pair():
-    pair, again = load_pair("synthetic-tiny", device="cpu"), load_pair("synthetic-tiny", device="cpu")
+    pair = load_pair("synthetic-tiny", device="cpu")
+    again = load_pair("synthetic-tiny", device="cpu")
     assert pair.target.dtype == torch.bfloat16
-    assert all(torch.equal(a, b) for a, b in zip(pair.target.parameters(), again.target.parameters(), strict=True))
+    assert all(
+        torch.equal(a, b)
+        for a, b in zip(pair.target.parameters(), again.target.parameters(), strict=True)
+    )
     assert pair.encode("7 12 255").tolist() == [7, 12, 255]
     assert pair.decode([3, 1]) == "3 1"
     assert "random weights" in pair.draft_revision

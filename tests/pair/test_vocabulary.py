@@ -1,4 +1,6 @@
-"""Drafts whose vocabulary differs from the target's at the edge: what they know, and that the output stays the target's."""
+"""Drafts whose vocabulary differs from the target's at the edge: what they know, and that the
+output stays the target's.
+"""
 
 import shutil
 from dataclasses import replace
@@ -36,12 +38,16 @@ def test_equal_vocabularies_and_more_tokens_of_the_draft_need_nothing():
 
 
 def test_a_draft_lacks_added_tokens_of_the_target_and_those_whose_ids_it_uses_for_others():
-    known = known_tokens(tokenizer_with("<|a|>"), tokenizer_with("<|b|>", "<|c|>"), "draft", "target")
+    known = known_tokens(
+        tokenizer_with("<|a|>"), tokenizer_with("<|b|>", "<|c|>"), "draft", "target"
+    )
     assert len(known) == 2050 and known.nonzero().squeeze(1).tolist() == list(range(2048))
 
 
 def test_added_tokens_in_another_order_are_other_tokenizers():
-    with pytest.raises(UserError, match=r"different tokenizers \(2 tokens differ, for example '<\|a\|>'\)"):
+    with pytest.raises(
+        UserError, match=r"different tokenizers \(2 tokens differ, for example '<\|a\|>'\)"
+    ):
         known_tokens(tokenizer_with("<|a|>", "<|b|>"), tokenizer_with("<|b|>", "<|a|>"), "a", "b")
 
 
@@ -58,7 +64,9 @@ def test_a_token_of_the_vocabulary_itself_must_be_in_both():
         def get_added_vocab(self):
             return self.inner.get_added_vocab()
 
-    with pytest.raises(UserError, match="1 tokens differ.*which may lack added tokens of it, or have others"):
+    with pytest.raises(
+        UserError, match="1 tokens differ.*which may lack added tokens of it, or have others"
+    ):
         known_tokens(Without(), tokenizer_with(), "a", "b")
 
 
@@ -69,11 +77,16 @@ def pair(tmp_path_factory):
     shutil.copytree(resolve("embedded:nano/draft"), folders["draft"], dirs_exist_ok=True)
     AutoTokenizer.from_pretrained(resolve("embedded:nano")).save_pretrained(folders["draft"])
     torch.manual_seed(0)
-    target = AutoModelForCausalLM.from_pretrained(resolve("embedded:nano/target"), dtype=torch.float32)
+    target = AutoModelForCausalLM.from_pretrained(
+        resolve("embedded:nano/target"), dtype=torch.float32
+    )
     target.resize_token_embeddings(2050, mean_resizing=False)
     # Tokens that the target likes: about as likely as an end of line.
     end = load_tokenizer("embedded:nano", None)("\n", add_special_tokens=False)["input_ids"][0]
-    weights = {id(each.weight): each.weight for each in (target.get_input_embeddings(), target.get_output_embeddings())}
+    weights = {
+        id(each.weight): each.weight
+        for each in (target.get_input_embeddings(), target.get_output_embeddings())
+    }
     with torch.no_grad():
         for weight in weights.values():
             weight[2048:] = weight[end] * torch.tensor([[0.8], [1.1]])
@@ -83,7 +96,10 @@ def pair(tmp_path_factory):
 
 
 def test_such_a_pair_is_loaded_over_the_targets_vocabulary(pair, nano):
-    assert pair.vocab_size == 2050 and (~pair.known_to_draft).nonzero().squeeze(1).tolist() == [2048, 2049]
+    assert pair.vocab_size == 2050 and (~pair.known_to_draft).nonzero().squeeze(1).tolist() == [
+        2048,
+        2049,
+    ]
     tokens = torch.arange(5, 25)[None]
     logits = pair.draft_lm.logits(pair.draft_lm.hidden_states(tokens))
     expected = nano.draft_lm.logits(nano.draft_lm.hidden_states(tokens))
@@ -100,7 +116,11 @@ def test_greedy_decoding_says_what_the_target_says(pair, engine):
     for text in ("import os\n", "<|b|>def f(x):\n<|c|>", "x = [1, 2,"):
         prompt = pair.encode(text)
         out = decoder.generate(prompt, 40)
-        given = {"attention_mask": torch.ones_like(prompt[None]), "max_new_tokens": 40, "do_sample": False}
+        given = {
+            "attention_mask": torch.ones_like(prompt[None]),
+            "max_new_tokens": 40,
+            "do_sample": False,
+        }
         alone = pair.target.generate(prompt[None], **given)[0, len(prompt) :]
         assert out.tokens.tolist() == alone.tolist()
 
@@ -116,9 +136,15 @@ def test_a_token_that_models_were_not_resized_for_is_never_written(tmp_path, nan
         target.save_pretrained(tmp_path / "target")
     pair = load_pair(draft=tmp_path / "draft", target=tmp_path / "target", dtype="float32")
     assert pair.vocab_size == 2048 + resized
-    assert (pair.known_to_draft is None) != resized and (not resized or pair.known_to_draft.tolist() == [True] * 2048 + [False])
-    texts, stopping = ("import os\n", "<|pad|>def f(x):\n"), FixedLength(4)
-    decoders = [SpeculativeDecoder(each, stopping=stopping, warp=Warp(0.0), engine="eager") for each in (pair, nano)]
+    assert (pair.known_to_draft is None) != resized and (
+        not resized or pair.known_to_draft.tolist() == [True] * 2048 + [False]
+    )
+    texts = ("import os\n", "<|pad|>def f(x):\n")
+    stopping = FixedLength(4)
+    decoders = [
+        SpeculativeDecoder(each, stopping=stopping, warp=Warp(0.0), engine="eager")
+        for each in (pair, nano)
+    ]
     first, same = (decoder.generate(texts[0], 20).tokens.tolist() for decoder in decoders)
     assert resized or first == same
     for encode in (pair.encode, pair.encode_instruction):
@@ -126,18 +152,25 @@ def test_a_token_that_models_were_not_resized_for_is_never_written(tmp_path, nan
             assert 2048 in encode(texts[1])
         else:
             with pytest.raises(
-                UserError, match=r"a prompt holds the token '<\|pad\|>', which .*target does not know; take it out"
+                UserError,
+                match=(
+                    r"a prompt holds the token '<\|pad\|>', which .*target does not know; take"
+                    r" it out"
+                ),
             ):
                 encode(texts[1])
 
 
 def test_samples_follow_the_targets_distribution_on_tokens_that_the_draft_does_not_know():
-    """One token after each of many prompts, by a chi-square test with a false alarm in a million."""
+    """One token after each of many prompts, by a chi-square test with a false alarm in a
+    million.
+    """
     known = torch.tensor([True, True, False, True, False])
     pair = replace(tiny_pair(vocab_size=5), known_to_draft=known)
     _fit_to_vocabulary(pair.draft, known)
     decoder = SpeculativeDecoder(pair, stopping=FixedLength(2), warp=Warp(1.0))
-    prompt, counts = torch.tensor([1, 3]), torch.zeros(25, dtype=torch.float64)
+    prompt = torch.tensor([1, 3])
+    counts = torch.zeros(25, dtype=torch.float64)
     for seed in range(600):
         first, second = decoder.generate(prompt, 2, seed=seed, stop_tokens=()).tokens.tolist()
         counts[5 * first + second] += 1
@@ -150,7 +183,9 @@ def test_samples_follow_the_targets_distribution_on_tokens_that_the_draft_does_n
 
 @pytest.mark.parametrize("borrows", [False, True])
 def test_a_cut_draft_keeps_its_output_and_a_target_that_lends_embeddings_stays_as_it_is(borrows):
-    pair, smaller, known = tiny_pair(vocab_size=5), tiny_pair(vocab_size=3), torch.tensor([True] * 3 + [False] * 2)
+    pair = tiny_pair(vocab_size=5)
+    smaller = tiny_pair(vocab_size=3)
+    known = torch.tensor([True] * 3 + [False] * 2)
     pair = replace(pair, draft=pair.draft if borrows else smaller.draft, known_to_draft=known)
     keep_tokens(pair.draft, torch.tensor([0, 2]))
     if borrows:
@@ -167,7 +202,9 @@ def test_the_probability_that_is_lost_is_reported(pair, tmp_path):
     limits = ResponseLimits(16, 128, 4)
     prompts = encode_prompts(pair, list(NanoSource(3, 0, 0).load(pair.chats)), limits)
     recorder = Recorder(pair, Warp(1.0), limits, RecordSettings(1, 20), 0, tmp_path)
-    agreed = agreement(pair, record_sets(recorder, {"some": prompts}, [], ground_truth=False)["some"], Warp(1.0))
+    agreed = agreement(
+        pair, record_sets(recorder, {"some": prompts}, [], ground_truth=False)["some"], Warp(1.0)
+    )
     overlaps, lost = np.concatenate(agreed, axis=1)
     assert 0 < lost.mean() < 0.5 and (overlaps <= 1 - lost + 1e-6).all()
 
@@ -175,5 +212,7 @@ def test_the_probability_that_is_lost_is_reported(pair, tmp_path):
 def test_a_quantized_draft_that_is_too_small_is_refused():
     pair = tiny_pair(vocab_size=3)
     pair.draft.config.quantization_config = {"quant_method": "int8"}
-    with pytest.raises(UserError, match="the quantized draft has 3 embeddings, and the target knows 5 tokens"):
+    with pytest.raises(
+        UserError, match="the quantized draft has 3 embeddings, and the target knows 5 tokens"
+    ):
         _fit_to_vocabulary(pair.draft, torch.tensor([True] * 3 + [False] * 2))

@@ -20,16 +20,23 @@ def distributions(count=200, lacking=()):
 
 
 def emitted(rule, draft, target):
-    """Return the distribution of the first token (N, V) and the probability of a rejection (N,), for distributions (N, V)."""
+    """Return the distribution of the first token (N, V) and the probability of a rejection (N,),
+    for distributions (N, V).
+    """
     count, vocab_size = draft.shape
-    probs, rejected = torch.zeros_like(draft), torch.zeros(count, dtype=torch.float64)
+    probs = torch.zeros_like(draft)
+    rejected = torch.zeros(count, dtype=torch.float64)
     for token in range(vocab_size):
-        block = Block.of(torch.full((count, 1), token), draft[:, None], torch.stack([target, target], dim=1))
+        block = Block.of(
+            torch.full((count, 1), token), draft[:, None], torch.stack([target, target], dim=1)
+        )
         distribution = rule.distribution(block)
         passes = distribution.survival[:, 0]
         following = distribution.next_probs(torch.zeros(count, dtype=torch.long))
         probs[:, token] += draft[:, token] * passes
-        probs += (draft[:, token] * (1 - passes))[:, None] * following / following.sum(-1, keepdim=True)
+        probs += (
+            (draft[:, token] * (1 - passes))[:, None] * following / following.sum(-1, keepdim=True)
+        )
         rejected += draft[:, token] * (1 - passes)
     return probs, rejected
 
@@ -52,7 +59,10 @@ def test_opt_reaches_the_least_bias_and_the_front(eps, lacking):
 @pytest.mark.parametrize("eps", EPS)
 def test_uno_is_never_less_biased(eps):
     draft, target = distributions()
-    opt, uno = (total_variation(emitted(BiasedVerification(eps, mode), draft, target)[0], target) for mode in MODES)
+    opt, uno = (
+        total_variation(emitted(BiasedVerification(eps, mode), draft, target)[0], target)
+        for mode in MODES
+    )
     assert (uno >= opt - 1e-12).all()
     assert (uno > opt + 1e-6).any() or eps == 1  # with eps 1 nothing is rejected
 
@@ -60,14 +70,21 @@ def test_uno_is_never_less_biased(eps):
 def test_without_a_margin_it_is_lossless():
     draft, target = distributions()
     assert (
-        BiasedVerification(0.0).lossless and not BiasedVerification(0.0, "uno").lossless and not BiasedVerification(0.1).lossless
+        BiasedVerification(0.0).lossless
+        and not BiasedVerification(0.0, "uno").lossless
+        and not BiasedVerification(0.1).lossless
     )
-    torch.testing.assert_close(emitted(BiasedVerification(0.0), draft, target)[0], target, atol=1e-12, rtol=0)
+    torch.testing.assert_close(
+        emitted(BiasedVerification(0.0), draft, target)[0], target, atol=1e-12, rtol=0
+    )
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
-    [((-0.1,), "verification.eps=-0.1"), ((0.1, "best"), "verification.mode=best must be one of 'opt' or 'uno'")],
+    [
+        ((-0.1,), "verification.eps=-0.1"),
+        ((0.1, "best"), "verification.mode=best must be one of 'opt' or 'uno'"),
+    ],
 )
 def test_impossible_settings_are_refused(arguments, message):
     with pytest.raises(UserError, match=message):

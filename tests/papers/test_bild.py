@@ -36,12 +36,18 @@ def test_its_fallback_is_the_stopping_rule_unless_another_is_chosen():
     rule = SpeculativeDecoder(pair, verification=BigLittle(fallback=0.7, max_tokens=6)).stopping
     assert isinstance(rule, stopping.MaxProbability)
     assert (rule.threshold, rule.max_tokens) == (0.7, 6)
-    assert SpeculativeDecoder(pair, stopping=stopping.FixedLength(2), verification=BigLittle()).stopping.max_tokens == 2
+    assert (
+        SpeculativeDecoder(
+            pair, stopping=stopping.FixedLength(2), verification=BigLittle()
+        ).stopping.max_tokens
+        == 2
+    )
 
 
 def test_drafts_end_where_the_draft_is_unsure():
     rule = stopping.MaxProbability(0.6, 3)
-    state, stops = rule.start_prompt(1, torch.device("cpu")), []
+    state = rule.start_prompt(1, torch.device("cpu"))
+    stops = []
     for probability in (0.9, 0.7, 0.65, 0.9, 0.5):
         state, stop = rule.step(state, {"max_prob": torch.tensor([probability])})
         stops.append(stop.item())

@@ -15,16 +15,25 @@ from specheads.papers.mjsd import BlockSearch
 def joint(pair, text, path):
     lm = pair.target_lm
     distributions = lm.logits(lm.hidden_states(torch.tensor([[*text, *path]])))[0].softmax(-1)
-    return torch.stack([distributions[len(text) - 1 + i, token] for i, token in enumerate(path)]).log().sum().item()
+    return (
+        torch.stack([distributions[len(text) - 1 + i, token] for i, token in enumerate(path)])
+        .log()
+        .sum()
+        .item()
+    )
 
 
 @pytest.mark.parametrize("engine", ["eager", "cuda_graph"])
 def test_with_all_beams_every_block_is_the_most_likely(engine):
-    pair, block = tiny_pair(4, scale=2.0), 3
+    pair = tiny_pair(4, scale=2.0)
+    block = 3
     out = BlockSearch(pair, block, beams=64, engine=engine).generate([0, 1, 2], 9, stop_tokens=[])
     text = [0, 1, 2]
     for _ in range(3):
-        text += max(itertools.product(range(4), repeat=block), key=lambda path, text=text: joint(pair, text, path))
+        text += max(
+            itertools.product(range(4), repeat=block),
+            key=lambda path, text=text: joint(pair, text, path),
+        )
     assert out.tokens.tolist() == text[3:]
     assert out.stats.num_target_calls == 9 and len(out.rounds) == 3
 
@@ -32,19 +41,29 @@ def test_with_all_beams_every_block_is_the_most_likely(engine):
 def test_blocks_of_one_token_are_greedy_decoding():
     pair = tiny_pair(4, scale=2.0)
     out = BlockSearch(pair, 1, 4).generate([0, 1], 12, stop_tokens=[])
-    assert out.tokens.tolist() == generate_baseline(pair, [0, 1], 12, warp=Warp(0), stop_tokens=[]).tokens.tolist()
+    assert (
+        out.tokens.tolist()
+        == generate_baseline(pair, [0, 1], 12, warp=Warp(0), stop_tokens=[]).tokens.tolist()
+    )
 
 
 def test_a_copy_has_the_same_choices():
-    search = BlockSearch(tiny_pair(9, scale=1.5), block=3, beams=2, warp=Warp(0.7), engine="eager", window=20)
+    search = BlockSearch(
+        tiny_pair(9, scale=1.5), block=3, beams=2, warp=Warp(0.7), engine="eager", window=20
+    )
     other = copy.copy(search)
-    assert repr(other) == repr(search) and "block=3, beams=2, warp=Warp(" in repr(search) and "window=20" in repr(search)
+    assert (
+        repr(other) == repr(search)
+        and "block=3, beams=2, warp=Warp(" in repr(search)
+        and "window=20" in repr(search)
+    )
     assert other.pair is search.pair and other is not search
     assert torch.equal(other.generate([0, 1], 6).tokens, search.generate([0, 1], 6).tokens)
 
 
 def test_more_beams_find_more_likely_blocks():
-    pair, joint_probs = tiny_pair(9, scale=1.5), []
+    pair = tiny_pair(9, scale=1.5)
+    joint_probs = []
     for beams in (1, 2, 16):
         out = BlockSearch(pair, 6, beams).generate([0, 1], 6, stop_tokens=[])
         joint_probs.append(joint(pair, [0, 1], out.tokens.tolist()))
@@ -61,12 +80,15 @@ def test_a_response_ends_with_a_stop_token_and_at_its_length():
 
 
 def test_blocks_are_four_tokens_of_eight_beams_unless_told_otherwise():
-    pair, decoders = tiny_pair(4, scale=2.0), []
+    pair = tiny_pair(4, scale=2.0)
+    decoders = []
     for given in ((), (4, 8)):
         decoders.append(BlockSearch(pair, *given, engine="eager"))
         out = decoders[-1].generate([0, 1], 8, stop_tokens=[])
         assert [len(done.tokens) for done in out.rounds] == [4, 4]
-    assert decoders[0].single.engines[0].memory_bytes == decoders[1].single.engines[0].memory_bytes  # of all beams
+    assert (
+        decoders[0].single.engines[0].memory_bytes == decoders[1].single.engines[0].memory_bytes
+    )  # of all beams
 
 
 def test_a_response_ends_with_the_window():
@@ -75,14 +97,18 @@ def test_a_response_ends_with_the_window():
 
 
 def test_several_prompts_are_refused():
-    with pytest.raises(UserError, match=r"^BlockSearch decodes one prompt at a time; use max_batch=1\.$"):
+    with pytest.raises(
+        UserError, match=r"^BlockSearch decodes one prompt at a time; use max_batch=1\.$"
+    ):
         BlockSearch(tiny_pair(3)).generate_batch([[0], [1]], max_batch=2)
 
 
 def test_nan_is_told_of_the_target():
     pair = tiny_pair(4)
     pair.target.lm_head.weight[1] = torch.nan
-    with pytest.raises(UserError, match="^tiny-target produced NaN logits.* after 0 tokens of the response"):
+    with pytest.raises(
+        UserError, match="^tiny-target produced NaN logits.* after 0 tokens of the response"
+    ):
         BlockSearch(pair, 2, 4, engine="eager").generate([0, 1], 4)
 
 

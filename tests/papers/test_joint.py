@@ -30,12 +30,19 @@ def chain(drafted, wanted, lengths=None):
         ([0.5, 0.5], [0.25, 0.5], 0.5, 0),  # 0.5 does not exceed 0.5
         ([0.9, 0.9], [1.0, 1.0], 1.0, 0),  # nothing exceeds 1
         ([0.9, 0.9, 0.9], [1e-9, 1e-9, 1e-9], 0.0, 3),  # all that is possible exceeds 0
-        ([0.5, 0.5], [0.0, 1.0], 0.0, 0),  # a token that is impossible under the target is never accepted
+        (
+            [0.5, 0.5],
+            [0.0, 1.0],
+            0.0,
+            0,
+        ),  # a token that is impossible under the target is never accepted
     ],
 )
 def test_the_longest_prefix_that_is_likely_enough_is_accepted(drafted, wanted, threshold, accepted):
     distribution = JointVerification(threshold).distribution(chain(drafted, wanted))
-    assert distribution.length_probs[0].tolist() == [float(n == accepted) for n in range(len(drafted) + 1)]
+    assert distribution.length_probs[0].tolist() == [
+        float(n == accepted) for n in range(len(drafted) + 1)
+    ]
     num_accepted, _ = distribution.decide(torch.tensor([0.5]), torch.tensor([0.3]))
     assert num_accepted.item() == accepted
 
@@ -44,15 +51,21 @@ def test_the_next_token_follows_the_target():
     block = chain([0.8, 0.1], [0.04, 0.9])
     distribution = JointVerification(0.1).distribution(block)
     for accepted in range(3):
-        assert torch.equal(distribution.next_probs(torch.tensor([accepted])), block.target_probs[:, accepted])
+        assert torch.equal(
+            distribution.next_probs(torch.tensor([accepted])), block.target_probs[:, accepted]
+        )
 
 
 def test_nothing_is_accepted_beyond_a_rows_length():
-    distribution = JointVerification(0.1).distribution(chain([0.5, 0.5, 0.5], [0.5, 0.5, 0.5], lengths=2))
+    distribution = JointVerification(0.1).distribution(
+        chain([0.5, 0.5, 0.5], [0.5, 0.5, 0.5], lengths=2)
+    )
     assert distribution.length_probs[0].tolist() == [0, 0, 1, 0]
 
 
 def test_an_impossible_threshold_is_refused():
     for threshold in (1.1, -0.1, "x"):
-        with pytest.raises(UserError, match=f"verification.threshold={threshold} must be a number from 0 to 1"):
+        with pytest.raises(
+            UserError, match=f"verification.threshold={threshold} must be a number from 0 to 1"
+        ):
             JointVerification(threshold)

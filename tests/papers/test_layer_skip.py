@@ -9,20 +9,27 @@ from specheads.papers.layer_skip import without_layers
 
 @pytest.mark.parametrize("family", CONFIGS)
 def test_skipping_a_layer_is_leaving_its_residual_out(family):
-    """The same as the model whose layer adds nothing; the model itself stays as it is, and weights are shared."""
+    """The same as the model whose layer adds nothing.
+
+    The model itself stays as it is, and weights are shared.
+    """
     model = family_pair(family).target
     tokens = torch.arange(12)[None]
     before = model(tokens).logits
     skipped = without_layers(model, [1])
     logits = skipped(tokens).logits
     assert torch.equal(model(tokens).logits, before) and not torch.allclose(logits, before)
-    assert {weight.data_ptr() for weight in skipped.parameters()} < {weight.data_ptr() for weight in model.parameters()}
+    assert {weight.data_ptr() for weight in skipped.parameters()} < {
+        weight.data_ptr() for weight in model.parameters()
+    }
 
     def unchanged(module, args, kwargs, output):
         hidden = args[0] if args else kwargs["hidden_states"]
         return (hidden, *output[1:]) if isinstance(output, tuple) else hidden
 
-    layers = next(part for part in model.modules() if isinstance(part, torch.nn.ModuleList) and len(part) == 2)
+    layers = next(
+        part for part in model.modules() if isinstance(part, torch.nn.ModuleList) and len(part) == 2
+    )
     layers[1].register_forward_hook(unchanged, with_kwargs=True)
     assert torch.equal(logits, model(tokens).logits)
 
@@ -31,7 +38,9 @@ def test_the_draft_of_the_pair_is_the_target_without_layers():
     pair = tiny_pair(4)
     other = papers.LayerSkip([1]).pair(pair)
     assert other.draft is not pair.draft and other.target is pair.target
-    assert other.draft_revision == "r1-1" and other.draft_id == "tiny-target without layers 1"  # heads know it by them
+    assert (
+        other.draft_revision == "r1-1" and other.draft_id == "tiny-target without layers 1"
+    )  # heads know it by them
 
 
 def test_a_draft_step_costs_the_share_of_the_parameters_that_are_read():
@@ -44,7 +53,10 @@ def test_a_draft_step_costs_the_share_of_the_parameters_that_are_read():
 @pytest.mark.parametrize(
     ("skipped", "message"),
     [
-        ("1", r"skipped=1 must be a list; it is the numbers of layers, from 0, for example \[2,3\]"),
+        (
+            "1",
+            r"skipped=1 must be a list; it is the numbers of layers, from 0, for example \[2,3\]",
+        ),
         ([0.5], r"skipped=\[0.5\] must be a non-negative integer"),
         ([1, 1], "must name at least one layer, and each layer once"),
         ([], "must name at least one layer, and each layer once"),

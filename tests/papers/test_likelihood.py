@@ -14,11 +14,15 @@ RESPONSES = [[2, 4, 1, 1, 0, 3, 2], [4], [0, 0, 2]]
 
 
 def direct_nats(model, prompt, response):
-    """Return the negative log-likelihood of a response from the logits of transformers, token by token, in float64."""
+    """Return the negative log-likelihood of a response from the logits of transformers, token by
+    token, in float64.
+    """
     total = 0.0
     for place, token in enumerate(response):
         with torch.no_grad():
-            logits = model(input_ids=torch.tensor([prompt + response[:place]])).logits[0, -1].double()
+            logits = (
+                model(input_ids=torch.tensor([prompt + response[:place]])).logits[0, -1].double()
+            )
         total -= logits.log_softmax(-1)[token].item()
     return total
 

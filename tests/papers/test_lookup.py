@@ -27,7 +27,9 @@ def test_the_continuation_of_the_longest_run_is_found(text, most, limit, expecte
 
 def test_no_draft_model_is_run():
     pair = tiny_pair(4)
-    decoder = SpeculativeDecoder(pair, KnownText(), stopping.FixedLength(4), warp=Warp(0), engine="eager")
+    decoder = SpeculativeDecoder(
+        pair, KnownText(), stopping.FixedLength(4), warp=Warp(0), engine="eager"
+    )
     pair.draft.forward = pair.draft.base_model.forward = None
     out = decoder.generate([0, 1, 2, 0, 1], 20)
     assert out.stats.num_draft_calls == 0 < out.stats.num_accepted

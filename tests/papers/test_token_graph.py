@@ -58,7 +58,8 @@ def test_a_merged_node_after_a_merged_node_gets_copies_too():
 
 
 def test_copies_are_made_level_by_level():
-    # 1 2 3 4 5 6, and 9 after it; 1 again after the context, and again at the end: the shallow one's copies come first.
+    # 1 2 3 4 5 6, and 9 after it; 1 again after the context, and again at the end: the shallow
+    # one's copies come first.
     nodes = tree((ROOT, 1), (0, 2), (1, 3), (2, 4), (3, 5), (ROOT, 8), (4, 1))
     unmerge(nodes, {5: 0, 6: 0}, depth=9, most=11)
     assert nodes.depth[7:] == [1, 2, 3, 4] and {nodes.path(node)[0] for node in range(7, 11)} == {5}
@@ -77,9 +78,12 @@ WIDE = GROWN | {"top_k": 3, "max_nodes": 400}
 def linked():
     """Return a graph of six levels over six tokens, and its drafter."""
     way = papers.Graph(tau=1, max_verified=400, **WIDE)
-    decoder = SpeculativeDecoder(tiny_pair(6), way, stopping.FixedLength(6), warp=Warp(0), engine="eager")
+    decoder = SpeculativeDecoder(
+        tiny_pair(6), way, stopping.FixedLength(6), warp=Warp(0), engine="eager"
+    )
     device = torch.device("cpu")
-    state, no_ends = decoder.stopping.start_prompt(1, device), torch.zeros(6, dtype=torch.bool)
+    state = decoder.stopping.start_prompt(1, device)
+    no_ends = torch.zeros(6, dtype=torch.bool)
     draft = decoder.single.rounds.drafter.draft([0, 1, 2], state, 6, Uniforms(device, 0), no_ends)
     return draft, decoder.single.rounds.drafter
 
@@ -96,13 +100,18 @@ def test_repetitions_are_linked_to_the_one_node_with_children_whose_last_tokens_
 
 
 def test_a_graph_drafts_fewer_tokens_and_verifies_as_deep():
-    """On the same text: the greedy output is the tree's, fewer tokens are drafted, and copies are among the accepted ones."""
-    pair, stop, warp = tiny_pair(4), stopping.FixedLength(6), Warp(0)
+    """On the same text: the greedy output is the tree's, fewer tokens are drafted, and copies are
+    among the accepted ones.
+    """
+    pair = tiny_pair(4)
+    stop = stopping.FixedLength(6)
+    warp = Warp(0)
     generations = {}
     for way in (papers.Tree(**GROWN), papers.Graph(tau=1, max_verified=200, **GROWN)):
         out = SpeculativeDecoder(pair, way, stop, warp=warp, engine="eager").generate([0, 1, 2], 40)
         generations[type(way).__name__] = out
-    tree_out, graph_out = generations["Tree"], generations["Graph"]
+    tree_out = generations["Tree"]
+    graph_out = generations["Graph"]
     assert tree_out.tokens.tolist() == graph_out.tokens.tolist()
     assert graph_out.stats.num_drafted < 0.5 * tree_out.stats.num_drafted
     assert graph_out.stats.marks["copy_rounds"] > 0 == tree_out.stats.marks["copy_rounds"]
@@ -123,17 +132,36 @@ def test_runs_recur_on_another_branch_not_further_down_their_own():
 
 @pytest.mark.parametrize("study", [1, 2])
 def test_a_studied_tree_counts_what_repeats_in_it(study):
-    """By the trees of a draft whose next token depends on the last one alone, merged nodes have the same continuations."""
-    way, device = papers.Tree(study=study, **GROWN), torch.device("cpu")
-    decoder = SpeculativeDecoder(tiny_pair(4), way, stopping.FixedLength(5), warp=Warp(0), engine="eager")
-    drafter, state = decoder.single.rounds.drafter, decoder.stopping.start_prompt(1, device)
-    nodes = drafter.draft([0, 1, 2], state, 5, Uniforms(device, 0), torch.zeros(4, dtype=torch.bool))
-    same, marks = recurring(nodes, study), drafter.marks([0, 1])
-    grams = {node: tuple(nodes.tokens[above] for above in nodes.path(node)[-study:]) for node in range(len(nodes))}
-    assert same and all(grams[node] == grams[other] and node not in nodes.path(other) for node, other in same.items())
-    assert len(same) <= marks["in_runs"] <= len(nodes) and (marks["in_runs"] == len(same) or study > 1)
+    """By the trees of a draft whose next token depends on the last one alone, merged nodes have the
+    same continuations.
+    """
+    way = papers.Tree(study=study, **GROWN)
+    device = torch.device("cpu")
+    decoder = SpeculativeDecoder(
+        tiny_pair(4), way, stopping.FixedLength(5), warp=Warp(0), engine="eager"
+    )
+    drafter = decoder.single.rounds.drafter
+    state = decoder.stopping.start_prompt(1, device)
+    nodes = drafter.draft(
+        [0, 1, 2], state, 5, Uniforms(device, 0), torch.zeros(4, dtype=torch.bool)
+    )
+    same = recurring(nodes, study)
+    marks = drafter.marks([0, 1])
+    grams = {
+        node: tuple(nodes.tokens[above] for above in nodes.path(node)[-study:])
+        for node in range(len(nodes))
+    }
+    assert same and all(
+        grams[node] == grams[other] and node not in nodes.path(other)
+        for node, other in same.items()
+    )
+    assert len(same) <= marks["in_runs"] <= len(nodes) and (
+        marks["in_runs"] == len(same) or study > 1
+    )
     assert 0 < marks["merges"] < len(same) and marks["merge_nats"] > 0
-    assert marks["later_children"] == sum(any(nodes.parents[n] == nodes.parents[node] for n in range(node)) for node in (0, 1))
+    assert marks["later_children"] == sum(
+        any(nodes.parents[n] == nodes.parents[node] for n in range(node)) for node in (0, 1)
+    )
     assert not marks["full_drafts"] or len(nodes) == GROWN["max_nodes"]
     drafter._log_probs = dict.fromkeys(drafter._log_probs, drafter._log_probs[ROOT])
     assert drafter.marks([])["merge_nats"] == pytest.approx(0)
@@ -152,7 +180,10 @@ def decoder_marks(way):
     ("choices", "message"),
     [
         ({"tau": 0}, "drafting.tau=0 must be a positive integer"),
-        ({"max_nodes": 80, "max_verified": 70}, "drafting.max_verified=70 must be an integer of at least 80"),
+        (
+            {"max_nodes": 80, "max_verified": 70},
+            "drafting.max_verified=70 must be an integer of at least 80",
+        ),
         ({"theta_prob": 2}, "drafting.theta_prob=2 must be a number from 0 to 1"),
         ({"top_k": 0}, "drafting.top_k=0 must be a positive integer"),
         ({"study": -1}, "drafting.study=-1 must be "),

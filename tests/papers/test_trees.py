@@ -1,5 +1,5 @@
-"""Rules for trees: what comes out follows the target's distribution, by enumeration of all drafts through the distributions that
-decoding samples from.
+"""Rules for trees: what comes out follows the target's distribution, by enumeration of all drafts
+through the distributions that decoding samples from.
 """
 
 from dataclasses import replace
@@ -30,15 +30,21 @@ def check(rule, target, draft, trees, length):
 
 
 @pytest.mark.parametrize(
-    ("vocab_size", "count", "length"), [(2, 1, 3), (2, 2, 2), (2, 2, 3), (2, 3, 2), (3, 2, 2), (3, 4, 1), (2, 4, 2)]
+    ("vocab_size", "count", "length"),
+    [(2, 1, 3), (2, 2, 2), (2, 2, 3), (2, 3, 2), (3, 2, 2), (3, 4, 1), (2, 4, 2)],
 )
 @pytest.mark.parametrize("merge", [True, False])
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("lacks", [False, True], ids=["whole", "lacks the last token"])
 def test_iid_chains_are_lossless(lacks, rule, merge, vocab_size, count, length):
     for seed in (1, 2):
-        target, draft = Model(vocab_size, 2 * seed, seed % 2 == 1), Model(vocab_size, 2 * seed + 1, seed % 4 > 1)
-        draft = Warped(Model(vocab_size, 2 * seed + 1), Warp(), range(vocab_size - 1)) if lacks else draft
+        target = Model(vocab_size, 2 * seed, seed % 2 == 1)
+        draft = Model(vocab_size, 2 * seed + 1, seed % 4 > 1)
+        draft = (
+            Warped(Model(vocab_size, 2 * seed + 1), Warp(), range(vocab_size - 1))
+            if lacks
+            else draft
+        )
         trees = list(trees_of(draft, count, length, merge))
         assert sum(prob for _, prob in trees) == pytest.approx(1)
         check(RULES[rule], target, draft, trees, length)
@@ -46,7 +52,9 @@ def test_iid_chains_are_lossless(lacks, rule, merge, vocab_size, count, length):
 
 def test_ignoring_repeated_samples_would_be_noticed():
     """Merged duplicates that are tested once bias the distribution by a hundredth or more."""
-    target, draft, trees = Model(3, 4), Model(3, 5), []
+    target = Model(3, 4)
+    draft = Model(3, 5)
+    trees = []
     for nodes, prob in trees_of(draft, 3, 1):
         nodes.order = sorted(set(nodes.order))
         trees.append((nodes, prob))
@@ -76,19 +84,30 @@ def test_copies_of_a_graph_are_lossless():
 
 @pytest.mark.parametrize("distribution_of", [MultiRound().distribution, SpecTr().distribution])
 def test_a_single_chain_is_verified_like_token_verification(distribution_of):
-    target, draft = Model(4, 1), Model(4, 2)
+    target = Model(4, 1)
+    draft = Model(4, 2)
     nodes = of_chains([(1, 3, 0, 2)])
-    target_probs, draft_probs = distributions_after(target, nodes)[0], distributions_after(draft, nodes)[0]
+    target_probs = distributions_after(target, nodes)[0]
+    draft_probs = distributions_after(draft, nodes)[0]
     distribution = distribution_of(TreeBlock.of(drafted(nodes, draft_probs), target_probs))
-    plain = token_distribution(Block.of(torch.tensor([[1, 3, 0, 2]]), draft_probs[None, :4], target_probs[None]))
-    torch.testing.assert_close(distribution.moves.cumprod(0), plain.survival[0].double(), atol=1e-12, rtol=0)
+    plain = token_distribution(
+        Block.of(torch.tensor([[1, 3, 0, 2]]), draft_probs[None, :4], target_probs[None])
+    )
+    torch.testing.assert_close(
+        distribution.moves.cumprod(0), plain.survival[0].double(), atol=1e-12, rtol=0
+    )
     for row in range(5):
-        following, expected = distribution.next_probs(torch.tensor([row]))[0], plain.next_probs(torch.tensor([row]))[0]
-        torch.testing.assert_close(following / following.sum(), expected / expected.sum(), atol=1e-12, rtol=0)
+        following = distribution.next_probs(torch.tensor([row]))[0]
+        expected = plain.next_probs(torch.tensor([row]))[0]
+        torch.testing.assert_close(
+            following / following.sum(), expected / expected.sum(), atol=1e-12, rtol=0
+        )
 
 
 def test_the_factor_of_spectr_solves_its_equation():
-    target, draft = (torch.stack([Model(5, seed + shift)(()) for seed in range(20)]) for shift in (0, 50))
+    target, draft = (
+        torch.stack([Model(5, seed + shift)(()) for seed in range(20)]) for shift in (0, 50)
+    )
     for k in (1, 2, 4, 8):
         rho = _spectr_factor(target, draft, torch.full((20,), k))
         beta = torch.minimum(draft, target / rho[:, None]).sum(dim=1)
@@ -97,20 +116,26 @@ def test_the_factor_of_spectr_solves_its_equation():
 
 
 def test_more_samples_are_accepted_more_often():
-    target, draft = Model(4, 3), Model(4, 4)
+    target = Model(4, 3)
+    draft = Model(4, 4)
     for rule in (MultiRound(), SpecTr()):
         probs = []
         for count in (1, 2, 4):
             distributions = (
                 (
                     rule.distribution(
-                        TreeBlock.of(drafted(n, distributions_after(draft, n)[0]), distributions_after(target, n)[0])
+                        TreeBlock.of(
+                            drafted(n, distributions_after(draft, n)[0]),
+                            distributions_after(target, n)[0],
+                        )
                     ),
                     p,
                 )
                 for n, p in trees_of(draft, count, 1)
             )
-            probs.append(sum(p * distribution.moves.sum().item() for distribution, p in distributions))
+            probs.append(
+                sum(p * distribution.moves.sum().item() for distribution, p in distributions)
+            )
         assert probs[0] < probs[1] < probs[2]
 
 
@@ -119,13 +144,18 @@ def siblings(moves):
     nodes = Draft()
     for parent, token in ((-1, 0), (-1, 1), (1, 2)):
         nodes.add(parent, token)
-    block = TreeBlock.of(drafted(nodes, torch.full((4, 3), 1 / 3)), torch.eye(3)[torch.tensor([0, 1, 2, 0])])
+    block = TreeBlock.of(
+        drafted(nodes, torch.full((4, 3), 1 / 3)), torch.eye(3)[torch.tensor([0, 1, 2, 0])]
+    )
     return TreeDistribution(torch.tensor(moves, dtype=torch.float64), block.target_probs, block)
 
 
 def test_walks_move_where_a_uniform_number_falls():
-    """From the context to the first node below 0.25, to the second below 0.75, and from there to the third below 0.5."""
-    distribution, below = siblings([0.25, 0.5, 0.5]), 2.0**-30
+    """From the context to the first node below 0.25, to the second below 0.75, and from there to
+    the third below 0.5.
+    """
+    distribution = siblings([0.25, 0.5, 0.5])
+    below = 2.0**-30
     for number, other, path, following in (
         (0.0, 0.0, [0, -1], 1),
         (0.25 - below, 0.9, [0, -1], 1),
@@ -141,18 +171,31 @@ def test_walks_move_where_a_uniform_number_falls():
 def test_an_empty_tree_gives_the_targets_token():
     block = TreeBlock.of(drafted(Draft(), torch.empty(1, 3)), torch.eye(3)[torch.tensor([2])])
     for rule in RULES.values():
-        path, next_token = rule.distribution(block).decide(torch.tensor([0.5, 0.5], dtype=torch.float64), torch.tensor([0.5]))
+        path, next_token = rule.distribution(block).decide(
+            torch.tensor([0.5, 0.5], dtype=torch.float64), torch.tensor([0.5])
+        )
         assert (path.tolist(), next_token.tolist()) == ([-1, -1], [2])
 
 
 def test_trees_that_do_not_fit_their_rule_are_refused():
     nodes = of_chains([(0, 1), (0, 2)])
-    with pytest.raises(ValueError, match="^3 nodes need 4 distributions of the target, but there are 3$"):
+    with pytest.raises(
+        ValueError, match="^3 nodes need 4 distributions of the target, but there are 3$"
+    ):
         TreeBlock.of(drafted(nodes, torch.ones(4, 3)), torch.ones(3, 3))
     chosen = TreeBlock.of(drafted(nodes, None), torch.ones(4, 3))
-    assert chosen.draft_probs is None and TreeMatch().distribution(chosen).moves.tolist() == [1, 1, 1]
+    assert chosen.draft_probs is None and TreeMatch().distribution(chosen).moves.tolist() == [
+        1,
+        1,
+        1,
+    ]
     for rule in (MultiRound(), SpecTr()):
-        with pytest.raises(ValueError, match="^the nodes were chosen, not sampled, so there are no distributions of the draft$"):
+        with pytest.raises(
+            ValueError,
+            match=(
+                "^the nodes were chosen, not sampled, so there are no distributions of the draft$"
+            ),
+        ):
             rule.distribution(chosen)
 
 
@@ -163,8 +206,12 @@ def test_half_precision_distributions_of_trees_are_verified_in_float32():
 
 
 def test_a_chain_has_a_row_after_its_last_token_from_which_nothing_was_drafted():
-    """A draft has a distribution for each of its tokens; the last row is that of tokens that could follow."""
-    draft_probs, target_probs = torch.rand(2, 3), torch.rand(3, 3)
+    """A draft has a distribution for each of its tokens.
+
+    The last row is that of tokens that could follow.
+    """
+    draft_probs = torch.rand(2, 3)
+    target_probs = torch.rand(3, 3)
     block = TreeBlock.of(drafted(of_chains([(1, 2)]), draft_probs), target_probs)
     assert torch.equal(block.draft_probs, torch.cat([draft_probs, torch.zeros(1, 3)]))
     assert block.samples.tolist() == [[0], [1], [-1]] and block.samples.dtype == torch.long
@@ -189,21 +236,35 @@ def test_several_rows_have_the_distributions_of_each():
 @pytest.mark.parametrize("distribution_of", [MultiRound().distribution, SpecTr().distribution])
 def test_what_is_left_keeps_the_type_of_the_distributions(distribution_of):
     nodes = of_chains([(0, 1), (0, 2), (1, 1)])
-    target_probs, draft_probs = (distributions_after(Model(3, seed), nodes)[0].float() for seed in (7, 8))
+    target_probs, draft_probs = (
+        distributions_after(Model(3, seed), nodes)[0].float() for seed in (7, 8)
+    )
     distribution = distribution_of(TreeBlock.of(drafted(nodes, draft_probs), target_probs))
-    wide = distribution_of(TreeBlock.of(drafted(nodes, draft_probs.double()), target_probs.double()))
-    assert distribution.rest.dtype == torch.float32 and wide.rest.dtype == distribution.moves.dtype == torch.float64
+    wide = distribution_of(
+        TreeBlock.of(drafted(nodes, draft_probs.double()), target_probs.double())
+    )
+    assert (
+        distribution.rest.dtype == torch.float32
+        and wide.rest.dtype == distribution.moves.dtype == torch.float64
+    )
     torch.testing.assert_close(distribution.rest.double(), wide.rest, atol=1e-6, rtol=0)
     torch.testing.assert_close(distribution.moves, wide.moves, atol=1e-6, rtol=0)
 
 
 @pytest.mark.parametrize("rule", RULES)
 def test_samples_follow_the_distribution(rule):
-    """10,000 samples of one tree; a false alarm has a probability below 1e-6 per comparison (five standard errors)."""
-    target, draft = Model(3, 7), Model(3, 8)
+    """10,000 samples of one tree.
+
+    A false alarm has a probability below 1e-6 per comparison (five standard errors).
+    """
+    target = Model(3, 7)
+    draft = Model(3, 8)
     nodes = of_chains([(0, 1), (0, 2), (1, 1), (0, 1)])
-    block = TreeBlock.of(drafted(nodes, distributions_after(draft, nodes)[0]), distributions_after(target, nodes)[0])
-    distribution, number = RULES[rule].distribution(block), 10_000
+    block = TreeBlock.of(
+        drafted(nodes, distributions_after(draft, nodes)[0]), distributions_after(target, nodes)[0]
+    )
+    distribution = RULES[rule].distribution(block)
+    number = 10_000
     uniform = torch.rand(number, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     paths = torch.stack([distribution.decide(u[:2], u[2:])[0] for u in uniform])
     ended = torch.bincount(paths.amax(dim=1) + 1, minlength=len(nodes.tokens) + 1)

@@ -1,4 +1,6 @@
-"""The final split: prompts on which nothing was chosen, loaded on request only, and never part of a data cache."""
+"""The final split: prompts on which nothing was chosen, loaded on request only, and never part of a
+data cache.
+"""
 
 import json
 from collections import Counter
@@ -22,8 +24,13 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture(scope="module")
 def library():
-    """Both held-out sides: 2,000 functions of 20 test files, one of which has 600, and some of dev files."""
-    test = [function(f"def f{n}():\n", "large.py" if n < 600 else f"file{n % 19}.py") for n in range(2000)]
+    """Both held-out sides: 2,000 functions of 20 test files, one of which has 600, and some of dev
+    files.
+    """
+    test = [
+        function(f"def f{n}():\n", "large.py" if n < 600 else f"file{n % 19}.py")
+        for n in range(2000)
+    ]
     dev = [function(f"def d{n}():\n", f"dev{n % 40}.py") for n in range(200)]
     shared = [function(f"def f{n}():\n", "dev0.py") for n in range(600, 1500)]
     return {"dev": dev + shared, "test": test}
@@ -39,7 +46,11 @@ def function(prompt, source):
 
 
 def final(part, num_final=None, num_test=300):
-    return [p for p in NanoSource(1600, 200, num_test, num_final, part).load(chats=False) if p.split == FINAL]
+    return [
+        p
+        for p in NanoSource(1600, 200, num_test, num_final, part).load(chats=False)
+        if p.split == FINAL
+    ]
 
 
 def test_parts_share_no_prompt_and_hold_none_that_was_read_or_is_trained_on(library):
@@ -48,7 +59,9 @@ def test_parts_share_no_prompt_and_hold_none_that_was_read_or_is_trained_on(libr
     assert len(set(ids)) == len(ids) and all(parts)
     read = [prompt.prompt_id for prompt in NanoSource(0, 0, NUM_READ).load(chats=False)]
     assert len(read) == NUM_READ and not set(ids) & set(read)
-    assert not {prompt.text for part in parts for prompt in part} & {item.prompt for item in library["dev"]}
+    assert not {prompt.text for part in parts for prompt in part} & {
+        item.prompt for item in library["dev"]
+    }
     assert {prompt.prompt_id for prompt in final(list(range(NUM_PARTS)))} == set(ids)
 
 
@@ -59,7 +72,9 @@ def test_a_file_gives_its_first_prompts_and_no_more_than_its_share(library, monk
     monkeypatch.setattr("specheads.prompts.sources.NUM_READ", len(library["test"]))
     test = list(NanoSource(0, 0, len(library["test"])).load(chats=False))
     large = [prompt.prompt_id for prompt in test[NUM_READ:] if prompt.group == "large.py"]
-    assert [prompt.prompt_id for prompt in every if prompt.group == "large.py"] == large[:FINAL_PER_FILE]
+    assert [prompt.prompt_id for prompt in every if prompt.group == "large.py"] == large[
+        :FINAL_PER_FILE
+    ]
 
 
 def test_final_prompts_do_not_depend_on_the_number_of_test_prompts():
@@ -73,7 +88,10 @@ def test_num_final_takes_the_first_of_all_named_parts():
 
 def test_a_prompt_keeps_its_part_where_the_library_has_other_functions(library, monkeypatch):
     before = {prompt.prompt_id: part for part in range(NUM_PARTS) for prompt in final(part)}
-    larger = {"dev": library["dev"], "test": [*library["test"], *(function(f"def g{n}():\n", f"new{n}.py") for n in range(50))]}
+    larger = {
+        "dev": library["dev"],
+        "test": [*library["test"], *(function(f"def g{n}():\n", f"new{n}.py") for n in range(50))],
+    }
     monkeypatch.setattr(nano_source, "standard_library", lambda side: iter(larger[side]))
     after = {prompt.prompt_id: part for part in range(NUM_PARTS) for prompt in final(part)}
     common = before.keys() & after.keys()
@@ -83,28 +101,39 @@ def test_a_prompt_keeps_its_part_where_the_library_has_other_functions(library, 
 def test_without_a_part_there_is_no_final_prompt_and_all_else_is_the_same():
     plain = list(NanoSource(1600, 200, 300).load(chats=False))
     assert {prompt.split for prompt in plain} == {"train", "dev", "test"}
-    assert plain == [p for p in NanoSource(1600, 200, 300, None, 1).load(chats=False) if p.split != FINAL]
+    assert plain == [
+        p for p in NanoSource(1600, 200, 300, None, 1).load(chats=False) if p.split != FINAL
+    ]
 
 
 def test_a_prompt_of_several_files_belongs_to_the_first_by_name(monkeypatch):
     for order in ([0, 1], [1, 0]):
         both = [function("def f():\n", name) for name in ("b.py", "a.py")]
         monkeypatch.setattr(
-            nano_source, "standard_library", lambda side, functions=both, order=order: [functions[i] for i in order]
+            nano_source,
+            "standard_library",
+            lambda side, functions=both, order=order: [functions[i] for i in order],
         )
         assert [prompt.group for prompt in NanoSource(0, 0, 9).load(chats=False)] == ["a.py"]
 
 
 @pytest.mark.parametrize("part", [10, -1, "all", 0.5, True, [1, 1], [0, 12]])
 def test_an_unknown_part_is_refused(part):
-    with pytest.raises(UserError, match=r"data\.final_part=.* must be a part of the final split: a number from 0 to 9"):
+    with pytest.raises(
+        UserError,
+        match=r"data\.final_part=.* must be a part of the final split: a number from 0 to 9",
+    ):
         NanoSource(1, 1, 1, None, part)
 
 
 @pytest.mark.parametrize("part", [None, 2])
 def test_more_test_prompts_than_come_before_the_final_ones_are_refused(part):
     with pytest.raises(
-        UserError, match=r"data\.num_test=301 reaches into the final.*at most 300.*split=final data\.final_part=9"
+        UserError,
+        match=(
+            r"data\.num_test=301 reaches into the final.*at most 300.*split=final"
+            r" data\.final_part=9"
+        ),
     ):
         NanoSource(1, 1, NUM_READ + 1, None, part)
     NanoSource(1, 1, NUM_READ, None, part)
@@ -127,7 +156,9 @@ def test_parts_on_the_command_line_are_a_list(library):
 def rows_source(tmp_path, counts, num_final, num_rows=20, **more):
     path = tmp_path / "rows.jsonl"
     path.write_text("".join(json.dumps({"text": f"row {n}"}) + "\n" for n in range(num_rows)))
-    return DatasetSource(str(path), None, "train", None, "{text}", None, *counts, num_final=num_final, **more)
+    return DatasetSource(
+        str(path), None, "train", None, "{text}", None, *counts, num_final=num_final, **more
+    )
 
 
 def splits_of(source):
@@ -148,7 +179,9 @@ def test_final_rows_follow_the_test_rows(tmp_path):
 
 
 def test_short_data_has_fewer_final_prompts_in_proportion(tmp_path):
-    assert {name: len(rows) for name, rows in splits_of(rows_source(tmp_path, (20, 10, 6), 4)).items()} == {
+    assert {
+        name: len(rows) for name, rows in splits_of(rows_source(tmp_path, (20, 10, 6), 4)).items()
+    } == {
         "train": 10,
         "dev": 5,
         "test": 3,
@@ -158,17 +191,27 @@ def test_short_data_has_fewer_final_prompts_in_proportion(tmp_path):
 
 def test_final_rows_of_a_test_split_follow_its_test_rows(tmp_path):
     for name in ("train", "test"):
-        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps({"text": f"{name} {n}"}) + "\n" for n in range(9)))
-    tables = {name: datasets.Dataset.from_json(str(tmp_path / f"{name}.jsonl")) for name in ("train", "test")}
+        (tmp_path / f"{name}.jsonl").write_text(
+            "".join(json.dumps({"text": f"{name} {n}"}) + "\n" for n in range(9))
+        )
+    tables = {
+        name: datasets.Dataset.from_json(str(tmp_path / f"{name}.jsonl"))
+        for name in ("train", "test")
+    }
     datasets.DatasetDict(tables).save_to_disk(tmp_path / "saved")
-    source = DatasetSource(str(tmp_path / "saved"), None, "train", "test", "{text}", None, 2, 1, 3, num_final=2)
+    source = DatasetSource(
+        str(tmp_path / "saved"), None, "train", "test", "{text}", None, 2, 1, 3, num_final=2
+    )
     assert splits_of(source) == {"train": [0, 1], "dev": [2], "test": [0, 1, 2], "final": [3, 4]}
 
 
 def test_a_count_of_final_prompts_is_checked(tmp_path):
     with pytest.raises(UserError, match=r"data\.num_final=-1 must be a non-negative integer"):
         rows_source(tmp_path, (1, 1, 1), -1)
-    with pytest.raises(UserError, match=r"split=final needs final prompts, but data\.num_final=0 .*data\.num_final=500"):
+    with pytest.raises(
+        UserError,
+        match=r"split=final needs final prompts, but data\.num_final=0 .*data\.num_final=500",
+    ):
         rows_source(tmp_path, (1, 1, 1), 0).check_final()
     rows_source(tmp_path, (1, 1, 1), 1).check_final()
 
@@ -177,8 +220,12 @@ def test_a_count_of_final_prompts_is_checked(tmp_path):
 
 
 def test_data_caches_hold_no_final_prompt_and_do_not_depend_on_them(nano, tmp_path):
-    settings, texts = DataGeneration(warp=Warp(), max_new_tokens=2), ("def a():\n", "def b():\n")
-    prompts = [Prompt(f"{n:016x}", split, text) for n, (split, text) in enumerate(zip(("train", FINAL), texts, strict=True))]
+    settings = DataGeneration(warp=Warp(), max_new_tokens=2)
+    texts = ("def a():\n", "def b():\n")
+    prompts = [
+        Prompt(f"{n:016x}", split, text)
+        for n, (split, text) in enumerate(zip(("train", FINAL), texts, strict=True))
+    ]
 
     class Source:
         def __init__(self, some):
@@ -187,7 +234,9 @@ def test_data_caches_hold_no_final_prompt_and_do_not_depend_on_them(nano, tmp_pa
         def load(self, chats, responses=False):
             return self.some
 
-    made = [generate_data(nano, Source(some), settings, tmp_path) for some in (prompts, prompts[:1])]
+    made = [
+        generate_data(nano, Source(some), settings, tmp_path) for some in (prompts, prompts[:1])
+    ]
     assert made[0] == made[1]
     assert [path.name for path in made[0].glob("*.parquet")] == ["train-00000.parquet"]
 
@@ -200,4 +249,6 @@ def test_groups_do_not_change_the_fingerprint_of_prompts():
 
 def test_the_list_of_parts_that_were_read_is_valid():
     for entry in json.loads((ROOT / "benchmarks" / "final_parts.json").read_text()):
-        assert entry.keys() == {"part", "by", "command", "date", "commit"} and entry["part"] in range(NUM_PARTS)
+        assert entry.keys() == {"part", "by", "command", "date", "commit"} and entry[
+            "part"
+        ] in range(NUM_PARTS)

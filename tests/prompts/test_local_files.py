@@ -23,7 +23,12 @@ def written(folder, name, content):
 
 
 def texts(path, template="{a}", count=4):
-    return [prompt.text for prompt in DatasetSource(str(path), None, "train", None, template, None, count, 0, 0).load(chats=True)]
+    return [
+        prompt.text
+        for prompt in DatasetSource(
+            str(path), None, "train", None, template, None, count, 0, 0
+        ).load(chats=True)
+    ]
 
 
 @pytest.mark.parametrize(
@@ -32,7 +37,10 @@ def texts(path, template="{a}", count=4):
         ("rows.jsonl", FOUR),
         ("rows.json", FOUR + "\n\n"),
         ("ROWS.JSONL", "\ufeff" + FOUR.replace("\n", "\r\n")),
-        ("rows.json", '\n[{"a": "w"}, {"a": "x", "b": [1]},\n {"a": "y", "b": "other"}, {"a": "z"}]'),
+        (
+            "rows.json",
+            '\n[{"a": "w"}, {"a": "x", "b": [1]},\n {"a": "y", "b": "other"}, {"a": "z"}]',
+        ),
         ("rows.jsonl", '[{"a": "w"}, {"a": "x"}, {"a": "y"}, {"a": "z"}]'),
         ("rows.csv", "a,b\nw,1\nx,\ny\n\nz,2\n"),
         ("rows.csv", "\ufeffb,a\r\n1,w\r\n2,x\r\n3,y\r\n4,z\r\n"),
@@ -73,12 +81,18 @@ def test_texts_that_look_like_other_types_stay_texts(tmp_path, name, content):
 
 
 def test_fields_that_the_template_does_not_name_may_hold_anything(tmp_path):
-    path = written(tmp_path, "rows.jsonl", '{"a": "w", "b": 1}\n{"a": "x", "b": ["2"]}\n{"a": "y", "b": true}\n{"a": "z"}\n')
+    path = written(
+        tmp_path,
+        "rows.jsonl",
+        '{"a": "w", "b": 1}\n{"a": "x", "b": ["2"]}\n{"a": "y", "b": true}\n{"a": "z"}\n',
+    )
     assert texts(path) == ["w", "x", "y", "z"]
 
 
 def test_numbers_are_texts_too(tmp_path):
-    path = written(tmp_path, "rows.jsonl", '{"a": 1}\n{"a": 0.5}\n{"a": null}\n{"a": -3}\n{"a": "w"}')
+    path = written(
+        tmp_path, "rows.jsonl", '{"a": 1}\n{"a": 0.5}\n{"a": null}\n{"a": -3}\n{"a": "w"}'
+    )
     assert texts(path) == ["1", "0.5", "-3", "w"]
 
 
@@ -115,27 +129,37 @@ def test_numbers_are_texts_too(tmp_path):
         (datetime.datetime(2026, 1, 2), "is a datetime"),
     ],
 )
-def test_a_cell_is_its_text_or_empty_or_refused_with_its_row_and_field(tmp_path, kind, template, nested, cell, becomes):
-    path, rows = tmp_path / f"rows.{kind}", [{"a": nested(cell), "row": "1"}, {"a": nested(cell), "row": "2"}]
+def test_a_cell_is_its_text_or_empty_or_refused_with_its_row_and_field(
+    tmp_path, kind, template, nested, cell, becomes
+):
+    path = tmp_path / f"rows.{kind}"
+    rows = [{"a": nested(cell), "row": "1"}, {"a": nested(cell), "row": "2"}]
     try:
         if kind == "parquet":
             pq.write_table(pa.Table.from_pylist(rows), path)
         else:
-            path.write_text(json.dumps(rows) if kind == "json" else "\n".join(map(json.dumps, rows)))
+            path.write_text(
+                json.dumps(rows) if kind == "json" else "\n".join(map(json.dumps, rows))
+            )
     except (TypeError, UnicodeEncodeError):
         return  # such a value is in no file of this kind
     # A second text, so that a row whose first field is empty is left out visibly.
     both = DatasetSource(str(path), None, "train", None, [template, "{row}"], None, 4, 0, 0)
     if isinstance(becomes, str):
         place = "line" if kind == "jsonl" else "row"
-        with pytest.raises(UserError, match=rf"{place} 1: the field '{re.escape(template[1:-1])}' {becomes}"):
+        with pytest.raises(
+            UserError, match=rf"{place} 1: the field '{re.escape(template[1:-1])}' {becomes}"
+        ):
             both.load(chats=True)
     else:
-        assert [prompt.text for prompt in both.load(chats=True)] == (becomes or ["1", "2"])  # a repeated text is left out
+        assert [prompt.text for prompt in both.load(chats=True)] == (
+            becomes or ["1", "2"]
+        )  # a repeated text is left out
 
 
 @pytest.mark.parametrize(
-    ("template", "cell"), [("{a[0]}", "w"), ("{a[0][0]}", ["w"]), ("{a[0]}", b"w"), ("{a[b][0]}", {"b": "w"})]
+    ("template", "cell"),
+    [("{a[0]}", "w"), ("{a[0][0]}", ["w"]), ("{a[0]}", b"w"), ("{a[b][0]}", {"b": "w"})],
 )
 def test_a_text_has_no_parts_at_any_depth(tmp_path, template, cell):
     pq.write_table(pa.Table.from_pylist([{"a": cell}]), tmp_path / "rows.parquet")
@@ -144,7 +168,9 @@ def test_a_text_has_no_parts_at_any_depth(tmp_path, template, cell):
 
 
 def test_a_long_cell_of_a_csv_file_is_read(tmp_path):
-    assert texts(written(tmp_path, "rows.csv", f'a,b\n"{"w," * 150_000}",x\n,y\n')) == ["w," * 150_000]
+    assert texts(written(tmp_path, "rows.csv", f'a,b\n"{"w," * 150_000}",x\n,y\n')) == [
+        "w," * 150_000
+    ]
 
 
 @pytest.mark.parametrize(
@@ -154,7 +180,11 @@ def test_a_long_cell_of_a_csv_file_is_read(tmp_path):
         ("e.jsonl", "\n \n", "has no rows"),
         ("e.json", "[]", "has no rows"),
         ("e.csv", "a,b\n", "has no rows"),
-        ("e.csv", "a,b\n,w\n ,x\n", "gives no prompt: none of 2 rows has text in a, the fields of data.template"),
+        (
+            "e.csv",
+            "a,b\n,w\n ,x\n",
+            "gives no prompt: none of 2 rows has text in a, the fields of data.template",
+        ),
         ("e.txt", "w\nx\n", "names the field 'a', but .*e.txt has text"),
         (
             "b.jsonl",
@@ -162,10 +192,22 @@ def test_a_long_cell_of_a_csv_file_is_read(tmp_path):
             r"line 2: no JSON \(Expecting value at column \d+\); expected one object per line",
         ),
         ("b.jsonl", '{"a": "w"},\n{"a": "x"}\n', r"line 1: no JSON \(Extra data at column 11\)"),
-        ("b.jsonl", '{"a": "w"}\n\n"x"\n', "line 3: a text instead of an object; expected one object per line"),
+        (
+            "b.jsonl",
+            '{"a": "w"}\n\n"x"\n',
+            "line 3: a text instead of an object; expected one object per line",
+        ),
         ("b.jsonl", '{"a": "w"}\n[1]\n', "line 2: a list instead of an object"),
-        ("b.jsonl", '{"a": "w"}\n{"a": ' + "9" * 5000 + "}", r"line 2: JSON that cannot be read \(.*digits"),
-        ("b.jsonl", '{"a": ' + "[" * 200_000, r"line 1: JSON that cannot be read \(maximum recursion"),
+        (
+            "b.jsonl",
+            '{"a": "w"}\n{"a": ' + "9" * 5000 + "}",
+            r"line 2: JSON that cannot be read \(.*digits",
+        ),
+        (
+            "b.jsonl",
+            '{"a": ' + "[" * 200_000,
+            r"line 1: JSON that cannot be read \(maximum recursion",
+        ),
         ("b.jsonl", "null\n", "line 1: null instead of an object"),
         ("b.jsonl", "[1]\n[2]\n", "line 2: no JSON .*or an array of objects"),
         ("b.json", '[{"a": "w"},\n{"a": ', r"line 2: no JSON .*or an array of objects, such as \{"),
@@ -177,15 +219,31 @@ def test_a_long_cell_of_a_csv_file_is_read(tmp_path):
         ),
         ("b.json", "3", "line 1: a number instead of an object"),
         ("b.json", '{"data": [{"a": "w"}]}', "names the field 'a', but .*b.json has data"),
-        ("m.jsonl", '{"a": 1}\n{"a": ["x"]}\n', r"line 2: the field 'a' is a list; .* name a part of it, such as \{a\[0\]\}"),
-        ("t.jsonl", '{"a": ["w"]}\n', "line 1: the field 'a' is a list; prompts are made of texts and numbers"),
+        (
+            "m.jsonl",
+            '{"a": 1}\n{"a": ["x"]}\n',
+            r"line 2: the field 'a' is a list; .* name a part of it, such as \{a\[0\]\}",
+        ),
+        (
+            "t.jsonl",
+            '{"a": ["w"]}\n',
+            "line 1: the field 'a' is a list; prompts are made of texts and numbers",
+        ),
         ("t.json", '[{"a": {"b": "w"}}]', "row 1: the field 'a' is an object"),
         ("t.jsonl", '{"a": true}\n', "line 1: the field 'a' is true or false"),
         ("t.jsonl", '{"a": "\\ud800"}\n', "line 1: the field 'a' holds half a character"),
-        ("u.jsonl", '{"a": "w"}\n{"a": "é"}\n'.encode("latin-1"), r"u\.jsonl', line 2: not UTF-8 \(.*\); save the file as UTF-8"),
+        (
+            "u.jsonl",
+            '{"a": "w"}\n{"a": "é"}\n'.encode("latin-1"),
+            r"u\.jsonl', line 2: not UTF-8 \(.*\); save the file as UTF-8",
+        ),
         ("u.txt", "é".encode("utf-16"), "line 1: not UTF-8"),
         ("u.csv", "a\nw\né\n".encode("latin-1"), "line 3: not UTF-8"),
-        ("c.csv", 'a,b\nw,1\n"x,2\ny,3\n', r"line 3: no CSV \(unexpected end of data\); check its quotes"),
+        (
+            "c.csv",
+            'a,b\nw,1\n"x,2\ny,3\n',
+            r"line 3: no CSV \(unexpected end of data\); check its quotes",
+        ),
         ("c.csv", "a,b\nw, x, 1\n", "line 2: 3 cells under a header of 2; put quotes"),
         ("c.csv", "a,b,,,a\nw,1,,,2\n", "line 1: two columns are named 'a'; rename one of them"),
         ("c.csv", "a;b\nw;1\n", "names the field 'a', but .*c.csv has a;b"),
@@ -213,18 +271,30 @@ def test_json_within_rows_may_be_nested_no_deeper_than_json_is_read():
     deep = []
     for _ in range(100_000):
         deep = [deep]
-    with pytest.raises(UserError, match=r"'a.jsonl', line 3: the field 'tools' is a text that is no JSON \(maximum recursion"):
+    with pytest.raises(
+        UserError,
+        match=r"'a.jsonl', line 3: the field 'tools' is a text that is no JSON \(maximum recursion",
+    ):
         from_json("[" * 100_000, "tools", "a.jsonl", "line 3")
-    with pytest.raises(UserError, match=r"'a.jsonl', line 3: the field 'tools' is a text that is no JSON \(.*digits"):
+    with pytest.raises(
+        UserError,
+        match=r"'a.jsonl', line 3: the field 'tools' is a text that is no JSON \(.*digits",
+    ):
         from_json("9" * 5_000, "tools", "a.jsonl", "line 3")
-    with pytest.raises(UserError, match=r"line 3: the messages cannot be written as JSON \(maximum recursion"):
+    with pytest.raises(
+        UserError, match=r"line 3: the messages cannot be written as JSON \(maximum recursion"
+    ):
         as_json(deep, "a.jsonl", "line 3")
 
 
 def test_messages_about_slices_have_the_places_of_the_file(tmp_path):
     path = written(tmp_path, "rows.jsonl", FOUR + '\n{"a": {}}')
     with pytest.raises(
-        UserError, match="line 5: the field 'a' is an object; prompts are made of texts and numbers, so convert it"
+        UserError,
+        match=(
+            "line 5: the field 'a' is an object; prompts are made of texts and numbers, so"
+            " convert it"
+        ),
     ):
         DatasetSource(str(path), None, "train[2:]", None, "{a}", None, 9, 0, 0).load(chats=True)
 
@@ -235,5 +305,10 @@ def test_a_file_that_may_not_be_read_is_a_user_error(tmp_path, monkeypatch):
 
     path = written(tmp_path, "rows.jsonl", FOUR)
     monkeypatch.setattr(Path, "open", refuse)
-    with pytest.raises(UserError, match=r"rows\.jsonl' cannot be read \(Permission denied\); check the path and who may read it"):
+    with pytest.raises(
+        UserError,
+        match=(
+            r"rows\.jsonl' cannot be read \(Permission denied\); check the path and who may read it"
+        ),
+    ):
         texts(path)

@@ -1,4 +1,6 @@
-"""The prompt sets of conf/data on rows with the columns of the hub's data sets, whose contents are invented."""
+"""The prompt sets of conf/data on rows with the columns of the hub's data sets, whose contents are
+invented.
+"""
 
 import json
 import re
@@ -19,7 +21,10 @@ from specheads.pair.config import config_folder
 from specheads.prompts.data_set_source import DatasetSource
 from specheads.prompts.prompt import ResponseLimits, encode_prompts
 
-TASK = "Below is an instruction that describes a task. Write a response that appropriately completes the request."
+TASK = (
+    "Below is an instruction that describes a task. Write a response that appropriately completes"
+    " the request."
+)
 FUNCTION = 'def times_2(x):\n    """Return x times 2."""\n'
 CONVERSATION = [
     {"role": ("user", "assistant")[number % 2], "content": text}
@@ -32,7 +37,10 @@ ROWS = {
         {"instruction": "Add the numbers.", "input": "2, 3", "output": "5", "text": "unused"},
     ],
     "gsm8k": [
-        {"question": f"Ada has {n} pears and eats 1. How many are left?", "answer": f"{n} - 1 = {n - 1}\n#### {n - 1}"}
+        {
+            "question": f"Ada has {n} pears and eats 1. How many are left?",
+            "answer": f"{n} - 1 = {n - 1}\n#### {n - 1}",
+        }
         for n in (3, 5, 8)
     ],
     "humaneval": [
@@ -54,7 +62,11 @@ ROWS = {
         for n in (4, 5, 6)
     ],
     "xsum": [
-        {"document": f"The town voted {n} to one for trams.\nThey start in May.", "summary": "A town gets trams.", "id": str(n)}
+        {
+            "document": f"The town voted {n} to one for trams.\nThey start in May.",
+            "summary": "A town gets trams.",
+            "id": str(n),
+        }
         for n in (7, 8, 9)
     ],
     "wmt14": [
@@ -62,18 +74,40 @@ ROWS = {
         {"translation": {"de": "Es regnet {heute}.", "en": "It is raining {today}."}},
         {"translation": {"de": "Die Tür ist offen.", "en": "The door is open."}},
     ],
-    "mt-bench": [
-        {"prompt": [f"Plan a walk of {n} km.", "Shorten it."], "prompt_id": n, "category": "writing", "reference": []}
-        for n in (1, 2, 3)
-    ]
-    + [{"prompt": ["What is 2 + 3?", "And times 4?"], "prompt_id": 4, "category": "math", "reference": ["5", "20"]}],
+    "mt-bench": (
+        [
+            {
+                "prompt": [f"Plan a walk of {n} km.", "Shorten it."],
+                "prompt_id": n,
+                "category": "writing",
+                "reference": [],
+            }
+            for n in (1, 2, 3)
+        ]
+        + [
+            {
+                "prompt": ["What is 2 + 3?", "And times 4?"],
+                "prompt_id": 4,
+                "category": "math",
+                "reference": ["5", "20"],
+            }
+        ]
+    ),
     "speed-bench": [
-        {"question_id": f"{category}{n}", "category": category, "sub_category": None, "turns": [f"{category} {n}", "And?"]}
+        {
+            "question_id": f"{category}{n}",
+            "category": category,
+            "sub_category": None,
+            "turns": [f"{category} {n}", "And?"],
+        }
         | {"source": "invented", "src_id": str(n), "difficulty": None, "multiturn": True}
         for category in ("coding", "math", "qa")
         for n in range(2)
     ],
-    "ultrachat": [{"prompt": "Name a tree.", "prompt_id": str(n), "messages": CONVERSATION[: 2 * n]} for n in (1, 2, 3)],
+    "ultrachat": [
+        {"prompt": "Name a tree.", "prompt_id": str(n), "messages": CONVERSATION[: 2 * n]}
+        for n in (1, 2, 3)
+    ],
     "spec-bench": [
         {"question_id": 1, "category": "writing", "turns": ["Describe a lamp.", "Now in rhyme."]},
         {
@@ -82,35 +116,65 @@ ROWS = {
             "turns": ["Translate German to English: Hallo"],
             "reference": ["Hello"],
         },
-        {"question_id": 3, "category": "qa", "turns": ["who built the lamp"], "reference": ["Nobody"]},
-        {"question_id": 4, "category": "rag", "turns": ["The lamp is 3 m tall.\nHow tall is the lamp?"], "reference": ["3 m"]},
+        {
+            "question_id": 3,
+            "category": "qa",
+            "turns": ["who built the lamp"],
+            "reference": ["Nobody"],
+        },
+        {
+            "question_id": 4,
+            "category": "rag",
+            "turns": ["The lamp is 3 m tall.\nHow tall is the lamp?"],
+            "reference": ["3 m"],
+        },
     ],
 }
-FIRST = {  # by name: the first row's prompt for a pair that takes instructions, for another one, and its response
+# By name: the first row's prompt for a pair that takes instructions, for another one, and its
+# response
+FIRST = {
     "alpaca": ("Name a colour.", "Name a colour.", "Blue."),
     "gsm8k": (
-        f"{TASK}\n\n### Instruction:\nAda has 3 pears and eats 1. How many are left?\n\n### Response: Let's think step by step.",
+        (
+            f"{TASK}\n\n### Instruction:\nAda has 3 pears and eats 1. How many are left?\n\n###"
+            " Response: Let's think step by step."
+        ),
         "Question: Ada has 3 pears and eats 1. How many are left?\nAnswer:",
         "3 - 1 = 2\n#### 2",
     ),
     "humaneval": (
-        f"{TASK}\n\n\n### Instruction:\nCreate a Python script for this problem:\n{FUNCTION}\n\n### Response:",
+        (
+            f"{TASK}\n\n\n### Instruction:\nCreate a Python script for this"
+            f" problem:\n{FUNCTION}\n\n### Response:"
+        ),
         FUNCTION,
         "    return x * 2\n",
     ),
     "cnn-dailymail": (
         "Summarize: A bridge with 4 arches opened on Monday.",
-        "###\nArticle: A bridge with 4 arches opened on Monday.\n\nSummarize the above article in 3 sentences.\n",
+        (
+            "###\nArticle: A bridge with 4 arches opened on Monday.\n\nSummarize the above article"
+            " in 3 sentences.\n"
+        ),
         "Bridge of 4 arches opens.",
     ),
     "xsum": (
-        "Article: The town voted 7 to one for trams.\nThey start in May.\n\nSummarize the above article in 1 sentence.",
-        "###\nArticle: The town voted 7 to one for trams.\nThey start in May.\n\nSummarize the above article in 1 sentence.\n",
+        (
+            "Article: The town voted 7 to one for trams.\nThey start in May.\n\nSummarize the above"
+            " article in 1 sentence."
+        ),
+        (
+            "###\nArticle: The town voted 7 to one for trams.\nThey start in May.\n\nSummarize the"
+            " above article in 1 sentence.\n"
+        ),
         "A town gets trams.",
     ),
     "wmt14": (
         "Translate German to English: Der Zug kommt spät.",
-        "Translate the following sentences from German to English.\n\nGerman: Der Zug kommt spät.\nEnglish:",
+        (
+            "Translate the following sentences from German to English.\n\nGerman: Der Zug kommt"
+            " spät.\nEnglish:"
+        ),
         "The train is late.",
     ),
     "speed-bench": ("coding 0", "coding 0", None),
@@ -126,7 +190,9 @@ def configured(name, *overrides):
 
 @pytest.fixture(params=["jsonl", "json", "parquet"])
 def file_of(request, tmp_path):
-    """A function that writes the rows of a prompt set into a file of some kind and returns its path."""
+    """A function that writes the rows of a prompt set into a file of some kind and returns its
+    path.
+    """
 
     def write(name):
         path = tmp_path / f"{name}.{request.param}"
@@ -148,8 +214,12 @@ def test_every_prompt_set_has_rows_here():
 
 @pytest.mark.parametrize("name", ROWS)
 def test_the_head_of_a_prompt_set_says_what_it_is_and_its_licence_with_an_address(name):
-    what, licence, *_ = read_head((config_folder() / "data" / f"{name}.yaml").read_text()).splitlines()
-    assert what.endswith(".") and re.fullmatch(r"Licence: [^,]+, https://\S+", licence)  # docs/conf.py makes a table of them
+    what, licence, *_ = read_head(
+        (config_folder() / "data" / f"{name}.yaml").read_text()
+    ).splitlines()
+    assert what.endswith(".") and re.fullmatch(
+        r"Licence: [^,]+, https://\S+", licence
+    )  # docs/conf.py makes a table of them
 
 
 @pytest.mark.parametrize("chats", [True, False])
@@ -159,14 +229,20 @@ def test_rows_become_prompts_in_the_format_of_their_set(file_of, name, chats):
     prompts = source.load(chats, responses=source.response_template is not None)
     assert len(prompts) == len(ROWS[name])
     instruction, completion, response = FIRST[name]
-    (first,) = [prompt for prompt in prompts if prompt.text == (instruction if chats else completion)]
+    (first,) = [
+        prompt for prompt in prompts if prompt.text == (instruction if chats else completion)
+    ]
     assert first.response == response
     asked = {"train": source.num_train, "dev": source.num_dev, "test": source.num_test}
-    assert {prompt.split for prompt in prompts} <= {split for split, count in asked.items() if count}
+    assert {prompt.split for prompt in prompts} <= {
+        split for split, count in asked.items() if count
+    }
 
 
 def test_the_other_direction_of_a_translation_is_a_template(file_of):
-    template = 'data.template="Translate English to German: {translation[en]}"'  # as the head of its config has it
+    template = (  # as the head of its config has it
+        'data.template="Translate English to German: {translation[en]}"'
+    )
     assert template in (config_folder() / "data" / "wmt14.yaml").read_text()
     first = configured("wmt14", f"data.path={file_of('wmt14')}", template).load(chats=True)[0]
     assert first.text == "Translate English to German: The train is late."
@@ -178,13 +254,18 @@ def test_the_hub_is_asked_for_the_splits_that_it_has(monkeypatch, name):
 
     def load_dataset(path, configuration, revision=None):
         asked.append((path, configuration, revision))
-        rows, test = Dataset.from_list(ROWS[name][1:]), Dataset.from_list(ROWS[name][:1])
+        rows = Dataset.from_list(ROWS[name][1:])
+        test = Dataset.from_list(ROWS[name][:1])
         if name == "ultrachat":
-            return DatasetDict({"train_sft": rows, "test_sft": test, "train_gen": rows, "test_gen": test})
+            return DatasetDict(
+                {"train_sft": rows, "test_sft": test, "train_gen": rows, "test_gen": test}
+            )
         if name == "speed-bench":
             return DatasetDict({"test": rows})
         has_test = name not in ("alpaca", "mt-bench")
-        return DatasetDict({"train": rows, "validation": rows, "test": test} if has_test else {"train": rows})
+        return DatasetDict(
+            {"train": rows, "validation": rows, "test": test} if has_test else {"train": rows}
+        )
 
     monkeypatch.setattr(datasets, "load_dataset", load_dataset)
     source = configured(name)
@@ -197,58 +278,93 @@ def test_the_hub_is_asked_for_the_splits_that_it_has(monkeypatch, name):
 
 def test_rows_that_are_sorted_by_task_are_shuffled_in_the_same_way_each_time(tmp_path):
     path = tmp_path / "rows.jsonl"
-    path.write_text("".join(json.dumps({"turns": [f"{task} {n}"]}) + "\n" for task in "abcd" for n in range(20)))
+    path.write_text(
+        "".join(json.dumps({"turns": [f"{task} {n}"]}) + "\n" for task in "abcd" for n in range(20))
+    )
     source = configured("spec-bench", f"data.path={path}", "data.num_dev=16", "data.num_test=64")
     prompts = source.load(chats=True)
     dev = [prompt.text[0] for prompt in prompts if prompt.split == "dev"]
     assert len(dev) == 16 and set(dev) == set("abcd")
     assert len({prompt.text for prompt in prompts}) == 80 and prompts == source.load(chats=True)
-    fewer = configured("spec-bench", f"data.path={path}", "data.num_dev=4", "data.num_test=0").load(chats=True)
+    fewer = configured("spec-bench", f"data.path={path}", "data.num_dev=4", "data.num_test=0").load(
+        chats=True
+    )
     assert fewer == prompts[:4]
-    in_order = configured("spec-bench", f"data.path={path}", "data.num_dev=16", "data.shuffled=false").load(chats=True)
+    in_order = configured(
+        "spec-bench", f"data.path={path}", "data.num_dev=16", "data.shuffled=false"
+    ).load(chats=True)
     assert {prompt.text[0] for prompt in in_order if prompt.split == "dev"} == {"a"}
 
 
 def test_rows_of_a_domain_are_chosen_by_their_columns(file_of, tmp_path):
     file = f"data.path={file_of('speed-bench')}"
     prepared = tmp_path / "qualitative.jsonl"  # as the set's prepare.py writes it
-    rows = [row | {"messages": [{"role": "user", "content": turn} for turn in row["turns"]]} for row in ROWS["speed-bench"]]
-    prepared.write_text("".join(json.dumps({k: v for k, v in row.items() if k != "turns"}) + "\n" for row in rows))
+    rows = [
+        row | {"messages": [{"role": "user", "content": turn} for turn in row["turns"]]}
+        for row in ROWS["speed-bench"]
+    ]
+    prepared.write_text(
+        "".join(json.dumps({k: v for k, v in row.items() if k != "turns"}) + "\n" for row in rows)
+    )
     for where, domains in (("coding", ["coding"]), ("[qa, math]", ["math", "qa"])):
         for path in (file, f"data.path={prepared}"):
-            prompts = configured("speed-bench", path, f"data.where={{category: {where}, multiturn: true}}").load(chats=True)
-            assert sorted(prompt.text for prompt in prompts) == [f"{domain} {n}" for domain in domains for n in range(2)]
+            prompts = configured(
+                "speed-bench", path, f"data.where={{category: {where}, multiturn: true}}"
+            ).load(chats=True)
+            assert sorted(prompt.text for prompt in prompts) == [
+                f"{domain} {n}" for domain in domains for n in range(2)
+            ]
     message = (
-        r"data.where=\{'category': 'maths'\} fits no row of .* \(columns question_id, .*\), which has category: coding, math, qa;"
+        r"data.where=\{'category': 'maths'\} fits no row of .* \(columns question_id, .*\), which"
+        r" has category: coding, math, qa;"
     )
     with pytest.raises(UserError, match=message):
         configured("speed-bench", file, "data.where={category: maths}").load(chats=True)
-    with pytest.raises(UserError, match="data.where=coding must be a set of keys; it is which rows are taken, by values"):
+    with pytest.raises(
+        UserError,
+        match="data.where=coding must be a set of keys; it is which rows are taken, by values",
+    ):
         configured("speed-bench", file, "data.where=coding")
 
 
 def test_a_row_that_refers_to_another_data_set_is_refused(tmp_path):
     path = tmp_path / "rows.jsonl"
-    text = "FULL BENCHMARK DATA SHOULD BE FETCHED FROM THE SOURCE USING SPECDEC_BENCH\n\nSummarize: {article}"
+    text = (
+        "FULL BENCHMARK DATA SHOULD BE FETCHED FROM THE SOURCE USING SPECDEC_BENCH\n\nSummarize:"
+        " {article}"
+    )
     path.write_text("".join(json.dumps({"turns": [turn]}) + "\n" for turn in ("x", text)))
-    with pytest.raises(UserError, match="line 2 refers to another data set in place of its text; run the prepare.py that"):
+    with pytest.raises(
+        UserError,
+        match="line 2 refers to another data set in place of its text; run the prepare.py that",
+    ):
         configured("speed-bench", f"data.path={path}").load(chats=True)
 
 
 def test_a_prompt_of_32k_tokens_is_kept_where_there_is_room(tmp_path):
-    path, pair = tmp_path / "throughput_32k.jsonl", tiny_pair(window=2**16)
-    path.write_text(json.dumps({"messages": [{"role": "user", "content": "abc" * 11_000}], "category": "mixed"}) + "\n")
+    path = tmp_path / "throughput_32k.jsonl"
+    pair = tiny_pair(window=2**16)
+    path.write_text(
+        json.dumps({"messages": [{"role": "user", "content": "abc" * 11_000}], "category": "mixed"})
+        + "\n"
+    )
     words = [f"data.path={path}", "data.num_dev=0", "data.max_prompt_tokens=40960"]
     cfg = command_config("evaluate", ["data=speed-bench", *words])
-    ((_, ids),) = encode_prompts(pair, source_of(cfg).load(chats=False), settings_of(DataGeneration, cfg).limits)
+    ((_, ids),) = encode_prompts(
+        pair, source_of(cfg).load(chats=False), settings_of(DataGeneration, cfg).limits
+    )
     assert len(ids) == 33_000
     with pytest.raises(UserError, match="none of 1 prompts has between 1 and 4096 tokens"):
-        encode_prompts(pair, source_of(cfg).load(chats=False), ResponseLimits(max_prompt_tokens=4096))
+        encode_prompts(
+            pair, source_of(cfg).load(chats=False), ResponseLimits(max_prompt_tokens=4096)
+        )
 
 
 def test_a_set_for_tests_is_named_next_to_the_data_of_the_head():
     sets = named_test_sets({"spec-bench": None, "mt-bench": None}, 10)
-    assert {name: (test_set.source.num_test, test_set.is_file) for name, test_set in sets.items()} == {
+    assert {
+        name: (test_set.source.num_test, test_set.is_file) for name, test_set in sets.items()
+    } == {
         "spec-bench": (384, False),
         "mt-bench": (60, False),
     }
@@ -264,7 +380,9 @@ def test_a_set_for_tests_is_named_next_to_the_data_of_the_head():
         ("{a[0]}", [True], "is true or false.*so convert it"),
     ],
 )
-def test_a_column_of_several_values_is_an_error_that_says_how_to_name_a_part(tmp_path, template, value, remedy):
+def test_a_column_of_several_values_is_an_error_that_says_how_to_name_a_part(
+    tmp_path, template, value, remedy
+):
     path = tmp_path / "rows.jsonl"
     path.write_text(json.dumps({"a": value}) + "\n")
     with pytest.raises(UserError, match=remedy):
@@ -273,7 +391,9 @@ def test_a_column_of_several_values_is_an_error_that_says_how_to_name_a_part(tmp
 
 @pytest.fixture
 def server(tmp_path, monkeypatch):
-    """The address of a server of `tmp_path`, from which `datasets` may download into a new cache."""
+    """The address of a server of `tmp_path`, from which `datasets` may download into a new
+    cache.
+    """
 
     class Quiet(SimpleHTTPRequestHandler):
         def __init__(self, *args):
@@ -293,11 +413,18 @@ def server(tmp_path, monkeypatch):
 def test_a_file_is_read_from_its_address(server, file_of):
     address = f"{server}/{file_of('spec-bench').name}"
     source = configured("spec-bench", f"data.path={address}")
-    assert {prompt.text for prompt in source.load(chats=True)} == {row["turns"][0] for row in ROWS["spec-bench"]}
+    assert {prompt.text for prompt in source.load(chats=True)} == {
+        row["turns"][0] for row in ROWS["spec-bench"]
+    }
 
 
 def test_an_address_without_a_file_is_an_error(server):
-    with pytest.raises(UserError, match=r"nothing\.jsonl' could not be loaded: .*Check the address; without a network, copy the"):
+    with pytest.raises(
+        UserError,
+        match=(
+            r"nothing\.jsonl' could not be loaded: .*Check the address; without a network, copy the"
+        ),
+    ):
         configured("spec-bench", f"data.path={server}/nothing.jsonl").load(chats=True)
     with pytest.raises(UserError, match=r"ends in no suffix, but only \.json"):
         configured("spec-bench", f"data.path={server}/page")

@@ -1,4 +1,6 @@
-"""The configured prompt sets on real rows: SPECHEADS_DATA names a folder with alpaca.jsonl, gsm8k.jsonl and humaneval.jsonl."""
+"""The configured prompt sets on real rows: SPECHEADS_DATA names a folder with alpaca.jsonl,
+gsm8k.jsonl and humaneval.jsonl.
+"""
 
 import json
 import os
@@ -11,13 +13,19 @@ from specheads.commands.compose import command_config, source_of
 
 @pytest.fixture
 def real():
-    """A function from a prompt set's name to its source on a folder of real rows, where there is one."""
+    """A function from a prompt set's name to its source on a folder of real rows, where there is
+    one.
+    """
     folder = Path(os.environ.get("SPECHEADS_DATA", "no folder"))
     if not folder.is_dir():
-        pytest.skip("name a folder with alpaca.jsonl, gsm8k.jsonl and humaneval.jsonl in SPECHEADS_DATA")
+        pytest.skip(
+            "name a folder with alpaca.jsonl, gsm8k.jsonl and humaneval.jsonl in SPECHEADS_DATA"
+        )
 
     def configured(name):
-        return source_of(command_config("data_gen", [f"data={name}", f"data.path={folder / name}.jsonl"]))
+        return source_of(
+            command_config("data_gen", [f"data={name}", f"data.path={folder / name}.jsonl"])
+        )
 
     return configured
 
@@ -28,11 +36,14 @@ def test_real_prompts_fill_every_split_and_nano_reads_them(real, nano, name, cha
     source = real(name)
     prompts = source.load(chats)
     sizes = {split: [p.split for p in prompts].count(split) for split in ("train", "dev", "test")}
-    # Prompts are as many as there are rows or as were asked for, and splits in proportion to what was asked for.
+    # Prompts are as many as there are rows or as were asked for, and splits in proportion to what
+    # was asked for.
     asked = {"train": source.num_train, "dev": source.num_dev, "test": source.num_test}
     assert sum(sizes.values()) == min(len(rows_of(source)), sum(asked.values()))
     for split, size in sizes.items():
-        assert size == pytest.approx(asked[split] * sum(sizes.values()) / sum(asked.values()), abs=1)
+        assert size == pytest.approx(
+            asked[split] * sum(sizes.values()) / sum(asked.values()), abs=1
+        )
     for prompt in prompts[:: len(prompts) // 20]:
         assert nano.decode(nano.encode_instruction(prompt.text)) == prompt.text
 
@@ -42,7 +53,9 @@ def rows_of(source):
     rows = [json.loads(line) for line in Path(source.path).read_text().splitlines()]
     first: dict[tuple, dict] = {}
     for row in rows:
-        first.setdefault(tuple(row.get(name) for name in ("instruction", "input", "question", "prompt")), row)
+        first.setdefault(
+            tuple(row.get(name) for name in ("instruction", "input", "question", "prompt")), row
+        )
     return list(first.values())
 
 
@@ -51,24 +64,34 @@ def test_real_alpaca_instructions_are_followed_by_their_input_where_there_is_one
     rows = rows_of(source)
     assert {bool(row["input"]) for row in rows} == {True, False}
     for prompt, row in zip(source.load(chats=True), rows, strict=True):
-        assert prompt.text == (f"{row['instruction']}\nInput: {row['input']}" if row["input"] else row["instruction"])
+        assert prompt.text == (
+            f"{row['instruction']}\nInput: {row['input']}" if row["input"] else row["instruction"]
+        )
 
 
 def test_real_gsm8k_questions_are_framed_for_chat_and_for_completion(real):
     source = real("gsm8k")
-    for chatting, completing, row in zip(source.load(chats=True), source.load(chats=False), rows_of(source), strict=True):
-        assert chatting.text == (
-            "Below is an instruction that describes a task. Write a response that appropriately completes the request.\n\n"
-            f"### Instruction:\n{row['question']}\n\n### Response: Let's think step by step."
+    for chatting, completing, row in zip(
+        source.load(chats=True), source.load(chats=False), rows_of(source), strict=True
+    ):
+        assert (
+            chatting.text
+            == "Below is an instruction that describes a task. Write a response that appropriately"
+            f" completes the request.\n\n### Instruction:\n{row['question']}\n\n### Response:"
+            " Let's think step by step."
         )
         assert completing.text == f"Question: {row['question']}\nAnswer:"
 
 
 def test_real_humaneval_functions_are_framed_for_chat_and_left_as_they_are_for_completion(real):
     source = real("humaneval")
-    for chatting, completing, row in zip(source.load(chats=True), source.load(chats=False), rows_of(source), strict=True):
-        assert chatting.text == (
-            "Below is an instruction that describes a task. Write a response that appropriately completes the request.\n\n\n"
-            f"### Instruction:\nCreate a Python script for this problem:\n{row['prompt']}\n\n### Response:"
+    for chatting, completing, row in zip(
+        source.load(chats=True), source.load(chats=False), rows_of(source), strict=True
+    ):
+        assert (
+            chatting.text
+            == "Below is an instruction that describes a task. Write a response that appropriately"
+            " completes the request.\n\n\n### Instruction:\nCreate a Python script for this"
+            f" problem:\n{row['prompt']}\n\n### Response:"
         )
         assert completing.text == row["prompt"]

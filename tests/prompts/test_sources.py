@@ -17,7 +17,15 @@ from specheads.data_gen.settings import DataGeneration
 from specheads.errors import UserError
 from specheads.prompts import sources as prompt_sources
 from specheads.prompts.data_set_source import DatasetSource
-from specheads.prompts.prompt import SPLITS, Prompt, ResponseLimits, encode_prompts, prompts_fingerprint, scaled_down, unique
+from specheads.prompts.prompt import (
+    SPLITS,
+    Prompt,
+    ResponseLimits,
+    encode_prompts,
+    prompts_fingerprint,
+    scaled_down,
+    unique,
+)
 from specheads.prompts.sources import NUM_READ, NanoSource
 
 ALL = 10**6
@@ -61,7 +69,9 @@ def test_nano_train_and_dev_prompts_come_from_different_files(read_once):
         sources[f.prompt].add(f.source)
     files = defaultdict(set)
     for prompt in NanoSource(ALL, ALL, 0).load(chats=False):
-        if len(sources[prompt.text]) == 1:  # a prompt that two files share does not say which one it came from
+        if (
+            len(sources[prompt.text]) == 1
+        ):  # a prompt that two files share does not say which one it came from
             files[prompt.split] |= sources[prompt.text]
     assert len(files["train"]) > len(files["dev"]) > 0
     assert not files["train"] & files["dev"]
@@ -90,12 +100,21 @@ def test_nano_order_does_not_depend_on_the_order_of_files(library, monkeypatch):
 
 
 def test_nano_gives_a_prompt_once_per_split(monkeypatch):
-    twice = [function("def f():\n", "a.py"), function("def f():\n", "a.py"), function("def g():\n", "a.py")]
+    twice = [
+        function("def f():\n", "a.py"),
+        function("def f():\n", "a.py"),
+        function("def g():\n", "a.py"),
+    ]
     monkeypatch.setattr(prompt_sources, "standard_library", lambda side: iter(twice))
     for split in ("train", "dev", "test"):
-        texts = [p.text for p in NanoSource(ALL, ALL, NUM_READ).load(chats=False) if p.split == split]
+        texts = [
+            p.text for p in NanoSource(ALL, ALL, NUM_READ).load(chats=False) if p.split == split
+        ]
         assert len(texts) == len(set(texts))
-    assert sorted(p.text for p in NanoSource(0, 0, NUM_READ).load(chats=False)) == ["def f():\n", "def g():\n"]
+    assert sorted(p.text for p in NanoSource(0, 0, NUM_READ).load(chats=False)) == [
+        "def f():\n",
+        "def g():\n",
+    ]
 
 
 def fingerprint_of(source):
@@ -105,9 +124,15 @@ def fingerprint_of(source):
 def test_nano_fingerprint_follows_the_prompts_and_nothing_else(read_once, monkeypatch):
     fingerprint = fingerprint_of(NanoSource(9, 8, 7))
     assert fingerprint == fingerprint_of(NanoSource(9, 8, 7))
-    others = [fingerprint_of(NanoSource(8, 8, 7)), fingerprint_of(NanoSource(9, 7, 7)), fingerprint_of(NanoSource(9, 8, 6))]
+    others = [
+        fingerprint_of(NanoSource(8, 8, 7)),
+        fingerprint_of(NanoSource(9, 7, 7)),
+        fingerprint_of(NanoSource(9, 8, 6)),
+    ]
     first = next(NanoSource(9, 8, 7).load(chats=False)).text
-    changed = {side: [f for f in functions if f.prompt != first] for side, functions in read_once.items()}
+    changed = {
+        side: [f for f in functions if f.prompt != first] for side, functions in read_once.items()
+    }
     monkeypatch.setattr(prompt_sources, "standard_library", lambda side: iter(changed[side]))
     others.append(fingerprint_of(NanoSource(9, 8, 7)))
     assert len({fingerprint, *others}) == 5
@@ -116,7 +141,10 @@ def test_nano_fingerprint_follows_the_prompts_and_nothing_else(read_once, monkey
 # --- DatasetSource
 
 
-ROWS = [{"instruction": f"say {word}", "input": str(i)} for i, word in enumerate(["one", "two", "three", "four", "five", "six"])]
+ROWS = [
+    {"instruction": f"say {word}", "input": str(i)}
+    for i, word in enumerate(["one", "two", "three", "four", "five", "six"])
+]
 TEST_ROWS = [{"instruction": f"tell {word}", "input": ""} for word in ("seven", "eight")]
 
 
@@ -126,7 +154,15 @@ def jsonl(folder, rows, name="rows.jsonl"):
     return str(path)
 
 
-def source(path, template="{instruction}", counts=(3, 2, 1), completion_template=None, name=None, split="train", test_split=None):
+def source(
+    path,
+    template="{instruction}",
+    counts=(3, 2, 1),
+    completion_template=None,
+    name=None,
+    split="train",
+    test_split=None,
+):
     return DatasetSource(path, name, split, test_split, template, completion_template, *counts)
 
 
@@ -147,7 +183,9 @@ def test_only_as_many_rows_as_asked_for_are_used(tmp_path):
 
 @pytest.mark.parametrize(("chats", "text"), [(True, "User: say one"), (False, "say one:\n")])
 def test_pairs_that_do_not_chat_get_the_completion_template(tmp_path, chats, text):
-    made = source(jsonl(tmp_path, ROWS), "User: {instruction}", completion_template="{instruction}:\n").load(chats)
+    made = source(
+        jsonl(tmp_path, ROWS), "User: {instruction}", completion_template="{instruction}:\n"
+    ).load(chats)
     assert made[0].text == text
 
 
@@ -180,7 +218,9 @@ def test_surrounding_blanks_are_part_of_a_prompt(tmp_path):
 
 def test_a_prompts_id_is_the_hash_of_its_text(tmp_path):
     path = jsonl(tmp_path, [{"instruction": "hello"}])
-    assert source(path, counts=(1, 0, 0)).load(chats=True)[0].prompt_id == "2cf24dba5fb0a30e"  # the beginning of SHA-256("hello")
+    assert (
+        source(path, counts=(1, 0, 0)).load(chats=True)[0].prompt_id == "2cf24dba5fb0a30e"
+    )  # the beginning of SHA-256("hello")
     assert int("2cf24dba5fb0a30e", 16) < 2**64
 
 
@@ -202,16 +242,27 @@ def test_repeated_rows_are_left_out_before_splits_are_filled(tmp_path, caplog):
     path = jsonl(tmp_path, [*ROWS[:3], *ROWS[:3], *ROWS[3:]])
     with caplog.at_level(logging.INFO):
         made = source(path).load(chats=True)
-    assert pairs(made) == pairs(source(jsonl(tmp_path, ROWS, "once.jsonl")).load(chats=True)) and unique(made) == made
+    assert (
+        pairs(made) == pairs(source(jsonl(tmp_path, ROWS, "once.jsonl")).load(chats=True))
+        and unique(made) == made
+    )
     assert caplog.messages == [f"data: 3 prompts of {path} left out: earlier ones are the same"]
 
 
 def test_test_prompts_are_none_of_the_others(tmp_path):
     folder = str(tmp_path / "set")
-    DatasetDict(train=Dataset.from_list(ROWS), test=Dataset.from_list([*ROWS[:4], *TEST_ROWS])).save_to_disk(folder)
+    DatasetDict(
+        train=Dataset.from_list(ROWS), test=Dataset.from_list([*ROWS[:4], *TEST_ROWS])
+    ).save_to_disk(folder)
     made = source(folder, test_split="test", counts=(2, 1, 9)).load(chats=True)
-    assert [prompt.text for prompt in made if prompt.split == "test"] == ["say four", "tell seven", "tell eight"]
-    with pytest.raises(UserError, match="gives no prompt: the 3 of the split are prompts of an earlier one"):
+    assert [prompt.text for prompt in made if prompt.split == "test"] == [
+        "say four",
+        "tell seven",
+        "tell eight",
+    ]
+    with pytest.raises(
+        UserError, match="gives no prompt: the 3 of the split are prompts of an earlier one"
+    ):
         source(folder, test_split="test[:3]", counts=(2, 1, 9)).load(chats=True)
 
 
@@ -242,7 +293,9 @@ def test_any_short_data_is_used_up_and_gives_no_split_more_than_asked_for():
             scaled = scaled_down(counts, available)
             assert sum(scaled) == available
             assert all(0 <= share <= count for share, count in zip(scaled, counts, strict=True))
-            assert all(scaled[i] for i in range(3) if counts[i]) or available < sum(map(bool, counts))
+            assert all(scaled[i] for i in range(3) if counts[i]) or available < sum(
+                map(bool, counts)
+            )
 
 
 def test_short_data_is_logged_once(tmp_path, caplog):
@@ -250,7 +303,11 @@ def test_short_data_is_logged_once(tmp_path, caplog):
     with caplog.at_level(logging.INFO):
         prompts = source(path, counts=(60, 30, 30)).load(chats=True)
     assert [p.split for p in prompts] == ["train"] * 3 + ["dev"] * 2 + ["test"]
-    assert caplog.messages[-1] == f"data: {path} has 6 prompts, not the 120 asked for; in proportion: 3 train, 2 dev, 1 test"
+    assert (
+        caplog.messages[-1]
+        == f"data: {path} has 6 prompts, not the 120 asked for; in proportion: 3 train, 2 dev, 1"
+        " test"
+    )
     caplog.clear()
     with caplog.at_level(logging.INFO):
         source(path, counts=(3, 2, 1)).load(chats=True)
@@ -262,7 +319,10 @@ def test_short_data_is_logged_once(tmp_path, caplog):
 
 @pytest.fixture
 def hub(monkeypatch):
-    """A hub that has `someone/set` with a train and a test split; the list collects what is asked of it."""
+    """A hub that has `someone/set` with a train and a test split.
+
+    The list collects what is asked of it.
+    """
     asked = []
 
     def load_dataset(path, name=None, **kwargs):
@@ -299,10 +359,12 @@ def test_test_prompts_come_from_their_own_split_and_each_split_shrinks_by_itself
 
 
 def test_a_split_without_requested_prompts_is_not_read(hub):
-    assert pairs(source("someone/set", counts=(0, 0, 1), split="absent", test_split="test").load(chats=True)) == [
-        ("test", "tell seven")
+    assert pairs(
+        source("someone/set", counts=(0, 0, 1), split="absent", test_split="test").load(chats=True)
+    ) == [("test", "tell seven")]
+    assert pairs(source("someone/set", counts=(1, 0, 0), test_split="absent").load(chats=True)) == [
+        ("train", "say one")
     ]
-    assert pairs(source("someone/set", counts=(1, 0, 0), test_split="absent").load(chats=True)) == [("train", "say one")]
 
 
 @pytest.mark.parametrize(
@@ -317,7 +379,9 @@ def test_a_split_without_requested_prompts_is_not_read(hub):
 )
 @pytest.mark.parametrize("kind", ["hub", "file", "folder"])
 def test_slices_of_a_split_work_everywhere(hub, tmp_path, kind, split, texts):
-    path = {"hub": "someone/set", "file": jsonl(tmp_path, ROWS), "folder": str(tmp_path / "saved")}[kind]
+    path = {"hub": "someone/set", "file": jsonl(tmp_path, ROWS), "folder": str(tmp_path / "saved")}[
+        kind
+    ]
     if kind == "folder":
         Dataset.from_list(ROWS).save_to_disk(path)
     made = source(path, split=split, counts=(len(texts), 0, 0)).load(chats=True)
@@ -329,28 +393,35 @@ def test_data_without_splits_has_any_name_and_no_test_split(tmp_path, kind):
     path = jsonl(tmp_path, ROWS) if kind == "file" else str(tmp_path / "saved")
     if kind == "folder":
         Dataset.from_list(ROWS).save_to_disk(path)
-    made = source(path, split="anything[1:]", test_split="other", counts=(1, 1, 1), name="main").load(chats=True)
+    made = source(
+        path, split="anything[1:]", test_split="other", counts=(1, 1, 1), name="main"
+    ).load(chats=True)
     assert pairs(made) == [("train", "say two"), ("dev", "say three"), ("test", "say four")]
 
 
 @pytest.mark.parametrize("splits", [False, True])
 def test_a_damaged_offset_of_a_saved_folder_is_a_message(tmp_path, splits):
     """Reading the row would end the process: what the offset points at is not in the file."""
-    folder, texts = tmp_path / "saved", ["a" * 7, "b" * 11, "c" * 13]
+    folder = tmp_path / "saved"
+    texts = ["a" * 7, "b" * 11, "c" * 13]
     rows = Dataset.from_dict({"a": texts})
     (DatasetDict(train=rows) if splits else rows).save_to_disk(folder)
     (file,) = folder.rglob("*.arrow")
     offsets = b"".join(number.to_bytes(4, "little") for number in (0, 7, 18, 31))
     content = file.read_bytes()
     assert content.count(offsets) == 1
-    file.write_bytes(content.replace(offsets, offsets[:8] + (2**31 - 1).to_bytes(4, "little") + offsets[12:]))
+    file.write_bytes(
+        content.replace(offsets, offsets[:8] + (2**31 - 1).to_bytes(4, "little") + offsets[12:])
+    )
     with pytest.raises(UserError, match=r"data\.path='.*saved'"):
         source(str(folder), "{a}", counts=(3, 0, 0)).load(chats=True)
 
 
 def test_a_saved_folder_with_splits_has_them(tmp_path):
     path = str(tmp_path / "saved")
-    DatasetDict({"train": Dataset.from_list(ROWS), "test": Dataset.from_list(TEST_ROWS)}).save_to_disk(path)
+    DatasetDict(
+        {"train": Dataset.from_list(ROWS), "test": Dataset.from_list(TEST_ROWS)}
+    ).save_to_disk(path)
     made = source(path, test_split="test", counts=(1, 1, 1)).load(chats=True)
     assert pairs(made) == [("train", "say one"), ("dev", "say two"), ("test", "tell seven")]
 
@@ -358,8 +429,17 @@ def test_a_saved_folder_with_splits_has_them(tmp_path):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"split": "trian"}, r"data\.split='trian' cannot be taken from someone/set: Unknown split .*\['train', 'test'\]\.$"),
-        ({"test_split": "validation"}, r"data\.test_split='validation' cannot be taken .*\['train', 'test'\]\.$"),
+        (
+            {"split": "trian"},
+            (
+                r"data\.split='trian' cannot be taken from someone/set: Unknown split .*\['train',"
+                r" 'test'\]\.$"
+            ),
+        ),
+        (
+            {"test_split": "validation"},
+            r"data\.test_split='validation' cannot be taken .*\['train', 'test'\]\.$",
+        ),
         ({"split": "train[9:]"}, r"data\.split='train\[9:\]' holds no rows of someone/set"),
     ],
 )
@@ -375,12 +455,18 @@ def test_a_split_that_is_not_there_is_a_user_error(hub, changes, message):
             ConnectionError("Couldn't reach 'someone/set' on the Hub (X)\nmore"),
             r"reach 'someone/set' on the Hub \(X\)\. .*data\.path=<file>.*HF_HOME.*data=nano",
         ),
-        (datasets.exceptions.DatasetNotFoundError("it doesn't exist."), r"no local file or folder.*it doesn't exist\. "),
+        (
+            datasets.exceptions.DatasetNotFoundError("it doesn't exist."),
+            r"no local file or folder.*it doesn't exist\. ",
+        ),
         (
             ValueError("BuilderConfig 'mian' not found. Available: ['main']"),
             r"data\.name=mian.*Available: \['main'\]\. Give the data\.name",
         ),
-        (RuntimeError("Dataset scripts are no longer supported"), "scripts are no longer supported.*data.path=<file>"),
+        (
+            RuntimeError("Dataset scripts are no longer supported"),
+            "scripts are no longer supported.*data.path=<file>",
+        ),
     ],
 )
 def test_a_hub_data_set_that_cannot_be_loaded_is_a_user_error(monkeypatch, error, message):
@@ -394,7 +480,10 @@ def test_a_hub_data_set_that_cannot_be_loaded_is_a_user_error(monkeypatch, error
 
 
 def test_no_hub_and_no_cache_is_a_user_error_with_a_remedy():
-    with pytest.raises(UserError, match=r"'nobody/nothing'.*put the data set into a .* file and give data\.path=.*data=nano"):
+    with pytest.raises(
+        UserError,
+        match=r"'nobody/nothing'.*put the data set into a .* file and give data\.path=.*data=nano",
+    ):
         source("nobody/nothing").load(chats=True)
 
 
@@ -406,7 +495,8 @@ def test_datasets_prints_nothing_and_keeps_its_log_levels(monkeypatch):
 
     monkeypatch.setattr(datasets, "load_dataset", load_dataset)
     loggers = [logging.getLogger(name) for name in ("datasets.builder", "huggingface_hub.utils")]
-    datasets.enable_progress_bars()  # reading a data cache disables them, which an earlier test may have done
+    # Reading a data cache disables them, which an earlier test may have done
+    datasets.enable_progress_bars()
     source("someone/set").load(chats=True)
     assert not datasets.are_progress_bars_disabled()
     assert all(logger.isEnabledFor(logging.WARNING) for logger in loggers)
@@ -427,19 +517,34 @@ def test_datasets_prints_nothing_and_keeps_its_log_levels(monkeypatch):
         ({"template": "{"}, r"data\.template='\{'"),
         ({"completion_template": "{}"}, r"data\.completion_template='\{\}': a field has no name"),
         ({"name": 5}, r"data\.name=5 must be text"),
-        ({"split": "train[:"}, r"data\.split='train\[:' must be the name of a split or a slice.*train\[:500\]"),
+        (
+            {"split": "train[:"},
+            r"data\.split='train\[:' must be the name of a split or a slice.*train\[:500\]",
+        ),
         ({"split": "train[5]"}, "must be the name of a split"),
         ({"split": "train[a:b]"}, "must be the name of a split"),
         ({"split": "train[:200%]"}, "must be the name of a split"),
-        ({"split": None}, r"data\.split=None must be text; it is the split that the prompts come from"),
+        (
+            {"split": None},
+            r"data\.split=None must be text; it is the split that the prompts come from",
+        ),
         ({"test_split": "test["}, r"data\.test_split='test\[' must be the name of a split"),
         ({"path": None}, r"data\.path=None must be text; it is a hub data set, a folder"),
         ({"path": ""}, r"data\.path='' must be a path"),
-        ({"path": "nothing.jsonl"}, r"data\.path='nothing\.jsonl': there is no /.*/nothing\.jsonl; give a JSON"),
+        (
+            {"path": "nothing.jsonl"},
+            r"data\.path='nothing\.jsonl': there is no /.*/nothing\.jsonl; give a JSON",
+        ),
         ({"path": "./nothing"}, "there is no /.*/nothing"),
         ({"path": "/nothing/here"}, "there is no /nothing/here"),
-        ({"path": str(Path(__file__).parent)}, "is a folder, but no data set that save_to_disk wrote"),
-        ({"path": __file__}, r"ends in \.py, but only \.json, \.jsonl, \.csv, \.parquet, \.txt are read"),
+        (
+            {"path": str(Path(__file__).parent)},
+            "is a folder, but no data set that save_to_disk wrote",
+        ),
+        (
+            {"path": __file__},
+            r"ends in \.py, but only \.json, \.jsonl, \.csv, \.parquet, \.txt are read",
+        ),
     ],
 )
 def test_wrong_settings_are_found_before_data_is_read(monkeypatch, changes, message):
@@ -455,7 +560,8 @@ def test_right_settings_pass_without_the_hub(monkeypatch, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("counts", "message"), [((-1, 1, 1), "num_train=-1"), ((0, 0, 0), "are all 0"), ((1, "x", 1), "num_dev=x")]
+    ("counts", "message"),
+    [((-1, 1, 1), "num_train=-1"), ((0, 0, 0), "are all 0"), ((1, "x", 1), "num_dev=x")],
 )
 def test_nanos_counts_are_checked_too(counts, message):
     with pytest.raises(UserError, match=message):
@@ -496,7 +602,12 @@ def prompts_of(rows):
 
 
 def test_unique_keeps_a_text_in_the_first_split_that_has_it():
-    assert {p.text: p.split for p in unique(iter(prompts_of(REPEATED)))} == {"a": "train", "b": "train", "c": "dev", "d": "test"}
+    assert {p.text: p.split for p in unique(iter(prompts_of(REPEATED)))} == {
+        "a": "train",
+        "b": "train",
+        "c": "dev",
+        "d": "test",
+    }
     assert len(unique(prompts_of(REPEATED))) == 4
 
 
@@ -557,22 +668,42 @@ def test_a_function_becomes_signature_docstring_and_body():
 
 
 def test_bodies_that_differ_in_comments_and_layout_have_one_key():
-    bodies = ["    return x + 1\n", "    # a comment\n    return (x\n            + 1)\n", "    return x + 2\n"]
-    same, comment, other = (prompt_sources.Function("def f(x):\n", body, "x.py").key for body in bodies)
+    bodies = [
+        "    return x + 1\n",
+        "    # a comment\n    return (x\n            + 1)\n",
+        "    return x + 2\n",
+    ]
+    same, comment, other = (
+        prompt_sources.Function("def f(x):\n", body, "x.py").key for body in bodies
+    )
     assert same == comment != other
 
 
 def test_files_decide_the_split_and_it_is_the_same_everywhere():
     names = [f"package{i}/module.py" for i in range(4000)]
-    shares = {split: sum(prompt_sources.split_of(name) == split for name in names) / 4000 for split in ("train", "dev", "test")}
-    assert abs(shares["dev"] - 0.5) < 0.04 and abs(shares["test"] - 0.25) < 0.04  # five standard errors
-    assert [prompt_sources.split_of(name) for name in ("json/decoder.py", "heapq.py", "textwrap.py")] == ["dev", "dev", "train"]
+    shares = {
+        split: sum(prompt_sources.split_of(name) == split for name in names) / 4000
+        for split in ("train", "dev", "test")
+    }
+    assert (
+        abs(shares["dev"] - 0.5) < 0.04 and abs(shares["test"] - 0.25) < 0.04
+    )  # five standard errors
+    assert [
+        prompt_sources.split_of(name) for name in ("json/decoder.py", "heapq.py", "textwrap.py")
+    ] == ["dev", "dev", "train"]
 
 
 def test_the_sides_of_the_standard_library_share_no_file():
-    files = {split: {each.source for each in prompt_sources.standard_library(split)} for split in ("train", "dev", "test")}
+    files = {
+        split: {each.source for each in prompt_sources.standard_library(split)}
+        for split in ("train", "dev", "test")
+    }
     assert all(files.values())
-    assert not files["train"] & files["dev"] and not files["train"] & files["test"] and not files["dev"] & files["test"]
+    assert (
+        not files["train"] & files["dev"]
+        and not files["train"] & files["test"]
+        and not files["dev"] & files["test"]
+    )
 
 
 # --- conversations
@@ -587,28 +718,52 @@ SYSTEM, U1, A1, U2, A2 = (
         ("assistant", "Because."),
     )
 )
-CALL = {"role": "assistant", "tool_calls": [{"type": "function", "function": {"name": "add", "arguments": {"a": 1}}}]}
+CALL = {
+    "role": "assistant",
+    "tool_calls": [{"type": "function", "function": {"name": "add", "arguments": {"a": 1}}}],
+}
 RESULT = {"role": "tool", "content": 2, "name": "add"}
 TOOLS = [
-    {"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {"a": {"type": "integer"}}}}}
+    {
+        "type": "function",
+        "function": {
+            "name": "add",
+            "parameters": {"type": "object", "properties": {"a": {"type": "integer"}}},
+        },
+    }
 ]
 
 
 def chats(tmp_path, rows, answered=False, **keys):
     """Return (text or messages, tools, response) of each prompt."""
     path = jsonl(tmp_path, rows)
-    keys = {"template": ["{messages}", "{conversations}"][: 1 + ("conversations" in json.dumps(rows))]} | keys
+    keys = {
+        "template": ["{messages}", "{conversations}"][: 1 + ("conversations" in json.dumps(rows))]
+    } | keys
     prompts = replace(source(path, counts=(99, 0, 0)), **keys).load(chats=True, responses=answered)
-    contents = [json.loads(prompt.text) if prompt.is_chat else {"messages": prompt.text} for prompt in prompts]
-    return [(each["messages"], each.get("tools"), p.response) for p, each in zip(prompts, contents, strict=True)]
+    contents = [
+        json.loads(prompt.text) if prompt.is_chat else {"messages": prompt.text}
+        for prompt in prompts
+    ]
+    return [
+        (each["messages"], each.get("tools"), p.response)
+        for p, each in zip(prompts, contents, strict=True)
+    ]
 
 
 def shared(messages):
     names = {"user": "human", "assistant": "gpt", "system": "system"}
-    return {"conversations": [{"from": names[each["role"]], "value": each["content"], "weight": 1} for each in messages]}
+    return {
+        "conversations": [
+            {"from": names[each["role"]], "value": each["content"], "weight": 1}
+            for each in messages
+        ]
+    }
 
 
-@pytest.mark.parametrize("form", [lambda m: {"messages": m}, shared, lambda m: {"messages": json.dumps(m)}])
+@pytest.mark.parametrize(
+    "form", [lambda m: {"messages": m}, shared, lambda m: {"messages": json.dumps(m)}]
+)
 @pytest.mark.parametrize(
     ("messages", "prompts"),
     [
@@ -639,10 +794,22 @@ def test_tools_and_the_system_prompt_of_a_row_are_the_conversations(tmp_path):
         {"messages": [U1, CALL, RESULT, A1], "tools": TOOLS},
         {"messages": [U1], "tools": json.dumps(TOOLS), "system": "Be brief."},
         {"messages": [SYSTEM, U1], "tools": "", "system": "Be long."},
-        {"messages": [{"role": "user", "content": [{"type": "text", "text": "h"}, {"type": "text", "text": "i"}]}]},
+        {
+            "messages": [
+                {
+                    "role": "user",
+                    "content": [{"type": "text", "text": "h"}, {"type": "text", "text": "i"}],
+                }
+            ]
+        },
     ]
     called = [U1, CALL | {"content": ""}, RESULT | {"content": "2"}]
-    expected = [([U1], TOOLS, ""), (called, TOOLS, "Hello."), ([SYSTEM, U1], TOOLS, None), ([SYSTEM, U1], None, None)]
+    expected = [
+        ([U1], TOOLS, ""),
+        (called, TOOLS, "Hello."),
+        ([SYSTEM, U1], TOOLS, None),
+        ([SYSTEM, U1], None, None),
+    ]
     assert chats(tmp_path, rows, answered=True, turns="all") == [*expected, ("hi", None, None)]
     # Parquet files have null for the keys that only other messages have.
     rows[0]["messages"][2] = called[2]
@@ -659,16 +826,29 @@ def test_a_single_message_of_another_role_is_no_plain_instruction(tmp_path):
 def test_the_turns_of_a_conversation_are_in_one_split(tmp_path, caplog):
     caplog.set_level(logging.INFO)
     rows = [
-        {"messages": [{"role": ("user", "assistant")[turn % 2], "content": f"{row} {turn}"} for turn in range(8)]}
+        {
+            "messages": [
+                {"role": ("user", "assistant")[turn % 2], "content": f"{row} {turn}"}
+                for turn in range(8)
+            ]
+        }
         for row in range(9)
     ]
     for shuffled in (False, True):
-        made = replace(source(jsonl(tmp_path, rows), "{messages}", (14, 14, 8)), turns="all", shuffled=shuffled).load(chats=True)
+        made = replace(
+            source(jsonl(tmp_path, rows), "{messages}", (14, 14, 8)), turns="all", shuffled=shuffled
+        ).load(chats=True)
         splits = defaultdict(set)
         for prompt in made:
             splits[prompt.group].add(prompt.split)
-        assert caplog.messages[-1] == f"data: {36 - len(made)} prompts left out, whose conversations began in an earlier split"
-        assert [len(each) for each in splits.values()] == [1] * 9 and {s for each in splits.values() for s in each} == set(SPLITS)
+        assert (
+            caplog.messages[-1]
+            == f"data: {36 - len(made)} prompts left out, whose conversations began in an earlier"
+            " split"
+        )
+        assert [len(each) for each in splits.values()] == [1] * 9 and {
+            s for each in splits.values() for s in each
+        } == set(SPLITS)
 
 
 @pytest.mark.parametrize(
@@ -678,17 +858,47 @@ def test_the_turns_of_a_conversation_are_in_one_split(tmp_path, caplog):
             {"messages": [U1, {"role": "user", "content": {"a": 1}}]},
             r"the field 'messages\[1\]\[content\]' is an object; .*, so convert it",
         ),
-        ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, r"'messages\[0\]\[content\]' is a list"),
-        ({"messages": [{"role": "user", "content": [{"type": "text", "text": ["x"]}]}]}, r"\[0\]\[text\]' is a list"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "image"}]}]},
+            r"'messages\[0\]\[content\]' is a list",
+        ),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "text", "text": ["x"]}]}]},
+            r"\[0\]\[text\]' is a list",
+        ),
         ({"messages": [{"role": "user", "content": True}]}, r"\[content\]' is true or false"),
-        ({"messages": [{"role": "user", "content": "\ud800"}]}, r"\[content\]' holds half a character"),
-        ({"messages": [U1, "why"]}, r"'messages\[1\]' is a text, no message; expected a role and content, or from \(human, "),
-        ({"messages": [U1, {"role": None, "content": "x"}]}, r"'messages\[1\]' is an object, no message"),
-        ({"messages": [{"from": "function_call", "value": "x"}]}, r"'messages\[0\]' is role='function_call', no message"),
-        ({"messages": "[{'role': 'user', 'content': 'x'}]"}, r"'messages' is a text that is no JSON .*as JSON"),
-        ({"messages": [U1, CALL | {"tool_calls": [float("nan")]}, RESULT]}, "the messages cannot be written as JSON"),
+        (
+            {"messages": [{"role": "user", "content": "\ud800"}]},
+            r"\[content\]' holds half a character",
+        ),
+        (
+            {"messages": [U1, "why"]},
+            (
+                r"'messages\[1\]' is a text, no message; expected a role and content, or from"
+                r" \(human, "
+            ),
+        ),
+        (
+            {"messages": [U1, {"role": None, "content": "x"}]},
+            r"'messages\[1\]' is an object, no message",
+        ),
+        (
+            {"messages": [{"from": "function_call", "value": "x"}]},
+            r"'messages\[0\]' is role='function_call', no message",
+        ),
+        (
+            {"messages": "[{'role': 'user', 'content': 'x'}]"},
+            r"'messages' is a text that is no JSON .*as JSON",
+        ),
+        (
+            {"messages": [U1, CALL | {"tool_calls": [float("nan")]}, RESULT]},
+            "the messages cannot be written as JSON",
+        ),
         ({"messages": [U1], "tools": "add"}, "the field 'tools' is a text that is no JSON"),
-        ({"messages": [{"text": "x"}]}, r"the field 'messages' is a list; .* such as \{messages\[0\]\}"),
+        (
+            {"messages": [{"text": "x"}]},
+            r"the field 'messages' is a list; .* such as \{messages\[0\]\}",
+        ),
     ],
 )
 def test_a_message_that_is_no_text_is_refused_with_its_row_and_field(tmp_path, row, message):
@@ -698,7 +908,8 @@ def test_a_message_that_is_no_text_is_refused_with_its_row_and_field(tmp_path, r
 
 def test_a_template_without_its_field_is_told_that_there_are_conversations(tmp_path):
     with pytest.raises(
-        UserError, match=r"""give a data.template with fields that it has, such as 'data.template="\{messages\}"'"""
+        UserError,
+        match=r"""give a data.template with fields that it has, such as 'data.template="\{messages\}"'""",
     ):
         chats(tmp_path, [{"messages": [U1]}], template="{instruction}")
     with pytest.raises(UserError, match="data.turns=first must be one of 'last' or 'all'"):
@@ -710,9 +921,10 @@ def chatting(nano):
     """Nano with a chat template as that of Gemma: no system role, and roles alternate."""
     tokenizer = copy.deepcopy(nano.tokenizer)
     tokenizer.chat_template = (
-        "{% for m in messages %}{% if m.role == 'system' %}{{ raise_exception('System role not supported') }}{% endif %}"
-        "{% if (m.role == 'user') != (loop.index0 % 2 == 0) %}{{ raise_exception('Roles must alternate') }}{% endif %}"
-        "{{ m.role + ': ' + m.content + '\n' }}{% endfor %}{{ tools | length if tools }}"
+        "{% for m in messages %}{% if m.role == 'system' %}{{ raise_exception('System role not"
+        " supported') }}{% endif %}{% if (m.role == 'user') != (loop.index0 % 2 == 0) %}{{"
+        " raise_exception('Roles must alternate') }}{% endif %}{{ m.role + ': ' + m.content + '\n'"
+        " }}{% endfor %}{{ tools | length if tools }}"
     )
     return replace(nano, tokenizer=tokenizer)
 
@@ -721,17 +933,35 @@ def test_what_the_chat_template_refuses_is_told_once_with_the_row(chatting, nano
     rows = [{"messages": messages} for messages in ([U1, A1, U2], [SYSTEM, U1], [U1, U2], [U1])]
     made = source(jsonl(tmp_path, rows), "{messages}", (9, 0, 0)).load(chats=True)
     kept = encode_prompts(chatting, made, ResponseLimits())
-    assert [chatting.decode(ids) for _, ids in kept] == ["user: hi\nassistant: Hello.\nuser: why\n", "user: hi\n"]
+    assert [chatting.decode(ids) for _, ids in kept] == [
+        "user: hi\nassistant: Hello.\nuser: why\n",
+        "user: hi\n",
+    ]
     expected = (
-        "data: 2 of 4 prompts left out, the first in line 2: the chat template of embedded:nano/target refuses the messages"
+        "data: 2 of 4 prompts left out, the first in line 2: the chat template of"
+        " embedded:nano/target refuses the messages"
     )
-    assert caplog.messages[-1] == f"{expected} of system, user (System role not supported); give others."
+    assert (
+        caplog.messages[-1]
+        == f"{expected} of system, user (System role not supported); give others."
+    )
     with pytest.raises(
-        UserError, match="none of 1 prompts has .* tokens; the first: line 3: the chat .* of user, user .Roles must a"
+        UserError,
+        match=(
+            "none of 1 prompts has .* tokens; the first: line 3: the chat .* of user, user .Roles"
+            " must a"
+        ),
     ):
         encode_prompts(chatting, made[2:3], ResponseLimits())
     assert chatting.encode_chat([U1], TOOLS) != chatting.encode_chat([U1])
-    for pair in (nano, replace(chatting, instruction_format="{instruction}"), replace(chatting, chat=False)):
-        with pytest.raises(UserError, match=r"reads no conversations .* 'data.template=\"\{messages\[0\]\[content\]\}\"'"):
+    for pair in (
+        nano,
+        replace(chatting, instruction_format="{instruction}"),
+        replace(chatting, chat=False),
+    ):
+        with pytest.raises(
+            UserError,
+            match=r"reads no conversations .* 'data.template=\"\{messages\[0\]\[content\]\}\"'",
+        ):
             pair.encode_chat([U1])
         assert [prompt.text for prompt, _ in encode_prompts(pair, made, ResponseLimits())] == ["hi"]

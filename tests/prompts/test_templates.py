@@ -45,7 +45,10 @@ def test_a_field_name_may_hold_anything_but_what_formats_use():
 )
 def test_a_field_may_be_a_part_of_a_column(template, row, text):
     assert filled(template, row) == text
-    assert Template.parse("k", template).restricted(["t", "n"], "my.jsonl").fields == Template.parse("k", template).fields
+    assert (
+        Template.parse("k", template).restricted(["t", "n"], "my.jsonl").fields
+        == Template.parse("k", template).fields
+    )
 
 
 @pytest.mark.parametrize(
@@ -89,7 +92,10 @@ def test_the_first_text_without_blank_fields_is_used(row, text, kind):
     ],
 )
 def test_malformed_templates_are_user_errors_that_say_how_to_write_one(template, problem):
-    with pytest.raises(UserError, match=f"{problem}.*write plain names of fields in braces, such as {{instruction}}"):
+    with pytest.raises(
+        UserError,
+        match=f"{problem}.*write plain names of fields in braces, such as {{instruction}}",
+    ):
         Template.parse("data.template", template)
 
 
@@ -103,7 +109,10 @@ def test_a_field_that_the_data_set_lacks_is_named_with_those_it_has():
     template = Template.parse("data.template", ["{instruction} {question}", "{answer}"])
     with pytest.raises(
         UserError,
-        match=r"data\.template='\{instruction\} \{question\}' names the field 'question', but my.csv has instruction, input",
+        match=(
+            r"data\.template='\{instruction\} \{question\}' names the field 'question', but my.csv"
+            r" has instruction, input"
+        ),
     ):
         template.restricted(["instruction", "input"], "my.csv")
 

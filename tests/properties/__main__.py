@@ -1,4 +1,5 @@
-"""Try all properties: `python -m tests.properties`, or with many more examples `python -m tests.properties --long`.
+"""Try all properties: `python -m tests.properties`, or with many more examples `python -m
+tests.properties --long`.
 
 Other arguments are those of pytest.
 """

@@ -1,4 +1,7 @@
-"""Counts how many examples each property was tried with; `python -m tests.properties` prints the counts."""
+"""Counts how many examples each property was tried with.
+
+`python -m tests.properties` prints the counts.
+"""
 
 from functools import wraps
 
@@ -12,7 +15,8 @@ def pytest_runtest_call(item):
     given = getattr(getattr(item, "obj", None), "hypothesis", None)
     if given is None:
         return (yield)
-    inner, tried = given.inner_test, [0]
+    inner = given.inner_test
+    tried = [0]
 
     @wraps(inner)
     def counted(*args, **kwargs):
@@ -28,8 +32,22 @@ def pytest_runtest_call(item):
 
 
 def pytest_terminal_summary(terminalreporter):
-    reports = [report for name in ("passed", "failed") for report in terminalreporter.getreports(name) if report.when == "call"]
-    tried = [(report.nodeid, value) for report in reports for name, value in report.user_properties if name == TRIED]
+    reports = [
+        report
+        for name in ("passed", "failed")
+        for report in terminalreporter.getreports(name)
+        if report.when == "call"
+    ]
+    tried = [
+        (report.nodeid, value)
+        for report in reports
+        for name, value in report.user_properties
+        if name == TRIED
+    ]
     if tried:
-        properties = {test.partition("[")[0] for test, _ in tried}  # one that is tried with every pairing is one
-        terminalreporter.write_line(f"{len(properties)} properties, {sum(count for _, count in tried):,} examples tried")
+        properties = {
+            test.partition("[")[0] for test, _ in tried
+        }  # one that is tried with every pairing is one
+        terminalreporter.write_line(
+            f"{len(properties)} properties, {sum(count for _, count in tried):,} examples tried"
+        )

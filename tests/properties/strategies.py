@@ -1,4 +1,6 @@
-"""What properties are tried on: strategies for warps, prompts, heads, rules, draftings and whole cases of decoding."""
+"""What properties are tried on: strategies for warps, prompts, heads, rules, draftings and whole
+cases of decoding.
+"""
 
 import itertools
 from dataclasses import dataclass
@@ -13,7 +15,16 @@ from hypothesis import strategies as st
 from torch import nn
 
 from examples.new_draft import KnownText
-from specheads import AcceptanceHead, HeadConfig, SpeculativeDecoder, Warp, drafting, papers, stopping, verification
+from specheads import (
+    AcceptanceHead,
+    HeadConfig,
+    SpeculativeDecoder,
+    Warp,
+    drafting,
+    papers,
+    stopping,
+    verification,
+)
 from specheads.decoding.drafting import Drafting
 from specheads.decoding.stopping import StoppingRule
 from specheads.decoding.stopping.logistic import LOGISTIC_INPUTS
@@ -22,7 +33,9 @@ PAIRINGS = [
     (way, rule) for (way, drafting), (rule, make) in itertools.product(DRAFTINGS.items(), RULES.items())
     if drafting.kind in make.takes
 ]  # fmt: skip
-WINDOW, HIDDEN = 40, 16  # of the tiny models
+# of the tiny models
+WINDOW = 40
+HIDDEN = 16
 LONGEST = 8  # tokens of a draft
 
 
@@ -37,7 +50,9 @@ def probabilities(least: float = 0.0, most: float = 1.0, **bounds: bool):
 
 positive = st.floats(1e-3, 1e3)
 temperatures = st.sampled_from([0.0, 0.2, 0.7, 1.0, 2.0]) | st.floats(0.05, 4.0)
-warps = st.builds(Warp, temperatures, st.integers(0, 9), probabilities(0.05), st.just(0.0) | probabilities())
+warps = st.builds(
+    Warp, temperatures, st.integers(0, 9), probabilities(0.05), st.just(0.0) | probabilities()
+)
 seeds = st.integers(0, 2**32 - 1)
 
 
@@ -68,15 +83,22 @@ class TableModel(Model):
         self.table /= self.table.sum(dim=1, keepdim=True)
 
     def __call__(self, prefix: tuple[int, ...]) -> torch.Tensor:
-        return self.table[(len(prefix) + sum(token * 7**place for place, token in enumerate(prefix))) % len(self.table)]
+        return self.table[
+            (len(prefix) + sum(token * 7**place for place, token in enumerate(prefix)))
+            % len(self.table)
+        ]
 
     def __repr__(self) -> str:
         return f"TableModel({self.table.tolist()})"
 
 
 def tables(vocab_size: int):
-    """Return models whose probabilities are equal, very small or zero more often than chance would have it."""
-    row = st.lists(st.sampled_from([0, 1, 2, 3, 10, 10**6]), min_size=vocab_size, max_size=vocab_size).filter(any)
+    """Return models whose probabilities are equal, very small or zero more often than chance would
+    have it.
+    """
+    row = st.lists(
+        st.sampled_from([0, 1, 2, 3, 10, 10**6]), min_size=vocab_size, max_size=vocab_size
+    ).filter(any)
     return st.builds(TableModel, st.lists(row, min_size=1, max_size=5))
 
 
@@ -84,7 +106,9 @@ def tables(vocab_size: int):
 
 
 @cache
-def head_of(predicts: str, inputs: tuple[str, ...], seed: int, spread: float, calibration: bool) -> AcceptanceHead:
+def head_of(
+    predicts: str, inputs: tuple[str, ...], seed: int, spread: float, calibration: bool
+) -> AcceptanceHead:
     torch.manual_seed(seed)
     values = {"slope": [0.5, 1.5, 1.0], "intercept": [0.5, -0.5, 0.0]} if calibration else None
     config = HeadConfig(HIDDEN, 1, predicts, inputs, 4, calibration=values)
@@ -103,7 +127,13 @@ INPUTS = {
 def heads(draw, among=INPUTS):
     predicts = draw(st.sampled_from(list(among)))
     inputs = draw(st.sampled_from(among[predicts]))
-    return head_of(predicts, inputs, draw(st.integers(0, 2)), draw(st.sampled_from([0.3, 3.0])), draw(st.booleans()))
+    return head_of(
+        predicts,
+        inputs,
+        draw(st.integers(0, 2)),
+        draw(st.sampled_from([0.3, 3.0])),
+        draw(st.booleans()),
+    )
 
 
 @st.composite
@@ -118,15 +148,21 @@ def with_bounds(kind, *arguments):
 
 
 lengths = st.integers(1, LONGEST)
-weights = st.dictionaries(st.sampled_from([*LOGISTIC_INPUTS, "bias"]), st.floats(-20, 20), min_size=1)
+weights = st.dictionaries(
+    st.sampled_from([*LOGISTIC_INPUTS, "bias"]), st.floats(-20, 20), min_size=1
+)
 # Rules that read nothing of a draft, rules that read its probabilities, and rules with a head.
 length_rules = st.builds(stopping.FixedLength, lengths)
 draft_rules = st.one_of(
     st.builds(stopping.MaxProbability, probabilities(), lengths),
     st.builds(stopping.Confidence, probabilities(), lengths),
     with_bounds(stopping.DraftProduct, probabilities()),
-    with_bounds(stopping.Logistic, weights.filter(lambda given: set(given) != {"bias"}), probabilities()),
-    with_bounds(stopping.OnlineLogistic, st.floats(-9, 9), st.floats(-9, 9), positive, probabilities()),
+    with_bounds(
+        stopping.Logistic, weights.filter(lambda given: set(given) != {"bias"}), probabilities()
+    ),
+    with_bounds(
+        stopping.OnlineLogistic, st.floats(-9, 9), st.floats(-9, 9), positive, probabilities()
+    ),
 )
 
 
@@ -151,7 +187,11 @@ def chains_of(**choices):
     return st.builds(papers.Multi, st.integers(1, 4), **choices)
 
 
-sizes = {"top_k": st.integers(1, 4), "max_nodes": st.integers(1, 20), "max_width": st.integers(1, 6)}
+sizes = {
+    "top_k": st.integers(1, 4),
+    "max_nodes": st.integers(1, 20),
+    "max_width": st.integers(1, 6),
+}
 sizes |= {"theta_prob": probabilities(), "theta_sib": probabilities()}
 # By the names of DRAFTINGS, methods of these kinds with their own choices drawn.
 METHODS = {
@@ -162,14 +202,18 @@ METHODS = {
     "multi": chains_of(),
     "batch": chains_of(merge=st.just(False)),
     "tree": st.builds(papers.Tree, **sizes),
-    "graph": st.builds(papers.Graph, tau=st.integers(1, 3), max_verified=st.integers(20, 40), **sizes),
+    "graph": st.builds(
+        papers.Graph, tau=st.integers(1, 3), max_verified=st.integers(20, 40), **sizes
+    ),
 }
 
 
 def verifications(name: str):
     """Return rules of a name, with their own choices drawn."""
     choices = {
-        "biased": st.builds(papers.BiasedVerification, probabilities(), st.sampled_from(["opt", "uno"])),
+        "biased": st.builds(
+            papers.BiasedVerification, probabilities(), st.sampled_from(["opt", "uno"])
+        ),
         "big_little": st.builds(papers.BigLittle, probabilities(), st.floats(0, 9), lengths),
         "joint": st.builds(papers.JointVerification, probabilities(0, 0.99)),
         "synthetic": st.builds(verification.SyntheticVerification, probabilities()),
@@ -202,7 +246,13 @@ class Case:
 
     def decoder(self, engine: str = "eager") -> SpeculativeDecoder:
         return SpeculativeDecoder(
-            self.pair, self.drafting, self.stopping, self.verification, self.warp, engine, window=self.window
+            self.pair,
+            self.drafting,
+            self.stopping,
+            self.verification,
+            self.warp,
+            engine,
+            window=self.window,
         )
 
     @property

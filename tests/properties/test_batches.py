@@ -1,4 +1,6 @@
-"""A row of a batch emits what a decoder for one prompt emits, and a replay has the rounds of decoding, on random cases."""
+"""A row of a batch emits what a decoder for one prompt emits, and a replay has the rounds of
+decoding, on random cases.
+"""
 
 import hashlib
 import tempfile
@@ -39,7 +41,10 @@ CHAIN_RULES = ["token", "block", "biased", "big_little", "synthetic"]
 
 
 def counts(generation):
-    return [(record.num_drafted, record.num_accepted, list(record.tokens)) for record in generation.rounds]
+    return [
+        (record.num_drafted, record.num_accepted, list(record.tokens))
+        for record in generation.rounds
+    ]
 
 
 @st.composite
@@ -54,21 +59,30 @@ def test_rows_of_a_batch_emit_what_each_prompt_does_alone(case, max_batch, data)
     texts, numbers = data.draw(several(case.vocab_size, case.window))
     decoder = case.decoder()
     alone = [
-        decoder.generate(text, case.max_new_tokens, seed, case.stop_tokens) for text, seed in zip(texts, numbers, strict=True)
+        decoder.generate(text, case.max_new_tokens, seed, case.stop_tokens)
+        for text, seed in zip(texts, numbers, strict=True)
     ]
     rows = decoder.generate_batch(
-        texts, max_batch=max_batch, max_new_tokens=case.max_new_tokens, seeds=numbers, stop_tokens=case.stop_tokens
+        texts,
+        max_batch=max_batch,
+        max_new_tokens=case.max_new_tokens,
+        seeds=numbers,
+        stop_tokens=case.stop_tokens,
     )
     assert len(rows) == len(texts)
     for number, one in enumerate(alone):
-        assert counts(rows[number]) == counts(one) and rows[number].finish_reason == one.finish_reason
+        assert (
+            counts(rows[number]) == counts(one) and rows[number].finish_reason == one.finish_reason
+        )
         assert rows[number].tokens.tolist() == one.tokens.tolist() and rows[number].text == one.text
 
 
 @given(cases([pairing for pairing in PAIRINGS if pairing[0] != "chain"]), st.integers(1, 3))
 def test_other_pairings_decode_batches_or_are_refused_at_once(case, max_batch):
     decoder = case.decoder()
-    is_chain = isinstance(case.drafting, Autoregressive) and isinstance(case.verification, VerificationRule)
+    is_chain = isinstance(case.drafting, Autoregressive) and isinstance(
+        case.verification, VerificationRule
+    )
     if max_batch == 1 or is_chain:
         (row,) = decoder.generate_batch(
             [case.prompt],
@@ -79,7 +93,10 @@ def test_other_pairings_decode_batches_or_are_refused_at_once(case, max_batch):
         )
         assert row.tokens.tolist() == decoder.generate(*case.request).tokens.tolist()
         return
-    with pytest.raises(UserError, match=f"^{type(case.drafting).__name__} with .* decodes one prompt at a time; batches need"):
+    with pytest.raises(
+        UserError,
+        match=f"^{type(case.drafting).__name__} with .* decodes one prompt at a time; batches need",
+    ):
         decoder.generate_batch([case.prompt], max_batch=max_batch)
 
 
@@ -89,12 +106,19 @@ def test_rows_of_the_target_alone_emit_what_each_prompt_does_alone(case, max_bat
     texts, numbers = data.draw(several(case.vocab_size, case.window))
     target = Baseline(case.pair, case.warp, "eager", case.window)
     alone = [
-        target.generate(text, case.max_new_tokens, seed, case.stop_tokens) for text, seed in zip(texts, numbers, strict=True)
+        target.generate(text, case.max_new_tokens, seed, case.stop_tokens)
+        for text, seed in zip(texts, numbers, strict=True)
     ]
     rows = target.generate_batch(
-        texts, max_batch=max_batch, max_new_tokens=case.max_new_tokens, seeds=numbers, stop_tokens=case.stop_tokens
+        texts,
+        max_batch=max_batch,
+        max_new_tokens=case.max_new_tokens,
+        seeds=numbers,
+        stop_tokens=case.stop_tokens,
     )
-    assert [rows[number].tokens.tolist() for number in range(len(texts))] == [one.tokens.tolist() for one in alone]
+    assert [rows[number].tokens.tolist() for number in range(len(texts))] == [
+        one.tokens.tolist() for one in alone
+    ]
 
 
 # --- replay
@@ -106,27 +130,47 @@ def recorded_rules(draw, heads):
     if draw(st.booleans()):
         rule = draw(length_rules | draft_rules)
         return rule, rule
-    head, most = draw(st.sampled_from(heads)), draw(st.integers(2, LONGEST))
+    head = draw(st.sampled_from(heads))
+    most = draw(st.integers(2, LONGEST))
     threshold = draw(probabilities())
     if draw(st.booleans()):
-        return tuple(stopping.HeadThreshold(asked, threshold, max_tokens=most) for asked in (head, recorded_head(head)))
-    return tuple(stopping.OnlineHead(asked, threshold, max_tokens=most) for asked in (head, recorded_head(head)))
+        return tuple(
+            stopping.HeadThreshold(asked, threshold, max_tokens=most)
+            for asked in (head, recorded_head(head))
+        )
+    return tuple(
+        stopping.OnlineHead(asked, threshold, max_tokens=most)
+        for asked in (head, recorded_head(head))
+    )
 
 
-HEADS = [head_of(predicts, ("hidden",), 0, 3.0, False) for predicts in ("next_token", "input_token")]
+HEADS = [
+    head_of(predicts, ("hidden",), 0, 3.0, False) for predicts in ("next_token", "input_token")
+]
 
 
 @tries(0.4)
 @given(st.data(), st.integers(2, 7), st.sampled_from([0.5, 2.0]), st.booleans(), st.integers(1, 24))
-def test_in_greedy_decoding_a_replay_has_the_rounds_of_decoding(data, vocab_size, scale, same, max_new_tokens):
-    pair, warp = pair_of(vocab_size, scale, same, data.draw(kept_tokens(vocab_size))), Warp(temperature=0)
-    texts = data.draw(st.lists(prompts(vocab_size, WINDOW // 4), min_size=1, max_size=3, unique_by=tuple))
-    encoded = [(Prompt(hashlib.sha256(str(ids).encode()).hexdigest()[:16], "test", ""), ids) for ids in texts]
+def test_in_greedy_decoding_a_replay_has_the_rounds_of_decoding(
+    data, vocab_size, scale, same, max_new_tokens
+):
+    pair = pair_of(vocab_size, scale, same, data.draw(kept_tokens(vocab_size)))
+    warp = Warp(temperature=0)
+    texts = data.draw(
+        st.lists(prompts(vocab_size, WINDOW // 4), min_size=1, max_size=3, unique_by=tuple)
+    )
+    encoded = [
+        (Prompt(hashlib.sha256(str(ids).encode()).hexdigest()[:16], "test", ""), ids)
+        for ids in texts
+    ]
     rules = data.draw(st.lists(recorded_rules(HEADS), min_size=1, max_size=6))
-    pair.target.generation_config.eos_token_id = data.draw(st.none() | st.integers(0, vocab_size - 1))
+    pair.target.generation_config.eos_token_id = data.draw(
+        st.none() | st.integers(0, vocab_size - 1)
+    )
     try:
         with tempfile.TemporaryDirectory() as root:
-            limits, settings = ResponseLimits(max_new_tokens), RecordSettings(1, LONGEST)
+            limits = ResponseLimits(max_new_tokens)
+            settings = RecordSettings(1, LONGEST)
             made = Recorder(pair, warp, limits, settings, 0, Path(root)).record([encoded])[0]
             named = {head_fingerprint(head): head for head in HEADS}
             add_predictions(made, pair, named, ground_truth=False)
@@ -138,6 +182,8 @@ def test_in_greedy_decoding_a_replay_has_the_rounds_of_decoding(data, vocab_size
                 live = decoder.generate(ids, max_new_tokens)
                 plain = generate_baseline(pair, ids, max_new_tokens, warp=warp, engine="eager")
                 assert live.tokens.tolist() == plain.tokens.tolist()
-                assert rounds_of(rounds, number) == [(r.num_drafted, r.num_accepted, len(r.tokens)) for r in live.rounds]
+                assert rounds_of(rounds, number) == [
+                    (r.num_drafted, r.num_accepted, len(r.tokens)) for r in live.rounds
+                ]
     finally:
         pair.target.generation_config.eos_token_id = None

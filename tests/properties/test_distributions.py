@@ -1,5 +1,5 @@
-"""What verification rules emit, enumerated on random models: lossless rules emit the target's distribution, and biased ones the
-bias that they state.
+"""What verification rules emit, enumerated on random models: lossless rules emit the target's
+distribution, and biased ones the bias that they state.
 """
 
 import itertools
@@ -13,7 +13,12 @@ from hypothesis import strategies as st
 from properties.strategies import probabilities, tables, tries
 from trees import distributions_after, emitted, trees_of
 
-from specheads.decoding.verification import BlockVerification, TokenVerification, block_distribution, token_distribution
+from specheads.decoding.verification import (
+    BlockVerification,
+    TokenVerification,
+    block_distribution,
+    token_distribution,
+)
 from specheads.pair.sampling import accept_prob
 from specheads.papers import BiasedVerification, MultiRound, SpecTr, TreeMatch
 from specheads.papers.theory.chains import total_variation
@@ -23,7 +28,17 @@ from specheads.papers.trees.verification import TreeBlock
 ROUNDING = 1e-9
 # (vocabulary, tokens drafted), (vocabulary, chains, their length)
 CHAINS = [(2, 1), (2, 2), (2, 3), (2, 4), (3, 1), (3, 2), (3, 3), (4, 1), (4, 2), (5, 1), (5, 2)]
-TREES = [(2, 2, 1), (2, 2, 2), (2, 3, 1), (2, 3, 2), (3, 2, 1), (3, 2, 2), (3, 3, 1), (4, 3, 1), (5, 2, 1)]
+TREES = [
+    (2, 2, 1),
+    (2, 2, 2),
+    (2, 3, 1),
+    (2, 3, 2),
+    (3, 2, 1),
+    (3, 2, 2),
+    (3, 3, 1),
+    (4, 3, 1),
+    (5, 2, 1),
+]
 LOSSLESS = [TokenVerification(), BlockVerification(), BiasedVerification(0.0)]
 
 
@@ -36,12 +51,24 @@ def pairs(draw, shapes=CHAINS):
 
 @st.composite
 def early_stops(draw):
-    """Return a function of prefix and drafted tokens: the length at which a stopping rule ends the draft."""
+    """Return a function of prefix and drafted tokens: the length at which a stopping rule ends the
+    draft.
+    """
     stops = draw(st.lists(st.booleans(), min_size=1, max_size=8))
 
     def length(prefix, tokens):
-        places = (len(prefix) + sum((token + 1) * 3**place for place, token in enumerate(tokens[:end])) for end in range(9))
-        return next((end for end, place in enumerate(places) if end >= len(tokens) or (end and stops[place % len(stops)])), 1)
+        places = (
+            len(prefix) + sum((token + 1) * 3**place for place, token in enumerate(tokens[:end]))
+            for end in range(9)
+        )
+        return next(
+            (
+                end
+                for end, place in enumerate(places)
+                if end >= len(tokens) or (end and stops[place % len(stops)])
+            ),
+            1,
+        )
 
     return length
 
@@ -59,7 +86,8 @@ def test_lossless_rules_emit_the_targets_distribution(rule, pair, stop):
 def test_blocks_accept_at_least_as_many_tokens_and_no_more_than_any_rule_can(pair):
     target, draft, num_drafted = pair
     token, block = (
-        expected_accepted(distribution, target, draft, num_drafted) for distribution in (token_distribution, block_distribution)
+        expected_accepted(distribution, target, draft, num_drafted)
+        for distribution in (token_distribution, block_distribution)
     )
     best = sum(
         min(target.joint(tokens), draft.joint(tokens))
@@ -70,23 +98,34 @@ def test_blocks_accept_at_least_as_many_tokens_and_no_more_than_any_rule_can(pai
 
 
 @tries(2)
-@given(st.sampled_from([*LOSSLESS, BiasedVerification(0.2), BiasedVerification(0.2, "uno")]), pairs(), st.booleans())
-def test_acceptance_falls_along_a_block_and_the_next_token_is_one_that_the_target_may_say(rule, pair, single):
+@given(
+    st.sampled_from([*LOSSLESS, BiasedVerification(0.2), BiasedVerification(0.2, "uno")]),
+    pairs(),
+    st.booleans(),
+)
+def test_acceptance_falls_along_a_block_and_the_next_token_is_one_that_the_target_may_say(
+    rule, pair, single
+):
     target, draft, num_drafted = pair
     block, _ = block_after(target, draft, (), num_drafted)
     dtype = torch.float32 if single else torch.float64
     probs = block.draft_probs.to(dtype), block.target_probs.to(dtype)
     distribution = rule.distribution(block.of(block.tokens, *probs))
     ends = distribution.length_probs
-    assert (ends >= -1e-6).all() and torch.allclose(ends.sum(dim=1).double(), torch.ones(len(ends)).double())
+    assert (ends >= -1e-6).all() and torch.allclose(
+        ends.sum(dim=1).double(), torch.ones(len(ends)).double()
+    )
     for count in range(num_drafted + 1):
         rows = torch.full((len(ends),), count)
         following = distribution.next_probs(rows)
         assert (following >= 0).all() and (following.sum(dim=1) > 0).all()
         num_accepted, next_token = distribution.decide(
-            torch.linspace(0, 0.999, len(ends)).double(), torch.linspace(0.999, 0, len(ends)).double()
+            torch.linspace(0, 0.999, len(ends)).double(),
+            torch.linspace(0.999, 0, len(ends)).double(),
         )
-        chosen = block.target_probs[torch.arange(len(ends)), num_accepted].gather(1, next_token[:, None])
+        chosen = block.target_probs[torch.arange(len(ends)), num_accepted].gather(
+            1, next_token[:, None]
+        )
         assert (chosen > 0).all()
 
 
@@ -105,18 +144,29 @@ def test_rules_for_trees_emit_the_targets_distribution(rule, drafted):
     assert difference(emitted(rule, target, draft, trees, length + 1), target) < ROUNDING
 
 
-@given(st.sampled_from([TreeMatch(), MultiRound(), SpecTr()]), drafted_trees(), st.lists(probabilities(0, 0.999)))
+@given(
+    st.sampled_from([TreeMatch(), MultiRound(), SpecTr()]),
+    drafted_trees(),
+    st.lists(probabilities(0, 0.999)),
+)
 def test_a_walk_goes_down_the_tree_to_a_token_that_the_target_may_say(rule, drafted, numbers):
     target, draft, trees, length = drafted
     uniforms = torch.tensor([*numbers, *[0.5] * (length + 1)], dtype=torch.float64)
     for nodes, _ in trees:
-        target_probs, draft_probs = (distributions_after(model, nodes)[0] for model in (target, draft))
+        target_probs, draft_probs = (
+            distributions_after(model, nodes)[0] for model in (target, draft)
+        )
         block = TreeBlock.of(replace(nodes, draft_probs=draft_probs), target_probs)
-        accepted, next_token = rule.distribution(block).decide(uniforms[:length], uniforms[length : length + 1])
+        accepted, next_token = rule.distribution(block).decide(
+            uniforms[:length], uniforms[length : length + 1]
+        )
         path = [node for node in accepted.tolist() if node >= 0]
         assert [nodes.parents[node] for node in path] == [-1, *path][: len(path)]
         assert target_probs[path[-1] + 1 if path else 0, next_token.item()] > 0
-        assert all(target_probs[parent + 1, nodes.tokens[node]] > 0 for node, parent in zip(path, [-1, *path], strict=False))
+        assert all(
+            target_probs[parent + 1, nodes.tokens[node]] > 0
+            for node, parent in zip(path, [-1, *path], strict=False)
+        )
 
 
 @tries(2)
@@ -124,7 +174,9 @@ def test_a_walk_goes_down_the_tree_to_a_token_that_the_target_may_say(rule, draf
 def test_the_optimal_residual_has_the_least_bias_and_the_targets_no_less(pair, eps):
     target, draft, _ = pair
     opt, uno = (
-        total_variation(emitted_distribution(BiasedVerification(eps, mode), target, draft, 1, 1), target(())).item()
+        total_variation(
+            emitted_distribution(BiasedVerification(eps, mode), target, draft, 1, 1), target(())
+        ).item()
         for mode in ("opt", "uno")
     )
     passes = accept_prob(target(()) + eps, draft(()))

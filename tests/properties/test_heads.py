@@ -1,4 +1,6 @@
-"""Heads: calibrations are monotone and fit, and metrics agree with their definitions written out."""
+"""Heads: calibrations are monotone and fit, and metrics agree with their definitions written
+out.
+"""
 
 import itertools
 import math
@@ -19,7 +21,11 @@ labels = st.sampled_from([0.0, 0.5, 1.0]) | probabilities()
 def vectors(*columns, **sizes):
     """Return tensors (N,), one for each strategy."""
     rows = st.lists(st.tuples(*columns), **{"min_size": 1, "max_size": 20} | sizes)
-    return rows.map(lambda given: [torch.tensor(column, dtype=torch.float64) for column in zip(*given, strict=True)])
+    return rows.map(
+        lambda given: [
+            torch.tensor(column, dtype=torch.float64) for column in zip(*given, strict=True)
+        ]
+    )
 
 
 @st.composite
@@ -54,13 +60,17 @@ def test_kl_and_brier_score_are_the_means_over_both_outcomes(rows):
         return a * (math.log(a) - b) if a else 0.0
 
     expected = [
-        divergence(a, torch.nn.functional.logsigmoid(x).item()) + divergence(1 - a, torch.nn.functional.logsigmoid(-x).item())
+        divergence(a, torch.nn.functional.logsigmoid(x).item())
+        + divergence(1 - a, torch.nn.functional.logsigmoid(-x).item())
         for a, x in zip(label.tolist(), logit, strict=True)
     ]
     kl = binary_kl(logit, label).item()
     assert kl == pytest.approx(sum(expected) / len(expected), abs=1e-9) and kl > -1e-12
     prob = logit.sigmoid()
-    squares = [a * (1 - p) ** 2 + (1 - a) * p**2 for a, p in zip(label.tolist(), prob.tolist(), strict=True)]
+    squares = [
+        a * (1 - p) ** 2 + (1 - a) * p**2
+        for a, p in zip(label.tolist(), prob.tolist(), strict=True)
+    ]
     assert brier(prob, label) == pytest.approx(sum(squares) / len(squares), abs=1e-12)
 
 
@@ -72,7 +82,9 @@ def test_calibration_errors_are_those_of_bins(rows, num_bins):
     for p, a in zip(prob.tolist(), label.tolist(), strict=True):
         bins.setdefault(min(int(p * num_bins), num_bins - 1), []).append(p - a)
     curve = calibration(prob, label, num_bins)
-    assert curve.ece == pytest.approx(sum(abs(sum(each)) for each in bins.values()) / len(prob), abs=1e-9)
+    assert curve.ece == pytest.approx(
+        sum(abs(sum(each)) for each in bins.values()) / len(prob), abs=1e-9
+    )
     assert len(curve.share) == len(bins) and curve.share.sum().item() == pytest.approx(1)
     assert calibration(prob, prob, num_bins).ece == 0
 
@@ -91,9 +103,15 @@ def test_a_fitted_calibration_is_finite_and_fits_better_than_none(rows, prior):
     labels = (accepted + share * logit.sigmoid()) / (1 + share)
     for index in range(NUM_INDICES):
         here = (furthest >= index).double()
-        weight, target = here + share, (here * accepted + share * labels) / (here + share)
+        weight = here + share
+        target = (here * accepted + share * labels) / (here + share)
         losses = [
-            (weight * torch.nn.functional.binary_cross_entropy_with_logits(scores, target, reduction="none")).sum()
+            (
+                weight
+                * torch.nn.functional.binary_cross_entropy_with_logits(
+                    scores, target, reduction="none"
+                )
+            ).sum()
             for scores in (fitted.slope[index] * logit + fitted.intercept[index], logit)
         ]
         assert losses[0] <= losses[1] + 1e-6 * (1 + losses[1])
@@ -102,27 +120,39 @@ def test_a_fitted_calibration_is_finite_and_fits_better_than_none(rows, prior):
 @tries(2)
 @given(vectors(logits, min_size=2), st.floats(0.2, 4), st.floats(-3, 3))
 def test_a_calibration_of_logits_that_are_off_by_a_line_restores_the_order(rows, slope, intercept):
-    """Outcomes are accepted with the sigmoid of a rising line of the logit, so the calibrated logit rises, too."""
+    """Outcomes are accepted with the sigmoid of a rising line of the logit, so the calibrated logit
+    rises, too.
+    """
     (logit,) = rows
     accepted = (slope * logit + intercept).sigmoid()
-    fitted = IndexCalibration.fit(logit, accepted, torch.full((len(logit),), NUM_INDICES), prior=1e-3)
+    fitted = IndexCalibration.fit(
+        logit, accepted, torch.full((len(logit),), NUM_INDICES), prior=1e-3
+    )
     if (logit.max() - logit.min()) > 1e-3:
         assert min(fitted.slope) > 0
 
 
 @tries(5)
-@given(st.lists(st.tuples(st.floats(-9, 9), st.floats(-9, 9)), min_size=1, max_size=4), numbered(logits))
+@given(
+    st.lists(st.tuples(st.floats(-9, 9), st.floats(-9, 9)), min_size=1, max_size=4),
+    numbered(logits),
+)
 def test_calibrated_logits_are_those_of_the_line_at_their_index_and_monotone(lines, rows):
     logit, index = rows
     slope, intercept = ([line[part] for line in lines] for part in (0, 1))
     made = IndexCalibration(slope, intercept)
     assert IndexCalibration.from_dict(made.to_dict()) == made
     places = [min(place, len(lines) - 1) for place in index.tolist()]
-    expected = [slope[place] * x + intercept[place] for place, x in zip(places, logit.tolist(), strict=True)]
+    expected = [
+        slope[place] * x + intercept[place] for place, x in zip(places, logit.tolist(), strict=True)
+    ]
     assert made(logit, index).tolist() == pytest.approx(expected, abs=1e-4)
     for place, factor in enumerate(slope):
         rising = logit.sort().values
-        rows_of = torch.tensor([[factor]] * len(rising)), torch.tensor([[intercept[place]]] * len(rising))
+        rows_of = (
+            torch.tensor([[factor]] * len(rising)),
+            torch.tensor([[intercept[place]]] * len(rising)),
+        )
         steps = calibrated(rising, torch.zeros(len(rising), dtype=torch.long), *rows_of).diff()
         assert (steps * math.copysign(1, factor) >= 0).all()
 
@@ -131,14 +161,20 @@ def test_calibrated_logits_are_those_of_the_line_at_their_index_and_monotone(lin
 def test_every_token_has_a_pair_for_each_index_that_it_can_have(rows):
     _, furthest = rows
     token, index = in_rounds(furthest)
-    expected = [(n, i) for n, last in enumerate(furthest.tolist()) for i in range(min(last + 1, NUM_INDICES))]
+    expected = [
+        (n, i)
+        for n, last in enumerate(furthest.tolist())
+        for i in range(min(last + 1, NUM_INDICES))
+    ]
     assert list(zip(token.tolist(), index.tolist(), strict=True)) == expected
 
 
 @tries(3)
 @given(vectors(logits, logits, labels, st.sampled_from([0.1, 1.0, 3.0]), min_size=3))
 def test_the_gradient_of_a_fitted_logistic_vanishes_unless_it_separates(rows):
-    """Where a line separates the labels there is no best one: its weights are finite all the same."""
+    """Where a line separates the labels there is no best one: its weights are finite all the
+    same.
+    """
     first, second, label, counts = rows
     features = torch.stack([first, second], dim=1)
     fitted = fit_logistic(features, label, counts)

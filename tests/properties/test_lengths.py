@@ -35,7 +35,9 @@ def test_batches_of_tokens_hold_every_row_once_and_are_as_large_as_the_limit_all
 @given(st.integers(0, 100), st.integers(1, 50), st.integers(1, 500))
 def test_slices_are_consecutive_and_as_large_as_the_limit_allows(num_rows, row_size, most):
     parts = slices(num_rows, row_size, most)
-    assert [row for part in parts for row in range(num_rows)[part]] == list(range(num_rows)) and parts
+    assert [row for part in parts for row in range(num_rows)[part]] == list(
+        range(num_rows)
+    ) and parts
     sizes = [part.stop - part.start for part in parts]
     assert all(size * row_size <= most or size == 1 for size in sizes)
     assert len(set(sizes[:-1])) <= 1 and (len(parts) == 1 or (sizes[0] + 1) * row_size > most)
@@ -63,7 +65,9 @@ class Messages(logging.Handler):
 @given(st.lists(st.tuples(st.floats(0, 100), st.integers(0, 50)), max_size=30), st.integers(0, 200))
 def test_a_forecast_speaks_ever_less_often_and_of_a_time_that_is_left(steps, more):
     """Its clock may stand still, and steps may do nothing."""
-    clock, done, messages = [0.0], 0, Messages()
+    clock = [0.0]
+    done = 0
+    messages = Messages()
     total = sum(count for _, count in steps) + more
     forecast.logger.addHandler(messages)
     level = forecast.logger.level
@@ -82,4 +86,8 @@ def test_a_forecast_speaks_ever_less_often_and_of_a_time_that_is_left(steps, mor
     elapsed = sum(seconds for seconds, _ in steps[1:])  # since the first update
     assert not messages.texts or len(messages.texts) <= 1 + (elapsed - 10) / 30 + 1e-9
     for text in messages.texts:
-        assert re.fullmatch(r"work: [\d,]+ of [\d,]+, [\d,.]+ (a second|seconds each), about [^-]*\d:\d\d:\d\d to go", text), text
+        assert re.fullmatch(
+            r"work: [\d,]+ of [\d,]+, [\d,.]+ (a second|seconds each), about [^-]*\d:\d\d:\d\d"
+            r" to go",
+            text,
+        ), text

@@ -1,5 +1,5 @@
-"""Every allowed pairing of drafting, stopping and verification, on random pairs with random warps, lengths, end tokens and
-windows; every other pairing is refused.
+"""Every allowed pairing of drafting, stopping and verification, on random pairs with random warps,
+lengths, end tokens and windows; every other pairing is refused.
 """
 
 import itertools
@@ -21,7 +21,8 @@ REFUSED = sorted(set(itertools.product(DRAFTINGS, RULES)) - set(PAIRINGS))
 
 def plain_greedy(case):
     """Return the response that the target's most likely tokens make, without any engine."""
-    text, limit = list(case.prompt), min(len(case.prompt) + case.max_new_tokens, case.window)
+    text = list(case.prompt)
+    limit = min(len(case.prompt) + case.max_new_tokens, case.window)
     while len(text) < limit and (len(text) == len(case.prompt) or text[-1] not in case.stop_tokens):
         text.append(int(case.pair.target(torch.tensor([text])).logits[0, -1].argmax()))
     return text[len(case.prompt) :]
@@ -39,21 +40,29 @@ def test_greedy_output_of_lossless_rules_is_the_targets(pairing, data):
 @tries(0.3)
 @given(st.data())
 def test_every_token_is_accounted_for(pairing, data):
-    """Drafted tokens were accepted or discarded; emitted ones were accepted or the target's, but for those cut after an end."""
+    """Drafted tokens were accepted or discarded.
+
+    Emitted ones were accepted or the target's, but for those cut after an end.
+    """
     case = data.draw(cases([pairing]))
     out = case.decoder().generate(*case.request)
-    tokens, limit = out.tokens.tolist(), min(case.max_new_tokens, case.window - len(case.prompt))
+    tokens = out.tokens.tolist()
+    limit = min(case.max_new_tokens, case.window - len(case.prompt))
     assert list(itertools.chain.from_iterable(record.tokens for record in out.rounds)) == tokens
     assert 1 <= len(tokens) <= limit and all(0 <= token < case.vocab_size for token in tokens)
     assert not set(tokens[:-1]) & set(case.stop_tokens)
     ended = tokens[-1] in case.stop_tokens
-    assert out.finish_reason == ("stop" if ended else "length" if len(tokens) == case.max_new_tokens else "context")
+    assert out.finish_reason == (
+        "stop" if ended else "length" if len(tokens) == case.max_new_tokens else "context"
+    )
     assert ended or len(tokens) == limit
     for number, record in enumerate(out.rounds):
         num_cut = record.num_accepted + 1 - len(record.tokens)
         assert num_cut == 0 or (ended and number == len(out.rounds) - 1 and num_cut > 0)
         num_copied = record.num_discarded + record.num_accepted - record.num_drafted
-        assert num_copied == 0 or (record.marks["copy_rounds"] and 0 < num_copied <= record.num_accepted)
+        assert num_copied == 0 or (
+            record.marks["copy_rounds"] and 0 < num_copied <= record.num_accepted
+        )
         assert record.num_discarded >= 0 and record.num_target_calls == 1
         most = case.stopping.max_tokens
         assert record.num_drafted <= (case.drafting.most_verified(most) or most)
@@ -68,11 +77,14 @@ def test_every_token_is_accounted_for(pairing, data):
 def test_the_same_seed_gives_the_same_output_and_a_stream_adds_up_to_it(case):
     decoder = case.decoder()
     first = decoder.generate(*case.request)
-    again, other = decoder.generate(*case.request), case.decoder().generate(*case.request)
+    again = decoder.generate(*case.request)
+    other = case.decoder().generate(*case.request)
     assert "".join(decoder.stream(*case.request)) == first.text
     for out in (again, other):
         assert out.tokens.tolist() == first.tokens.tolist()
-        assert [record.num_drafted for record in out.rounds] == [record.num_drafted for record in first.rounds]
+        assert [record.num_drafted for record in out.rounds] == [
+            record.num_drafted for record in first.rounds
+        ]
 
 
 @given(cases(), cases())
@@ -83,8 +95,12 @@ def test_a_decoder_remembers_nothing_of_other_prompts_and_rules(case, other):
     decoder = case.decoder()
     if len(other.prompt) < case.window:
         decoder.generate(other.prompt, other.max_new_tokens, other.seed, ())
-        if other.stopping.max_tokens <= decoder._longest and (case.drafting.reads_draft or not other.stopping.needs):
-            decoder.with_stopping(other.stopping).generate(other.prompt, other.max_new_tokens, other.seed, ())
+        if other.stopping.max_tokens <= decoder._longest and (
+            case.drafting.reads_draft or not other.stopping.needs
+        ):
+            decoder.with_stopping(other.stopping).generate(
+                other.prompt, other.max_new_tokens, other.seed, ()
+            )
     assert decoder.generate(*case.request).tokens.tolist() == expected.tokens.tolist()
 
 

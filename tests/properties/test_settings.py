@@ -1,4 +1,6 @@
-"""Every field of every class of settings: a value outside its constraint is refused by the name of its key, any other is kept."""
+"""Every field of every class of settings: a value outside its constraint is refused by the name of
+its key, any other is kept.
+"""
 
 import importlib
 import inspect
@@ -35,13 +37,21 @@ def subclasses(cls):
         yield from subclasses(each)
 
 
-CLASSES = sorted((cls for cls in subclasses(Settings) if cls.__module__.startswith("specheads")), key=str)
+CLASSES = sorted(
+    (cls for cls in subclasses(Settings) if cls.__module__.startswith("specheads")), key=str
+)
 REQUIRED = {
     "_Model": {"model": {"draft": "a", "target": "b"}},
     "Export": {"head": "x"},
     "Method": {"name": "a"},
     "Comparison": {"of": ["a"]},
-    "Claim": {"of": ["a"], "claims": ["c"], "says": "more", "metric": "discard_rate", "expected": "more"},
+    "Claim": {
+        "of": ["a"],
+        "claims": ["c"],
+        "says": "more",
+        "metric": "discard_rate",
+        "expected": "more",
+    },
 }
 
 
@@ -65,7 +75,9 @@ def numbers(holds, least=-1e6, most=1e6, **bounds):
 def integers(least, most):
     return Domain(
         st.integers(least, most) | st.sampled_from([least, most]),
-        lambda value: isinstance(value, int) and not isinstance(value, bool) and least <= value <= most,
+        lambda value: (
+            isinstance(value, int) and not isinstance(value, bool) and least <= value <= most
+        ),
     )
 
 
@@ -80,21 +92,32 @@ ENGINES = ("auto", "compiled", "cuda_graph", "eager")
 BY_LAST_CHECK = {
     Threshold.__metadata__[-1].func: Domain(
         NUMBERS["Probability"].inside | st.just("auto"),
-        lambda value: (isinstance(value, str) and value == "auto") or NUMBERS["Probability"].contains(value),
+        lambda value: (
+            (isinstance(value, str) and value == "auto") or NUMBERS["Probability"].contains(value)
+        ),
     ),
     Ratio.__metadata__[-1].func: numbers(lambda value: value > 1, 1),
-    Warped.model_fields["warp"].metadata[-1].func: Domain(warps, lambda value: value is None or value == {}),
+    Warped.model_fields["warp"].metadata[-1].func: Domain(
+        warps, lambda value: value is None or value == {}
+    ),
     EngineName.__metadata__[-1].func: Domain(
-        st.sampled_from(["auto", "eager"]), lambda value: isinstance(value, str) and value in ENGINES
+        st.sampled_from(["auto", "eager"]),
+        lambda value: isinstance(value, str) and value in ENGINES,
     ),
 }
 
 
 def domain_of(annotation: Any, constraints: tuple[Any, ...] = ()) -> Domain | None:
-    """Return the values of a type, or None for those of other objects, and where more than the type decides."""
+    """Return the values of a type, or None for those of other objects, and where more than the type
+    decides.
+    """
     if get_origin(annotation) is Annotated:
         inner, *more = get_args(annotation)
-        inside = [part for each in more for part in (each.metadata if isinstance(each, FieldInfo) else [each])]
+        inside = [
+            part
+            for each in more
+            for part in (each.metadata if isinstance(each, FieldInfo) else [each])
+        ]
         return domain_of(inner, (*inside, *constraints))
     if constraints and (check := getattr(constraints[-1], "func", None)) in BY_LAST_CHECK:
         return BY_LAST_CHECK[check]
@@ -104,7 +127,9 @@ def domain_of(annotation: Any, constraints: tuple[Any, ...] = ()) -> Domain | No
         case [PlainValidator(func=check)] if check in BY_CHECK:
             return BY_CHECK[check]
         case [PlainValidator(func=check)]:
-            bounds = inspect.getclosurevars(inspect.getclosurevars(check).nonlocals["holds"]).nonlocals
+            bounds = inspect.getclosurevars(
+                inspect.getclosurevars(check).nonlocals["holds"]
+            ).nonlocals
             return integers(bounds["least"], bounds["most"])
         case [Strict()] if annotation is bool:
             return Domain(st.booleans(), lambda value: isinstance(value, bool))
@@ -123,11 +148,22 @@ def composed(annotation: Any) -> Domain | None:
     if annotation is types.NoneType:
         return Domain(st.none(), lambda value: value is None)
     if isinstance(annotation, type) and issubclass(annotation, Settings):
-        return None if annotation.__name__ in REQUIRED else Domain(st.builds(annotation), lambda value: value == {})
+        return (
+            None
+            if annotation.__name__ in REQUIRED
+            else Domain(st.builds(annotation), lambda value: value == {})
+        )
     if get_origin(annotation) is Literal:
-        return Domain(st.sampled_from(parts), lambda value: isinstance(value, str) and value in parts)
-    if get_origin(annotation) in (Union, types.UnionType) and all(domains := [domain_of(part) for part in parts]):
-        return Domain(st.one_of(each.inside for each in domains), lambda value: any(each.contains(value) for each in domains))
+        return Domain(
+            st.sampled_from(parts), lambda value: isinstance(value, str) and value in parts
+        )
+    if get_origin(annotation) in (Union, types.UnionType) and all(
+        domains := [domain_of(part) for part in parts]
+    ):
+        return Domain(
+            st.one_of(each.inside for each in domains),
+            lambda value: any(each.contains(value) for each in domains),
+        )
     if get_origin(annotation) is tuple and parts[1:] == (...,) and (domain := domain_of(parts[0])):
         return Domain(
             st.lists(domain.inside, max_size=4).map(tuple),
@@ -142,12 +178,37 @@ DOMAINS = {
     for name, field in cls.model_fields.items()
     if (domain := domain_of(field.annotation, tuple(field.metadata)))
 }
-edges = [0, 1, -1, 2**31 - 1, 2**31, 2**32 - 1, 2**32, 2**16, 2**16 + 1, 0.0, -0.0, 1.0, 1.5, -1e-300, 1 + 1e-15, 1e400, math.nan]
+edges = [
+    0,
+    1,
+    -1,
+    2**31 - 1,
+    2**31,
+    2**32 - 1,
+    2**32,
+    2**16,
+    2**16 + 1,
+    0.0,
+    -0.0,
+    1.0,
+    1.5,
+    -1e-300,
+    1 + 1e-15,
+    1e400,
+    math.nan,
+]
 scalars = (
-    st.sampled_from([*edges, None, True, False, "", "auto", "1", "true"]) | st.integers() | st.floats() | st.text(max_size=4)
+    st.sampled_from([*edges, None, True, False, "", "auto", "1", "true"])
+    | st.integers()
+    | st.floats()
+    | st.text(max_size=4)
 )
 # Objects of no field's type, too. A list is refused wherever one of its values is.
-anything = scalars | st.lists(scalars, max_size=3) | st.sampled_from([{}, {"unheard": 1}, {"0": 0}, object(), b"1", 1j])
+anything = (
+    scalars
+    | st.lists(scalars, max_size=3)
+    | st.sampled_from([{}, {"unheard": 1}, {"0": 0}, object(), b"1", 1j])
+)
 
 
 def arguments(cls):
@@ -174,7 +235,9 @@ def test_a_value_outside_is_refused_by_the_name_of_its_key(cls, data):
     for (owner, name), domain in DOMAINS.items():
         if owner is not cls:
             continue
-        value = data.draw(anything.filter(lambda value, domain=domain: not domain.contains(value)), label=name)
+        value = data.draw(
+            anything.filter(lambda value, domain=domain: not domain.contains(value)), label=name
+        )
         with pytest.raises(UserError) as caught:
             cls(**arguments(cls) | {name: value})
         key = key_of(name, cls.model_fields[name])
@@ -207,4 +270,6 @@ def test_a_key_that_is_not_known_is_named_with_those_that_are(cls, name, value):
         return
     with pytest.raises(UserError) as caught:
         cls(**arguments(cls) | {name: value})
-    assert str(caught.value).startswith(f"{name}=") and "is not known; expected one of" in str(caught.value)
+    assert str(caught.value).startswith(f"{name}=") and "is not known; expected one of" in str(
+        caught.value
+    )

@@ -1,4 +1,6 @@
-"""Shards and journals are the same in whatever order, by however many workers and after whatever interruptions they are made."""
+"""Shards and journals are the same in whatever order, by however many workers and after whatever
+interruptions they are made.
+"""
 
 import json
 import tempfile
@@ -28,7 +30,14 @@ from specheads.storage.journal import Journal
 from specheads.storage.row_store import RowStore
 from specheads.storage.shards import ShardStore, read_manifest
 
-SCHEMA = pa.schema({"number": pa.int32(), "text": pa.string(), "ids": pa.list_(pa.int32()), "probs": pa.list_(pa.float32())})
+SCHEMA = pa.schema(
+    {
+        "number": pa.int32(),
+        "text": pa.string(),
+        "ids": pa.list_(pa.int32()),
+        "probs": pa.list_(pa.float32()),
+    }
+)
 PROVENANCE = {"target": ["t", "r"], "seed": 0}
 numbers = st.integers(-(2**31), 2**31 - 1)
 rows = st.fixed_dictionaries(
@@ -57,7 +66,8 @@ def folder():
 def content(folder):
     """Return the bytes of all files, but for those that may stay without harm.
 
-    They are unfinished manifests, as another worker may be writing one, and notes of shards that a manifest lists by now.
+    They are unfinished manifests, as another worker may be writing one, and notes of shards that a
+    manifest lists by now.
     """
     paths = [path for path in sorted(folder.rglob("*")) if path.is_file()]
     harmless = (".manifest.json.*.tmp", ".[!.]*.json")
@@ -89,7 +99,11 @@ def test_rows_are_read_back_in_their_order_in_whatever_order_shards_are_written(
         make(here, plan, data.draw(st.permutations(list(plan))))
         assert content(here) == made_alone(plan)
         expected = [row for name in plan for row in plan[name]]
-        read = [row for name in sorted(read_manifest(here)["shards"]) for row in pq.read_table(here / name).to_pylist()]
+        read = [
+            row
+            for name in sorted(read_manifest(here)["shards"])
+            for row in pq.read_table(here / name).to_pylist()
+        ]
         assert read == expected
 
 
@@ -101,9 +115,14 @@ def test_a_split_is_read_in_the_order_of_its_shards(plan, data):
         assert load_split(here, "train").to_list() == [row for name in plan for row in plan[name]]
 
 
-@given(planned_shards(), st.lists(st.permutations(range(5)), min_size=2, max_size=3), st.lists(st.sampled_from([0, 0.01])))
+@given(
+    planned_shards(),
+    st.lists(st.permutations(range(5)), min_size=2, max_size=3),
+    st.lists(st.sampled_from([0, 0.01])),
+)
 def test_several_workers_write_the_bytes_of_one(plan, orders, pauses):
-    ended, left = [], iter([*pauses, *[0.0] * 20])
+    ended = []
+    left = iter([*pauses, *[0.0] * 20])
     names = list(plan)
 
     def work(order):
@@ -130,7 +149,8 @@ class Killed(BaseException):
 
 @contextmanager
 def killed_at(step, share=0.5):
-    """Let the process end at this step of writing files: before and after each file is written, and each is renamed.
+    """Let the process end at this step of writing files: before and after each file is written, and
+    each is renamed.
 
     `share`: of the file's bytes that have reached the disk.
     """
@@ -146,7 +166,9 @@ def killed_at(step, share=0.5):
                 raise Killed
             write(temporary)
             if reached():
-                temporary.write_bytes(temporary.read_bytes()[: int(share * temporary.stat().st_size)])
+                temporary.write_bytes(
+                    temporary.read_bytes()[: int(share * temporary.stat().st_size)]
+                )
                 raise Killed
 
         if reached():
@@ -169,7 +191,9 @@ ROW = {"number": 1, "text": "a", "ids": [2], "probs": [0.5]}
 
 @tries(3)
 @given(planned_shards(), interruptions)
-@example({"train-00000.parquet": [ROW]}, [(10, 0.5)])  # while its checksum is noted: that unfinished file stayed
+@example(
+    {"train-00000.parquet": [ROW]}, [(10, 0.5)]
+)  # while its checksum is noted: that unfinished file stayed
 def test_a_cache_that_is_resumed_after_any_interruptions_has_the_same_bytes(plan, interruptions):
     with folder() as here:
         for step, share in interruptions:
@@ -179,7 +203,12 @@ def test_a_cache_that_is_resumed_after_any_interruptions_has_the_same_bytes(plan
         assert content(here) == made_alone(plan)
 
 
-@given(planned_shards(), st.lists(st.permutations(range(5)), min_size=2, max_size=3), st.integers(0, 40), probabilities())
+@given(
+    planned_shards(),
+    st.lists(st.permutations(range(5)), min_size=2, max_size=3),
+    st.integers(0, 40),
+    probabilities(),
+)
 def test_workers_finish_what_one_that_died_was_making(plan, orders, step, share):
     ended = []
 
@@ -205,23 +234,32 @@ def test_a_store_of_tensors_has_the_same_bytes_after_any_interruptions(counts, i
 
     def make_all(folder):
         store = RowStore(folder, PROVENANCE, sizes, "rows")
-        store.fill(lambda start, rows: [{"hidden": torch.full((row + 1, 2), float(row))} for row in rows], "no memory")
+        store.fill(
+            lambda start, rows: [{"hidden": torch.full((row + 1, 2), float(row))} for row in rows],
+            "no memory",
+        )
         return store
 
     with folder() as here, folder() as alone:
         for step, share in interruptions:
             with killed_at(step, share):
                 make_all(here)
-        store, same = make_all(here), make_all(alone)
+        store = make_all(here)
+        same = make_all(alone)
         assert content(store.folder) == content(same.folder)
         for number, count in enumerate(counts):
-            assert [len(store.row(f"{number}-", row)["hidden"]) for row in range(count)] == list(range(1, count + 1))
+            assert [len(store.row(f"{number}-", row)["hidden"]) for row in range(count)] == list(
+                range(1, count + 1)
+            )
 
 
 class Letters:
     def load(self, chats):
         texts = ["abc", "ba", "cab", "dddd", "ac", "bbad"]
-        return [Prompt(text_id(text), ("train", "train", "dev")[number % 3], text) for number, text in enumerate(texts)]
+        return [
+            Prompt(text_id(text), ("train", "train", "dev")[number % 3], text)
+            for number, text in enumerate(texts)
+        ]
 
 
 @tries(0.2)
@@ -239,17 +277,25 @@ def test_generated_data_has_the_same_bytes_after_any_interruptions(interruptions
         for step, share in interruptions:
             with killed_at(step, share):
                 generate_data(pair, Letters(), settings, here)
-        assert generate_data(pair, Letters(), settings, here).name == generate_data(pair, Letters(), settings, alone).name
+        assert (
+            generate_data(pair, Letters(), settings, here).name
+            == generate_data(pair, Letters(), settings, alone).name
+        )
         assert content(here) == content(alone)
 
 
 entries = st.dictionaries(
-    st.text(max_size=3), st.integers() | st.text(max_size=4) | st.lists(st.floats(allow_nan=False)), max_size=3
+    st.text(max_size=3),
+    st.integers() | st.text(max_size=4) | st.lists(st.floats(allow_nan=False)),
+    max_size=3,
 )
 
 
 @tries(3)
-@given(st.lists(entries, max_size=5), st.lists(st.tuples(probabilities(), st.integers(0, 6)), max_size=3))
+@given(
+    st.lists(entries, max_size=5),
+    st.lists(st.tuples(probabilities(), st.integers(0, 6)), max_size=3),
+)
 def test_a_journal_that_was_cut_anywhere_has_its_first_entries_and_goes_on(texts, cuts):
     """At any share of its bytes, and while it is opened again."""
     with folder() as here:
@@ -266,7 +312,9 @@ def test_a_journal_that_was_cut_anywhere_has_its_first_entries_and_goes_on(texts
                 known.add(number, entry)
             path.write_bytes(path.read_bytes()[: int(np.ceil(share * path.stat().st_size))])
         assert Journal(path, PROVENANCE).entries == dict(enumerate(texts))
-        assert len(list(here.iterdir())) == 1 + sum(path.name.startswith("sweep-") for path in here.iterdir())
+        assert len(list(here.iterdir())) == 1 + sum(
+            path.name.startswith("sweep-") for path in here.iterdir()
+        )
 
 
 @given(st.lists(entries, min_size=2, max_size=4), st.integers(0, 5), probabilities())
@@ -286,10 +334,16 @@ def test_a_file_is_the_old_one_or_the_new_one(versions, step, share):
 
 
 @tries(2)
-@given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 99)), min_size=1, max_size=6), st.integers(1, 3))
+@given(
+    st.lists(st.tuples(st.integers(0, 5), st.integers(0, 99)), min_size=1, max_size=6),
+    st.integers(1, 3),
+)
 def test_rows_of_tensors_are_read_back(sizes, width):
     made = [
-        {"hidden": Model(width, seed)(())[None].expand(count, -1).float(), "ids": torch.arange(seed, seed + count)}
+        {
+            "hidden": Model(width, seed)(())[None].expand(count, -1).float(),
+            "ids": torch.arange(seed, seed + count),
+        }
         for count, seed in sizes
     ]
     with folder() as here:
@@ -297,13 +351,17 @@ def test_rows_of_tensors_are_read_back(sizes, width):
         store.fill(lambda start, rows: [made[row] for row in rows], "no memory")
         for number, row in enumerate(made):
             read = store.row("", number)
-            assert read.keys() == row.keys() and all(torch.equal(read[name], row[name]) for name in row)
+            assert read.keys() == row.keys() and all(
+                torch.equal(read[name], row[name]) for name in row
+            )
 
 
 @tries(5)
 @given(st.lists(st.integers(0, 40), max_size=20), st.integers(1, 30))
 @example([1, 9, 9], 10)  # 18 bytes in one shard
-def test_shards_of_tensors_are_consecutive_and_below_their_size_after_their_first_row(sizes, shard_bytes):
+def test_shards_of_tensors_are_consecutive_and_below_their_size_after_their_first_row(
+    sizes, shard_bytes
+):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(row_store, "SHARD_BYTES", shard_bytes)
         store = RowStore(Path(), PROVENANCE, {"": np.array(sizes, dtype=np.int64)}, "rows")

@@ -30,19 +30,28 @@ SAMPLED = Warp(1.0)
 
 def make(pair, folder, count=5, warp=SAMPLED, num_samples=2, seed=0):
     generator = np.random.default_rng(7)
-    prompts = [(Prompt(f"{i:04x}", "test", ""), generator.integers(29, size=3 + i).tolist()) for i in range(count)]
-    return Recorder(pair, warp, ResponseLimits(12), RecordSettings(num_samples, 4), seed, folder).record([prompts])[0]
+    prompts = [
+        (Prompt(f"{i:04x}", "test", ""), generator.integers(29, size=3 + i).tolist())
+        for i in range(count)
+    ]
+    return Recorder(
+        pair, warp, ResponseLimits(12), RecordSettings(num_samples, 4), seed, folder
+    ).record([prompts])[0]
 
 
 def head(seed, predicts="next_token", **kwargs):
     torch.manual_seed(seed)
-    head = AcceptanceHead(HeadConfig(32, 1, predicts, width=8, **kwargs)).eval().requires_grad_(False)
+    head = (
+        AcceptanceHead(HeadConfig(32, 1, predicts, width=8, **kwargs)).eval().requires_grad_(False)
+    )
     torch.nn.init.normal_(head.readout.weight)
     return head
 
 
 def contents(folder):
-    return {path.relative_to(folder): path.read_bytes() for path in sorted(folder.rglob("*.parquet"))}
+    return {
+        path.relative_to(folder): path.read_bytes() for path in sorted(folder.rglob("*.parquet"))
+    }
 
 
 class Stop(Exception):
@@ -50,7 +59,9 @@ class Stop(Exception):
 
 
 def test_a_stopped_recording_is_resumed_to_the_same_bytes(pair, tmp_path, monkeypatch):
-    whole, record_responses, calls = make(pair, tmp_path / "whole"), module.record_responses, []
+    whole = make(pair, tmp_path / "whole")
+    record_responses = module.record_responses
+    calls = []
 
     def stop_at_the_second_shard(*args):
         calls.append(args)
@@ -66,7 +77,11 @@ def test_a_stopped_recording_is_resumed_to_the_same_bytes(pair, tmp_path, monkey
     first = next(half.glob("*.parquet")).stat().st_mtime_ns
     monkeypatch.setattr(TargetRounds, "take", None)  # no response is made again
     cut = make(pair, tmp_path / "cut")
-    assert contents(cut) == contents(whole) and len(contents(whole)) == 3 and not (half / ".responses.jsonl").exists()
+    assert (
+        contents(cut) == contents(whole)
+        and len(contents(whole)) == 3
+        and not (half / ".responses.jsonl").exists()
+    )
     assert min(path.stat().st_mtime_ns for path in cut.glob("*.parquet")) == first
 
 
@@ -92,14 +107,16 @@ def test_progress_is_told_in_tokens_of_all_sets(pair, tmp_path, monkeypatch):
     monkeypatch.setattr(module, "progress", progress)
     generator = np.random.default_rng(7)
     sets = [
-        [(Prompt(f"{i:04x}", "test", ""), generator.integers(29, size=4).tolist()) for i in part] for part in ((0, 1, 2), (3,))
+        [(Prompt(f"{i:04x}", "test", ""), generator.integers(29, size=4).tolist()) for i in part]
+        for part in ((0, 1, 2), (3,))
     ]
     recorder = Recorder(pair, SAMPLED, ResponseLimits(12), RecordSettings(2, 4), 0, tmp_path)
     folders = recorder.record([*sets, sets[0]])
     recordings = [load_recording(folder) for folder in folders]
     assert [each.num_prompts for each in recordings] == [3, 1, 3] and folders[0] == folders[2]
     num_tokens = sum(int(each.lengths.sum()) for each in recordings[:2])
-    (most, *made), (total, *recorded) = told["responses, in tokens"], told["recording, in tokens"]
+    (most, *made) = told["responses, in tokens"]
+    (total, *recorded) = told["recording, in tokens"]
     assert (most, sum(made), total) == (4 * 12, num_tokens, num_tokens)
     assert sum(recorded) == pytest.approx(num_tokens) and len(recorded) > 3 and min(recorded) >= 0
     told.clear()
@@ -124,7 +141,9 @@ def test_other_settings_are_another_recording(pair, tmp_path):
     ]
     assert len(set(folders)) == 4
     # Greedy decoding has only one outcome, however many samples are asked for.
-    assert make(pair, tmp_path, warp=Warp(0), num_samples=2) == make(pair, tmp_path, warp=Warp(0), num_samples=3)
+    assert make(pair, tmp_path, warp=Warp(0), num_samples=2) == make(
+        pair, tmp_path, warp=Warp(0), num_samples=3
+    )
 
 
 def test_predictions_are_those_of_decoding_and_are_made_once(pair, tmp_path):
@@ -132,7 +151,9 @@ def test_predictions_are_those_of_decoding_and_are_made_once(pair, tmp_path):
     heads = {head_fingerprint(new): new for new in (head(0), head(1), head(2, "input_token"))}
     first = next(iter(heads))
     add_predictions(folder, pair, {first: heads[first]}, ground_truth=False)
-    (before,) = [path.stat().st_mtime_ns for path in (folder / "predictions" / first).glob("manifest.json")]
+    (before,) = [
+        path.stat().st_mtime_ns for path in (folder / "predictions" / first).glob("manifest.json")
+    ]
     passes = []
     add_predictions(folder, pair, heads, ground_truth=True, advance=passes.append)
     assert passes == [1] * 10  # one pass for both new heads, one of the target
@@ -142,11 +163,16 @@ def test_predictions_are_those_of_decoding_and_are_made_once(pair, tmp_path):
     recording = load_recording(folder, [*heads, GROUND_TRUTH])
     nodes = {}
     for number in range(5):
-        start, response = int(recording.first[number]), recording.response(number)
-        nodes |= {start + i: (recording.prompts[number] + response[:i], token) for i, token in enumerate(response)}
+        start = int(recording.first[number])
+        response = recording.response(number)
+        nodes |= {
+            start + i: (recording.prompts[number] + response[:i], token)
+            for i, token in enumerate(response)
+        }
         for draw in range(2):
             for i in range(len(response)):
-                branch, length = int(recording.branch_first[draw, start + i]), int(recording.branch_length[draw, start + i])
+                branch = int(recording.branch_first[draw, start + i])
+                length = int(recording.branch_length[draw, start + i])
                 drafted = recording.tokens[branch : branch + length].tolist()
                 text = recording.prompts[number] + response[:i]
                 nodes |= {branch + k: (text + drafted[:k], drafted[k]) for k in range(length)}
@@ -155,21 +181,32 @@ def test_predictions_are_those_of_decoding_and_are_made_once(pair, tmp_path):
         assert recording.tokens[node] == token
         hidden = pair.draft_lm.hidden_states(torch.tensor([text]), use_cache=False)[:, -1]
         features = drafting_features(
-            heads[first].config.inputs, pair.draft_lm.logits(hidden), torch.tensor([token]), hidden, pair.draft_lm.embed
+            heads[first].config.inputs,
+            pair.draft_lm.logits(hidden),
+            torch.tensor([token]),
+            hidden,
+            pair.draft_lm.embed,
         )
         for name, predictor in heads.items():
-            assert recording.features[name][node] == pytest.approx(predictor(features).item(), abs=1e-4)
+            assert recording.features[name][node] == pytest.approx(
+                predictor(features).item(), abs=1e-4
+            )
 
 
 def test_labels_pair_every_proposed_token_with_its_outcome_and_the_next_token(pair, tmp_path):
     recording = load_recording(make(pair, tmp_path))
-    labels, expected = [value.tolist() for value in recording.labels()], []
+    labels = [value.tolist() for value in recording.labels()]
+    expected = []
     for draw in range(2):
         for number in range(5):
-            start, length, run = int(recording.first[number]), int(recording.lengths[number]), 0
+            start = int(recording.first[number])
+            length = int(recording.lengths[number])
+            run = 0
             for i in range(start, start + length):
-                furthest, run = min(run, recording.max_tokens - 1), run + 1 if recording.accepted[draw, i] else 0
-                branch, size = int(recording.branch_first[draw, i]), int(recording.branch_length[draw, i])
+                furthest = min(run, recording.max_tokens - 1)
+                run = run + 1 if recording.accepted[draw, i] else 0
+                branch = int(recording.branch_first[draw, i])
+                size = int(recording.branch_length[draw, i])
                 if recording.accepted[draw, i] and i - start < recording.limits[number] - 1:
                     expected.append((i, i + 1 if i + 1 < start + length else -1, True, furthest))
                 elif size:
@@ -184,5 +221,7 @@ def test_every_node_belongs_to_the_response_that_it_was_recorded_for(pair, tmp_p
     response = torch.repeat_interleave(torch.arange(recording.num_prompts), recording.lengths)
     assert torch.equal(recording.prompt_of(torch.arange(len(response))), response)
     for last in (0, 1):  # the first node of a branch and the last one
-        node = recording.branch_first[draw, position] + last * (recording.branch_length[draw, position] - 1)
+        node = recording.branch_first[draw, position] + last * (
+            recording.branch_length[draw, position] - 1
+        )
         assert len(node) > 0 and torch.equal(recording.prompt_of(node), response[position])

@@ -1,4 +1,6 @@
-"""Replay against decoding itself: the same rounds in greedy mode, the same distribution of rounds in sampling."""
+"""Replay against decoding itself: the same rounds in greedy mode, the same distribution of rounds
+in sampling.
+"""
 
 import copy
 from dataclasses import replace
@@ -40,9 +42,15 @@ def pair():
 @pytest.fixture(scope="module")
 def heads(pair):
     torch.manual_seed(0)
-    looking = {"next_token": ("hidden", "embedding", "second_prob"), "input_token": ("hidden", "second_prob")}
+    looking = {
+        "next_token": ("hidden", "embedding", "second_prob"),
+        "input_token": ("hidden", "second_prob"),
+    }
     heads = [AcceptanceHead(HeadConfig(32, 1, predicts, width=8)) for predicts in looking]
-    heads += [AcceptanceHead(HeadConfig(32, 1, predicts, inputs, 8)) for predicts, inputs in looking.items()]
+    heads += [
+        AcceptanceHead(HeadConfig(32, 1, predicts, inputs, 8))
+        for predicts, inputs in looking.items()
+    ]
     for head in heads:
         head.eval().requires_grad_(False)
         torch.nn.init.normal_(head.readout.weight, std=2.0)
@@ -51,12 +59,19 @@ def heads(pair):
 
 def prompts(count):
     generator = np.random.default_rng(7)
-    return [(Prompt(f"{i:04x}", "test", ""), generator.integers(29, size=3 + i % 5).tolist()) for i in range(count)]
+    return [
+        (Prompt(f"{i:04x}", "test", ""), generator.integers(29, size=3 + i % 5).tolist())
+        for i in range(count)
+    ]
 
 
-def recorded(pair, heads, folder, warp, count, num_samples=1, max_new_tokens=NUM_TOKENS, max_tokens=20):
+def recorded(
+    pair, heads, folder, warp, count, num_samples=1, max_new_tokens=NUM_TOKENS, max_tokens=20
+):
     settings = ResponseLimits(max_new_tokens, batch_size=16)
-    folder = Recorder(pair, warp, settings, RecordSettings(num_samples, max_tokens), 0, folder).record([prompts(count)])[0]
+    folder = Recorder(
+        pair, warp, settings, RecordSettings(num_samples, max_tokens), 0, folder
+    ).record([prompts(count)])[0]
     named = {head_fingerprint(head): head for head in heads}
     add_predictions(folder, pair, named, ground_truth=True)
     return load_recording(folder, [*named, GROUND_TRUTH])
@@ -64,19 +79,36 @@ def recorded(pair, heads, folder, warp, count, num_samples=1, max_new_tokens=NUM
 
 def every_rule(heads):
     """Pairs of each rule as it decodes and as it is replayed."""
-    simple = [stopping.FixedLength(1), stopping.FixedLength(4), stopping.FixedLength(20), stopping.MaxProbability(0.3, 12)]
+    simple = [
+        stopping.FixedLength(1),
+        stopping.FixedLength(4),
+        stopping.FixedLength(20),
+        stopping.MaxProbability(0.3, 12),
+    ]
     rules = [(rule, rule) for rule in simple]
     for head in heads:
         for threshold in (0.2, 0.6, 0.95):
-            rules.append(tuple(stopping.HeadThreshold(asked, threshold) for asked in (head, recorded_head(head))))
+            rules.append(
+                tuple(
+                    stopping.HeadThreshold(asked, threshold)
+                    for asked in (head, recorded_head(head))
+                )
+            )
     return rules
 
 
 def live_rounds(pair, rule, count):
-    """Rounds of greedy decoding of each of `count` prompts, which are decoded together: as one by one, but sooner."""
+    """Rounds of greedy decoding of each of `count` prompts, which are decoded together: as one by
+    one, but sooner.
+    """
     decoder = SpeculativeDecoder(pair, stopping=rule, warp=Warp(0), engine="eager")
-    decoded = decoder.generate_batch([ids for _, ids in prompts(count)], max_batch=count, max_new_tokens=NUM_TOKENS)
-    return [[(r.num_drafted, r.num_accepted, len(r.tokens)) for r in decoded[number].rounds] for number in range(count)]
+    decoded = decoder.generate_batch(
+        [ids for _, ids in prompts(count)], max_batch=count, max_new_tokens=NUM_TOKENS
+    )
+    return [
+        [(r.num_drafted, r.num_accepted, len(r.tokens)) for r in decoded[number].rounds]
+        for number in range(count)
+    ]
 
 
 def test_in_greedy_mode_every_rule_has_exactly_the_rounds_of_decoding(pair, heads, tmp_path):
@@ -86,38 +118,59 @@ def test_in_greedy_mode_every_rule_has_exactly_the_rounds_of_decoding(pair, head
     rules = every_rule(heads)
     replayed = replay(recording, [rule for _, rule in rules])
     for (rule, _), rounds in zip(rules, replayed, strict=True):
-        assert [rounds_of(rounds, number) for number in range(6)] == live_rounds(pair, rule, 6), type(rule).__name__
+        assert [rounds_of(rounds, number) for number in range(6)] == live_rounds(pair, rule, 6), (
+            type(rule).__name__
+        )
 
 
 def test_in_sampling_counts_agree_with_decoding_in_the_mean(pair, heads, tmp_path):
-    """Target calls and discards per prompt, 30 prompts x 2 responses each way; false alarm 1e-5 per comparison (4.4 errors)."""
-    warp, count, repeats, length = Warp(0.8, top_k=6), 30, 2, 24
+    """Target calls and discards per prompt, 30 prompts x 2 responses each way.
+
+    False alarm 1e-5 per comparison (4.4 errors).
+    """
+    warp = Warp(0.8, top_k=6)
+    count = 30
+    repeats = 2
+    length = 24
     parts = []
     for repeat in range(repeats):
         rows = [(replace(p, prompt_id=f"{p.prompt_id}{repeat}"), ids) for p, ids in prompts(count)]
-        folder = Recorder(pair, warp, ResponseLimits(length), RecordSettings(), 0, tmp_path).record([rows])[0]
+        folder = Recorder(pair, warp, ResponseLimits(length), RecordSettings(), 0, tmp_path).record(
+            [rows]
+        )[0]
         named = {head_fingerprint(head): head for head in heads}
         add_predictions(folder, pair, named, ground_truth=False)
         parts.append(load_recording(folder, list(named)))
     for rule, recorded_rule in every_rule(heads)[1::2]:
         offline = [replay(part, [recorded_rule])[0].per_prompt(count) for part in parts]
         decoder = SpeculativeDecoder(pair, stopping=rule, warp=warp, engine="eager")
-        asked, seeds = [ids for _, ids in prompts(count)] * repeats, np.arange(repeats).repeat(count).tolist()
+        asked = [ids for _, ids in prompts(count)] * repeats
+        seeds = np.arange(repeats).repeat(count).tolist()
         decoded = decoder.generate_batch(
             asked, max_batch=len(asked), max_new_tokens=length, seeds=seeds
         )  # as one by one, but sooner
-        live = [[decoded[repeat * count + number].rounds for number in range(count)] for repeat in range(repeats)]
+        live = [
+            [decoded[repeat * count + number].rounds for number in range(count)]
+            for repeat in range(repeats)
+        ]
         for name in ("calls", "discards", "tokens"):
             difference = np.zeros(count)
             for counts, generations in zip(offline, live, strict=True):
-                ours = {"calls": counts.target_calls, "discards": counts.discarded, "tokens": counts.tokens}[name] / 4
+                ours = {
+                    "calls": counts.target_calls,
+                    "discards": counts.discarded,
+                    "tokens": counts.tokens,
+                }[name] / 4
                 theirs = {
                     "calls": [len(rounds) for rounds in generations],
                     "discards": [sum(r.num_discarded for r in rounds) for rounds in generations],
                     "tokens": [sum(len(r.tokens) for r in rounds) for rounds in generations],
                 }[name]
                 difference += (ours - np.array(theirs)) / repeats
-            assert abs(difference.mean()) < 4.4 * difference.std(ddof=1) / count**0.5 + 1e-9, (type(rule).__name__, name)
+            assert abs(difference.mean()) < 4.4 * difference.std(ddof=1) / count**0.5 + 1e-9, (
+                type(rule).__name__,
+                name,
+            )
 
 
 def test_rules_that_are_walked_together_have_the_same_rounds_as_alone(pair, heads, tmp_path):
@@ -132,8 +185,11 @@ def test_rules_that_are_walked_together_have_the_same_rounds_as_alone(pair, head
 
 
 def test_counts_are_of_every_prompt_also_of_those_without_a_round():
-    drafted, accepted = np.array([2, 0, 3]), np.array([1, 0, 3])
-    counts = Replayed(np.array([1, 1, 2]), np.zeros(3), np.zeros(3), drafted, accepted, accepted + 1).per_prompt(4)
+    drafted = np.array([2, 0, 3])
+    accepted = np.array([1, 0, 3])
+    counts = Replayed(
+        np.array([1, 1, 2]), np.zeros(3), np.zeros(3), drafted, accepted, accepted + 1
+    ).per_prompt(4)
     assert [counts.tokens.tolist(), counts.drafted.tolist(), counts.accepted.tolist()] == [
         [0, 3, 4, 0],
         [0, 2, 3, 0],
@@ -146,7 +202,12 @@ def test_counts_are_of_every_prompt_also_of_those_without_a_round():
 def test_thresholds_of_what_was_recorded_have_the_numbers_that_they_are_given(heads):
     rule = recorded_threshold(recorded_head(heads[0]), 0.3, 7)
     assert (rule.head, rule.threshold, rule.max_tokens) == (recorded_head(heads[0]), 0.3, 7)
-    assert (Ceiling().threshold, Ceiling().min_tokens, Ceiling().max_tokens, Ceiling().lag) == (0.7, 1, 20, 0)
+    assert (Ceiling().threshold, Ceiling().min_tokens, Ceiling().max_tokens, Ceiling().lag) == (
+        0.7,
+        1,
+        20,
+        0,
+    )
     assert Ceiling(0.5, 7).max_tokens == 7
 
 
@@ -155,7 +216,10 @@ def test_a_recorded_head_has_what_rules_read_of_the_head(heads):
     head = copy.deepcopy(heads[0])
     head.config = config
     acceptance = recorded_head(head)
-    assert (acceptance.name, acceptance.config.calibration) == (head_fingerprint(head), {"slope": [2.0]})
+    assert (acceptance.name, acceptance.config.calibration) == (
+        head_fingerprint(head),
+        {"slope": [2.0]},
+    )
     assert acceptance.config.predicts == config.predicts and acceptance != acceptance.name
     logits = torch.tensor([0.2, 0.9])
     assert acceptance({acceptance.name: logits}) is logits
@@ -175,7 +239,8 @@ class UntilToken(stopping.FixedLength):
 
 
 def test_a_rule_that_reads_tokens_has_the_rounds_of_decoding(pair, tmp_path):
-    rule, recording = UntilToken(6), recorded(pair, [], tmp_path, Warp(0), 4)
+    rule = UntilToken(6)
+    recording = recorded(pair, [], tmp_path, Warp(0), 4)
     (rounds,) = replay(recording, [rule])
     expected = live_rounds(pair, rule, 4)
     assert [rounds_of(rounds, number) for number in range(4)] == expected
@@ -196,22 +261,32 @@ def test_rounds_tile_every_response(pair, heads, tmp_path):
             for sample in range(3):
                 of_sample = rounds_of(rounds, prompt, sample)
                 assert sum(tokens for _, _, tokens in of_sample) == recording.lengths[prompt]
-                assert all(accepted <= drafted and tokens in (accepted, accepted + 1) for drafted, accepted, tokens in of_sample)
+                assert all(
+                    accepted <= drafted and tokens in (accepted, accepted + 1)
+                    for drafted, accepted, tokens in of_sample
+                )
                 assert all(tokens == accepted + 1 for _, accepted, tokens in of_sample[:-1])
 
 
 def test_the_greedy_oracle_discards_nothing_and_calls_once_per_difference(pair, heads, tmp_path):
-    """SpecDec++, lemma 2.1: |S| + 1 calls where the response ends by itself and the models agree on its end."""
+    """SpecDec++, lemma 2.1: |S| + 1 calls where the response ends by itself and the models agree on
+    its end.
+    """
     recording = recorded(pair, heads, tmp_path, Warp(0), 8)
     counts = oracle(recording).per_prompt(8)
     assert counts.discarded.sum() == 0
     for number in range(8):
-        first, length = recording.first[number], recording.lengths[number]
+        first = recording.first[number]
+        length = recording.lengths[number]
         differ = ~recording.accepted[0, first : first + length]
         # At the limit the last token is the target's, even where the draft agrees.
-        expected = differ.sum() + ~differ[-1] if recording.finished[number] else differ[:-1].sum() + 1
+        expected = (
+            differ.sum() + ~differ[-1] if recording.finished[number] else differ[:-1].sum() + 1
+        )
         assert counts.target_calls[number] == int(expected)
-        by_draft = int(recording.finished[number] and not differ[-1])  # the last round has no token of the target
+        by_draft = int(
+            recording.finished[number] and not differ[-1]
+        )  # the last round has no token of the target
         assert counts.drafted[number] == length - counts.target_calls[number] + by_draft
     rules = [stopping.FixedLength(k) for k in range(1, 21)]
     for ratio in (1.5, 5, 20):
@@ -221,41 +296,67 @@ def test_the_greedy_oracle_discards_nothing_and_calls_once_per_difference(pair, 
             assert cost < other.drafted.sum() / ratio + other.target_calls.sum()
 
 
-def test_true_probabilities_are_those_of_both_distributions_and_the_ceiling_uses_them(pair, heads, tmp_path):
+def test_true_probabilities_are_those_of_both_distributions_and_the_ceiling_uses_them(
+    pair, heads, tmp_path
+):
     warp = Warp(0.8, top_k=6)
     recording = recorded(pair, heads, tmp_path, warp, 4, num_samples=2)
     ground_truth = recording.features[GROUND_TRUTH]
     for number in range(4):
-        response, first = recording.response(number), int(recording.first[number])
+        response = recording.response(number)
+        first = int(recording.first[number])
         for i in range(0, len(response), 5):
             text = torch.tensor([recording.prompts[number] + response[:i]])
-            t, d = (warp(model(text, use_cache=False).logits[0, -1]) for model in (pair.target, pair.draft))
+            t, d = (
+                warp(model(text, use_cache=False).logits[0, -1])
+                for model in (pair.target, pair.draft)
+            )
             assert ground_truth[first + i] == pytest.approx(
-                min(1.0, (t[response[i]] / d[response[i]]).item()) if d[response[i]] else 0.0, abs=1e-5
+                min(1.0, (t[response[i]] / d[response[i]]).item()) if d[response[i]] else 0.0,
+                abs=1e-5,
             )
     node, _, accepted, _ = recording.labels()
-    assert (ground_truth[node[~accepted]] < 1).all()  # only a token that the target likes less than the draft does is rejected
+    assert (
+        ground_truth[node[~accepted]] < 1
+    ).all()  # only a token that the target likes less than the draft does is rejected
     (rounds,) = replay(recording, [Ceiling(0.0)])
     counts = rounds.per_prompt(4)
     assert counts.drafted.sum() < replay(recording, [Ceiling(1.0)])[0].per_prompt(4).drafted.sum()
-    before_doubt = [drafted for p in range(4) for drafted, accepted, _ in rounds_of(rounds, p) if accepted < drafted]
+    before_doubt = [
+        drafted
+        for p in range(4)
+        for drafted, accepted, _ in rounds_of(rounds, p)
+        if accepted < drafted
+    ]
     assert before_doubt and sum(before_doubt) > 0
 
 
 def test_a_rule_that_was_not_recorded_for_is_refused(pair, heads, tmp_path):
     recording = recorded(pair, heads[:1], tmp_path, Warp(0), 2)
-    with pytest.raises(UserError, match="^FixedLength drafts up to 21 .* of 20; .*or give the rule a smaller max_tokens[.]$"):
+    with pytest.raises(
+        UserError,
+        match="^FixedLength drafts up to 21 .* of 20; .*or give the rule a smaller max_tokens[.]$",
+    ):
         replay(recording, [stopping.FixedLength(21)])
-    with pytest.raises(UserError, match="^HeadThreshold needs 'embedding', .*; it has token, .*draft_prob, entropy, "):
+    with pytest.raises(
+        UserError,
+        match="^HeadThreshold needs 'embedding', .*; it has token, .*draft_prob, entropy, ",
+    ):
         replay(recording, [stopping.HeadThreshold(heads[0])])
     with pytest.raises(UserError, match=head_fingerprint(heads[1])):
         replay(recording, [stopping.HeadThreshold(recorded_head(heads[1]))])
 
 
 def test_calibrated_heads_have_exactly_the_rounds_of_decoding_in_greedy_mode(pair, heads, tmp_path):
-    """Rounds differ from those without the calibration; heads that differ only in their calibration do not share rounds."""
+    """Rounds differ from those without the calibration.
+
+    Heads that differ only in their calibration do not share rounds.
+    """
     recording = recorded(pair, heads, tmp_path, Warp(0), 4)
-    kinds = ((stopping.HeadThreshold, {"threshold": 0.6}), (stopping.OnlineHead, {"threshold": 0.6}))
+    kinds = (
+        (stopping.HeadThreshold, {"threshold": 0.6}),
+        (stopping.OnlineHead, {"threshold": 0.6}),
+    )
     values = (None, {"slope": [0.5, 2.0, 1.0], "intercept": [1.5, -0.5, 1.0]})
     for head in heads[1:3]:  # of either kind
         copies = [copy.deepcopy(head) for _ in values]
@@ -264,13 +365,19 @@ def test_calibrated_heads_have_exactly_the_rounds_of_decoding_in_greedy_mode(pai
         for kind, numbers in kinds:
             replayed = replay(recording, [kind(recorded_head(each), **numbers) for each in copies])
             for each, rounds in zip(copies, replayed, strict=True):
-                assert [rounds_of(rounds, number) for number in range(4)] == live_rounds(pair, kind(each, **numbers), 4)
-            raw, calibrated = ([rounds_of(rounds, number) for number in range(4)] for rounds in replayed)
+                assert [rounds_of(rounds, number) for number in range(4)] == live_rounds(
+                    pair, kind(each, **numbers), 4
+                )
+            raw, calibrated = (
+                [rounds_of(rounds, number) for number in range(4)] for rounds in replayed
+            )
             assert raw != calibrated
 
 
 def two_of_each(head):
-    """Two rules of every class with different numbers, so that many share a compile key but learn differently."""
+    """Two rules of every class with different numbers, so that many share a compile key but learn
+    differently.
+    """
     other = recorded_head(head)
     return [
         *(stopping.FixedLength(k) for k in (2, 5)),
@@ -286,17 +393,25 @@ def two_of_each(head):
 
 def test_rules_that_learn_have_the_same_rounds_together_as_alone(pair, heads, tmp_path):
     recording = recorded(pair, heads, tmp_path, Warp(1.0), 6, num_samples=2)
-    rules, all_rounds = two_of_each(heads[0]), []
+    rules = two_of_each(heads[0])
+    all_rounds = []
     for rule, together in zip(rules, replay(recording, rules), strict=True):
         (alone,) = replay(recording, [rule])
         rounds = [rounds_of(alone, prompt, draw) for prompt in range(6) for draw in range(2)]
-        assert rounds == [rounds_of(together, prompt, draw) for prompt in range(6) for draw in range(2)], type(rule).__name__
+        assert rounds == [
+            rounds_of(together, prompt, draw) for prompt in range(6) for draw in range(2)
+        ], type(rule).__name__
         all_rounds.append(rounds)
-    assert all(first != second for first, second in zip(all_rounds[::2], all_rounds[1::2], strict=True))
+    assert all(
+        first != second for first, second in zip(all_rounds[::2], all_rounds[1::2], strict=True)
+    )
 
 
 class Growing(stopping.StoppingRule):
-    """Drafts a number of tokens that grows by `more` after every round; the state knows the number, the rule what to add."""
+    """Drafts a number of tokens that grows by `more` after every round.
+
+    The state knows the number, the rule what to add.
+    """
 
     compile_key = ("growing",)
     needs = frozenset()
@@ -305,7 +420,9 @@ class Growing(stopping.StoppingRule):
         self.more = more
 
     def start_prompt(self, batch, device):
-        return GrowingState(torch.zeros(batch, dtype=torch.long), torch.ones(batch, dtype=torch.long))
+        return GrowingState(
+            torch.zeros(batch, dtype=torch.long), torch.ones(batch, dtype=torch.long)
+        )
 
     def step(self, state, features):
         num_drafted = state.num_drafted + 1
@@ -322,11 +439,15 @@ class GrowingState(NamedTuple):
 
 def test_each_rule_learns_by_what_is_its_own(pair, heads, tmp_path):
     recording = recorded(pair, heads[:1], tmp_path, Warp(1.0), 3)
-    for more, rounds in zip((0, 1, 2), replay(recording, [Growing(more) for more in (0, 1, 2)]), strict=True):
+    for more, rounds in zip(
+        (0, 1, 2), replay(recording, [Growing(more) for more in (0, 1, 2)]), strict=True
+    ):
         for prompt in range(3):
             drafted = [each[0] for each in rounds_of(rounds, prompt)]
             asked = [1 + more * number for number in range(len(drafted))]
-            assert drafted[0] == 1 and all(here <= wanted for here, wanted in zip(drafted, asked, strict=True))
+            assert drafted[0] == 1 and all(
+                here <= wanted for here, wanted in zip(drafted, asked, strict=True)
+            )
             assert drafted[1] == asked[1]
 
 
@@ -338,18 +459,29 @@ def test_rules_that_learn_have_exactly_the_rounds_of_decoding_in_greedy_mode(pai
             rule.head = heads[0]  # the head itself in the place of what was recorded of it
             rule.needs = rule.needs - {head_fingerprint(heads[0])} | set(heads[0].config.inputs)
             rule.compile_key = (rule.compile_key[0], heads[0], *rule.compile_key[2:])
-        assert [rounds_of(rounds, number) for number in range(3)] == live_rounds(pair, rule, 3), type(rule).__name__
+        assert [rounds_of(rounds, number) for number in range(3)] == live_rounds(pair, rule, 3), (
+            type(rule).__name__
+        )
 
 
 def test_a_logit_is_that_of_the_node_from_which_the_head_predicts_the_token(pair, heads, tmp_path):
-    """A head whose logit is the largest probability there; one that predicts its input token reads it one node later."""
+    """A head whose logit is the largest probability there.
+
+    One that predicts its input token reads it one node later.
+    """
     for head in heads[:2]:
-        linear = AcceptanceHead(HeadConfig(32, 0, head.config.predicts, ("max_prob",), 1)).requires_grad_(False)
+        linear = AcceptanceHead(
+            HeadConfig(32, 0, head.config.predicts, ("max_prob",), 1)
+        ).requires_grad_(False)
         for name, value in linear.named_parameters():
             value.fill_(1.0 if "weight" in name else 0.0)
-        recording = recorded(pair, [linear], tmp_path / head.config.predicts, Warp(1.0), 5, num_samples=2)
+        recording = recorded(
+            pair, [linear], tmp_path / head.config.predicts, Warp(1.0), 5, num_samples=2
+        )
         logits, accepted, furthest, node = head_logits(recording, recorded_head(linear))
-        torch.testing.assert_close(logits, recording.features["max_prob"][node].double(), atol=1e-6, rtol=0)
+        torch.testing.assert_close(
+            logits, recording.features["max_prob"][node].double(), atol=1e-6, rtol=0
+        )
         here, after, *_ = recording.labels()
         expected = after[after >= 0] if head.config.predicts == "input_token" else here
         assert torch.equal(node, expected) and len(accepted) == len(furthest) == len(node) > 100

@@ -57,7 +57,10 @@ def test_a_journal_of_another_sweep_starts_from_the_beginning(path, caplog):
     provenance = {**PROVENANCE, "seed": 1}
     assert Journal(path, provenance).entries == {}
     assert json.loads(path.read_text())["provenance"]["seed"] == 1
-    assert "generations.jsonl starts from the beginning: it was measured with another seed" in caplog.text
+    assert (
+        "generations.jsonl starts from the beginning: it was measured with another seed"
+        in caplog.text
+    )
 
 
 def test_an_interrupted_sweep_resumes_to_the_same_counts(nano, prompts, tmp_path):
@@ -73,12 +76,17 @@ def test_an_interrupted_sweep_resumes_to_the_same_counts(nano, prompts, tmp_path
         settings = sweep_settings(candidates(rules, {}, None))
         how = Evaluation(warp=Warp(), max_new_tokens=6, repeats=2)
         measured = Sweep(nano, how, nano.window).run(settings, prompts[:4], journal, count)
-        counts = [[(s.num_tokens, s.num_drafted, s.num_accepted, s.num_target_calls) for s in m.stats] for m in measured]
+        counts = [
+            [(s.num_tokens, s.num_drafted, s.num_accepted, s.num_target_calls) for s in m.stats]
+            for m in measured
+        ]
         return counts, [len(m.token_seconds) for m in measured], done
 
     counts, lengths, _ = sweep()
     with pytest.raises(InterruptedError):
-        sweep(Journal(tmp_path / "j", PROVENANCE), stop_after=15)  # six responses per prompt: in the third one
+        sweep(
+            Journal(tmp_path / "j", PROVENANCE), stop_after=15
+        )  # six responses per prompt: in the third one
     journal = Journal(tmp_path / "j", PROVENANCE)
     assert sorted(journal.entries) == [0, 1]
     resumed = sweep(journal)

@@ -21,7 +21,13 @@ def config(task=(), **changes):
         "command": "head",
         "paths": {"outputs": "outputs", "run": "${hydra:runtime.output_dir}"},
     }
-    return OmegaConf.create({**settings, **changes, "hydra": {"overrides": {"task": list(task)}, "run": {"dir": "anything"}}})
+    return OmegaConf.create(
+        {
+            **settings,
+            **changes,
+            "hydra": {"overrides": {"task": list(task)}, "run": {"dir": "anything"}},
+        }
+    )
 
 
 @pytest.fixture(autouse=True)
@@ -49,18 +55,42 @@ def unfinished(parent, name, key="this", finished=False):
 
 
 def test_the_key_of_a_run_depends_on_its_settings_and_not_on_its_folder():
-    same = [config(), config(resume=False), config(resume=False, task=["resume=false"]), config(task=["verbose=true"])]
+    same = [
+        config(),
+        config(resume=False),
+        config(resume=False, task=["resume=false"]),
+        config(task=["verbose=true"]),
+    ]
     moved = config()
     moved.hydra.run.dir = "elsewhere"
     assert len({_run_key(settings) for settings in [*same, moved]}) == 1
-    others = [config(seed=1), config(command="evaluate"), config(task=["head.depth=1,2"]), config(task=["head.depth=1,3"])]
+    others = [
+        config(seed=1),
+        config(command="evaluate"),
+        config(task=["head.depth=1,2"]),
+        config(task=["head.depth=1,3"]),
+    ]
     assert len({_run_key(settings) for settings in [config(), *others]}) == 5
 
 
 def test_the_key_of_a_run_does_not_depend_on_where_it_trains():
     plain = config(trainer={"max_epochs": 3, "devices": 1})
-    words = ["trainer.devices=2", "+trainer.strategy=fsdp2", "+trainer.num_nodes=2", "trainer.accelerator=cpu"]
-    moved = config(trainer={"max_epochs": 3, "devices": 2, "strategy": "fsdp2", "num_nodes": 2, "accelerator": "cpu"}, task=words)
+    words = [
+        "trainer.devices=2",
+        "+trainer.strategy=fsdp2",
+        "+trainer.num_nodes=2",
+        "trainer.accelerator=cpu",
+    ]
+    moved = config(
+        trainer={
+            "max_epochs": 3,
+            "devices": 2,
+            "strategy": "fsdp2",
+            "num_nodes": 2,
+            "accelerator": "cpu",
+        },
+        task=words,
+    )
     assert _run_key(plain) == _run_key(moved) != _run_key(config(trainer={"max_epochs": 4}))
     assert _run_key(config(trainer=None)) not in (_run_key(plain), _run_key(config()))
 
@@ -68,7 +98,11 @@ def test_the_key_of_a_run_does_not_depend_on_where_it_trains():
 def test_what_a_launcher_restarts_resumes(monkeypatch):
     monkeypatch.setattr(NoteRunKey, "resume", False)
     assert not may_resume()
-    for name, value in {"TORCHELASTIC_RUN_ID": "a", "RANK": "0", "TORCHELASTIC_RESTART_COUNT": "1"}.items():
+    for name, value in {
+        "TORCHELASTIC_RUN_ID": "a",
+        "RANK": "0",
+        "TORCHELASTIC_RESTART_COUNT": "1",
+    }.items():
         monkeypatch.setenv(name, value)
     assert may_resume()
 
@@ -85,7 +119,10 @@ def test_an_interrupted_run_is_found_again(tmp_path):
 
 
 def test_an_interrupted_run_with_a_newer_finished_one_is_left_alone(tmp_path):
-    folders = [unfinished(tmp_path, "2026-01-01_00-00-00"), unfinished(tmp_path, "2026-01-02_00-00-00", finished=True)]
+    folders = [
+        unfinished(tmp_path, "2026-01-01_00-00-00"),
+        unfinished(tmp_path, "2026-01-02_00-00-00", finished=True),
+    ]
     assert runs.run_folder(tmp_path, "this") not in folders
 
 
@@ -98,7 +135,10 @@ def test_a_state_that_cannot_be_read_is_no_interrupted_run(tmp_path, content):
 
 def test_without_resuming_or_without_an_interrupted_run_the_folder_is_new(tmp_path):
     old = unfinished(tmp_path, "2026-01-01_00-00-00")
-    for folder in (runs.run_folder(tmp_path, "this", resume=False), runs.run_folder(tmp_path / "none", "this", resume=False)):
+    for folder in (
+        runs.run_folder(tmp_path, "this", resume=False),
+        runs.run_folder(tmp_path / "none", "this", resume=False),
+    ):
         assert folder != old and not list(folder.glob(runs.STATE))
         time.strptime(folder.name, "%Y-%m-%d_%H-%M-%S")
 
@@ -138,7 +178,8 @@ def test_a_folder_of_another_configuration_is_not_resumed(tmp_path, restart):
 
 
 def test_a_sweep_leaves_out_the_jobs_that_it_has_finished(tmp_path, restart):
-    first, second = tmp_path / "0", tmp_path / "1"
+    first = tmp_path / "0"
+    second = tmp_path / "1"
     first.mkdir(), second.mkdir()
     runs.begin(tmp_path, "this")
     assert runs.begin_job(tmp_path, first)
@@ -198,7 +239,9 @@ sys.stdin.read()
 
 def test_a_fork_that_ends_does_not_release_the_lock_of_its_parent(tmp_path):
     command = [sys.executable, "-c", FORKING, str(tmp_path / runs.LOCK)]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
         assert process.stdout.readline() == "held\n"
         assert lock(tmp_path / runs.LOCK) is None
         process.communicate()

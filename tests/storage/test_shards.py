@@ -23,8 +23,16 @@ from specheads.storage.data_set import SCHEMA, load_split
 from specheads.storage.files import lock, locked, write_json, write_whole
 from specheads.storage.shards import ShardStore, checksum, fingerprint, read_manifest
 
-SETTINGS = DataGeneration(warp=Warp(1.0, top_k=5), max_new_tokens=6, max_prompt_tokens=8, batch_size=2, rows_per_shard=3)
-NAMES = ["dev-00000.parquet", "test-00000.parquet", "train-00000.parquet", "train-00001.parquet", "train-00002.parquet"]
+SETTINGS = DataGeneration(
+    warp=Warp(1.0, top_k=5), max_new_tokens=6, max_prompt_tokens=8, batch_size=2, rows_per_shard=3
+)
+NAMES = [
+    "dev-00000.parquet",
+    "test-00000.parquet",
+    "train-00000.parquet",
+    "train-00001.parquet",
+    "train-00002.parquet",
+]
 NUM_ROWS = {"train": 7, "dev": 2, "test": 3}
 
 
@@ -32,7 +40,8 @@ class Letters:
     """Prompts of the letters a to h, which count how often they are loaded."""
 
     def __init__(self, seed=0):
-        self.seed, self.loads = seed, 0
+        self.seed = seed
+        self.loads = 0
 
     def load(self, chats):
         self.loads += 1
@@ -63,7 +72,11 @@ def complete(pair, tmp_path_factory):
 
 def labelled(root):
     """The folder of the labels; another one has the responses."""
-    (folder,) = (path.parent for path in root.glob("*/manifest.json") if "every draft" not in path.read_text())
+    (folder,) = (
+        path.parent
+        for path in root.glob("*/manifest.json")
+        if "every draft" not in path.read_text()
+    )
     return folder
 
 
@@ -104,11 +117,15 @@ def interrupted(make, tmp_path, monkeypatch):
 @pytest.fixture
 def made_again(monkeypatch):
     """The texts of the prompts of each shard that is generated from now on."""
-    made, real = [], run.label_rows
+    made = []
+    real = run.label_rows
     monkeypatch.setattr(
         run,
         "label_rows",
-        lambda pair, shard, *rest: (made.append([p.text for p, _ in shard.prompts]), real(pair, shard, *rest))[1],
+        lambda pair, shard, *rest: (
+            made.append([p.text for p, _ in shard.prompts]),
+            real(pair, shard, *rest),
+        )[1],
     )
     return made
 
@@ -117,7 +134,12 @@ def made_again(monkeypatch):
 
 
 def test_a_complete_cache_has_the_planned_shards_and_nothing_temporary(complete):
-    assert sorted(path.name for path in complete.iterdir()) == [".lock", *NAMES[:1], "manifest.json", *NAMES[1:]]
+    assert sorted(path.name for path in complete.iterdir()) == [
+        ".lock",
+        *NAMES[:1],
+        "manifest.json",
+        *NAMES[1:],
+    ]
 
 
 def test_the_manifest_lists_rows_and_checksums_of_every_shard(complete):
@@ -145,10 +167,18 @@ def test_rows_keep_their_prompt_and_every_list_has_an_entry_per_response_token(c
         prompt = expected[row["prompt_id"]]
         assert (row["prompt"], row["split"]) == (prompt.text, prompt.split)
         assert row["prompt_ids"] == pair.encode_instruction(prompt.text)
-        assert row["finished"] == (row["response_ids"][-1] == 0) and 0 not in row["response_ids"][:-1]
+        assert (
+            row["finished"] == (row["response_ids"][-1] == 0) and 0 not in row["response_ids"][:-1]
+        )
         assert row["finished"] or len(row["response_ids"]) == 6
-        lists = {name: value for name, value in row.items() if isinstance(value, list) and name != "prompt_ids"}
-        samples = [sample for name in ("more_draft_ids", "more_accept_prob") for sample in lists.pop(name)]
+        lists = {
+            name: value
+            for name, value in row.items()
+            if isinstance(value, list) and name != "prompt_ids"
+        }
+        samples = [
+            sample for name in ("more_draft_ids", "more_accept_prob") for sample in lists.pop(name)
+        ]
         assert {len(value) for value in [*lists.values(), *samples]} == {len(row["response_ids"])}
         assert len(lists) == 3 and len(samples) == 2 * 3
     assert {row["finished"] for row in rows} == {True, False}
@@ -196,7 +226,9 @@ def test_an_interrupted_run_is_not_complete_and_names_only_what_it_made(interrup
     assert sorted(manifest["shards"]) == sorted(path.name for path in interrupted.glob("*.parquet"))
 
 
-def test_a_restart_makes_only_what_is_missing_and_ends_like_an_uninterrupted_run(make, complete, interrupted, made_again):
+def test_a_restart_makes_only_what_is_missing_and_ends_like_an_uninterrupted_run(
+    make, complete, interrupted, made_again
+):
     stamps = {path: path.stat().st_mtime_ns for path in interrupted.glob("*.parquet")}
     assert make(interrupted.parent) == interrupted
     assert len(made_again) == 2
@@ -206,7 +238,9 @@ def test_a_restart_makes_only_what_is_missing_and_ends_like_an_uninterrupted_run
 
 
 @pytest.mark.parametrize("damage", ["truncated", "changed", "deleted"])
-def test_a_damaged_shard_counts_as_missing_and_is_made_again_to_the_byte(make, complete, interrupted, made_again, damage, caplog):
+def test_a_damaged_shard_counts_as_missing_and_is_made_again_to_the_byte(
+    make, complete, interrupted, made_again, damage, caplog
+):
     name = sorted(read_manifest(interrupted)["shards"])[1]
     store = ShardStore(interrupted, read_manifest(interrupted)["provenance"])
     assert store.has(name)
@@ -221,14 +255,18 @@ def test_a_damaged_shard_counts_as_missing_and_is_made_again_to_the_byte(make, c
 
 def test_a_foreign_shard_is_named_and_made_again(make, complete, interrupted, caplog):
     name, other = sorted(read_manifest(interrupted)["shards"])[:2]
-    (interrupted / name).write_bytes((interrupted / other).read_bytes())  # complete, but another shard
+    (interrupted / name).write_bytes(
+        (interrupted / other).read_bytes()
+    )  # complete, but another shard
     with caplog.at_level("WARNING"):
         make(interrupted.parent)
     assert f"{name} in {interrupted}" in caplog.text and other not in caplog.text
     assert content(interrupted) == content(complete)
 
 
-def test_a_cache_that_was_copied_under_another_name_is_not_trusted(make, complete, tmp_path, caplog):
+def test_a_cache_that_was_copied_under_another_name_is_not_trusted(
+    make, complete, tmp_path, caplog
+):
     shutil.copytree(complete, tmp_path / complete.name)
     path = tmp_path / complete.name / "manifest.json"
     manifest = json.loads(path.read_text())
@@ -247,7 +285,9 @@ def test_a_file_that_the_manifest_does_not_list_is_not_read(complete, tmp_path):
     assert len(load_split(tmp_path / "cache", "train")) == rows
 
 
-def test_a_shard_appears_under_its_name_only_when_it_is_complete(make, complete, tmp_path, monkeypatch):
+def test_a_shard_appears_under_its_name_only_when_it_is_complete(
+    make, complete, tmp_path, monkeypatch
+):
     def half_written(table, path, **kwargs):
         path.write_bytes(b"PAR1 and then the machine stopped")
         raise Interruption
@@ -262,7 +302,9 @@ def test_a_shard_appears_under_its_name_only_when_it_is_complete(make, complete,
     assert not list(folder.glob("*.tmp")) and not list(folder.glob(".*.tmp"))
 
 
-def test_a_shard_that_its_manifest_does_not_know_yet_is_not_trusted(make, complete, tmp_path, monkeypatch):
+def test_a_shard_that_its_manifest_does_not_know_yet_is_not_trusted(
+    make, complete, tmp_path, monkeypatch
+):
     def stop(path, content, writer):
         if path.name != "manifest.json":
             raise Interruption
@@ -292,7 +334,9 @@ def test_an_unreadable_manifest_is_named_and_deleting_it_helps(make, complete, i
 # --- space
 
 
-def test_a_warning_says_beforehand_that_space_is_scarce(make, complete, tmp_path, monkeypatch, caplog):
+def test_a_warning_says_beforehand_that_space_is_scarce(
+    make, complete, tmp_path, monkeypatch, caplog
+):
     free = [2**40]
     monkeypatch.setattr(shutil, "disk_usage", lambda path: type("Usage", (), {"free": free[0]}))
     with caplog.at_level("WARNING"):
@@ -322,7 +366,11 @@ def changed(value):
     if isinstance(value, dict):
         return [{**value, key: other} for key in value for other in changed(value[key])]
     if isinstance(value, list):
-        return [value[:i] + [other] + value[i + 1 :] for i in range(len(value)) for other in changed(value[i])]
+        return [
+            value[:i] + [other] + value[i + 1 :]
+            for i in range(len(value))
+            for other in changed(value[i])
+        ]
     return [value + ("x" if isinstance(value, str) else 1)]
 
 
@@ -346,18 +394,29 @@ def test_the_fingerprint_changes_with_the_format(monkeypatch):
 def test_each_argument_of_a_run_changes_the_cache(pair):
     def folder(pair=pair, source=None, settings=SETTINGS, **changed):
         prompts = list((source or Letters()).load(chats=False))
-        return fingerprint(run.cache_provenance(pair, prompts, settings.but(**changed), labelled=True))
+        return fingerprint(
+            run.cache_provenance(pair, prompts, settings.but(**changed), labelled=True)
+        )
 
     assert folder() == folder()
     variants = [
         folder(),
         folder(seed=1),
         folder(source=Letters(1)),
-        *(folder(warp=warp) for warp in (Warp(0.9, top_k=5), Warp(1.0, top_k=6), Warp(1.0, 5, 0.9), Warp(1.0, 5, min_p=0.1))),
+        *(
+            folder(warp=warp)
+            for warp in (
+                Warp(0.9, top_k=5),
+                Warp(1.0, top_k=6),
+                Warp(1.0, 5, 0.9),
+                Warp(1.0, 5, min_p=0.1),
+            )
+        ),
         *(
             folder(**{name: value + 1})
             for name, value in SETTINGS.values().items()
-            if name not in ("seed", "warp", "runner") and not name.startswith(("vllm", "ray", "server"))
+            if name not in ("seed", "warp", "runner")
+            and not name.startswith(("vllm", "ray", "server"))
         ),
         *(folder(replace(pair, **{f"{side}_revision": "x"})) for side in ("target", "draft")),
         folder(replace(pair, target=tiny_pair(8).target.float())),
@@ -389,7 +448,9 @@ def test_the_cache_depends_on_whether_a_pair_chats(pair, tmp_path):
         assert row["prompt_ids"] == p.encode_instruction(row["prompt"])
 
 
-def test_responses_that_end_within_a_thought_are_counted(make, complete, pair, tmp_path, caplog, monkeypatch):
+def test_responses_that_end_within_a_thought_are_counted(
+    make, complete, pair, tmp_path, caplog, monkeypatch
+):
     names = {"<think>": 2, "</think>": 3}
     letters = pair.tokenizer.get_vocab()
     monkeypatch.setattr(CountingTokenizer, "get_vocab", lambda self: letters | names)
@@ -402,7 +463,8 @@ def test_responses_that_end_within_a_thought_are_counted(make, complete, pair, t
     assert 0 < cut < len(rows)
     (message,) = [message for message in caplog.messages if "<think>" in message]
     assert message.startswith(
-        f"data: {cut} of {len(rows)} responses end within <think>, without an answer: raise data.max_new_to"
+        f"data: {cut} of {len(rows)} responses end within <think>, without an answer: raise"
+        " data.max_new_to"
     )
     caplog.clear()
     del names["</think>"]  # a model that does not think
@@ -414,14 +476,24 @@ def test_responses_that_end_within_a_thought_are_counted(make, complete, pair, t
 
 
 def test_prompts_that_are_repeated_or_too_long_are_left_out(pair):
-    texts = [("abc", "train"), ("abcabcabc", "train"), ("abc", "test"), ("abcabcab", "dev"), ("h", "test")]
+    texts = [
+        ("abc", "train"),
+        ("abcabcabc", "train"),
+        ("abc", "test"),
+        ("abcabcab", "dev"),
+        ("h", "test"),
+    ]
 
     class Source:
         def load(self, chats):
             return [Prompt(text, split, text) for text, split in texts]
 
     kept = encode_prompts(pair, unique(Source().load(chats=False)), SETTINGS.limits)
-    assert {(prompt.text, prompt.split) for prompt, _ in kept} == {("abc", "train"), ("abcabcab", "dev"), ("h", "test")}
+    assert {(prompt.text, prompt.split) for prompt, _ in kept} == {
+        ("abc", "train"),
+        ("abcabcab", "dev"),
+        ("h", "test"),
+    }
     assert all(ids == [ord(letter) - 97 for letter in prompt.text] for prompt, ids in kept)
 
 
@@ -429,7 +501,10 @@ def test_a_prompt_leaves_space_for_a_response_in_the_window():
     narrow = tiny_pair(8, window=6)
     source = Letters()
     source.load = lambda chats: [Prompt(text, "train", text) for text in ("abcde", "abcdef")]
-    assert [prompt.text for prompt, _ in encode_prompts(narrow, source.load(chats=False), SETTINGS.limits)] == ["abcde"]
+    assert [
+        prompt.text
+        for prompt, _ in encode_prompts(narrow, source.load(chats=False), SETTINGS.limits)
+    ] == ["abcde"]
 
 
 def test_no_usable_prompt_is_a_user_error(pair):
@@ -440,7 +515,10 @@ def test_no_usable_prompt_is_a_user_error(pair):
 
 
 def test_shards_hold_the_rows_of_one_split_in_order():
-    prompts = [(Prompt(str(i), split, ""), [i]) for i, split in enumerate(["test", "train", "train", "dev", "train", "train"])]
+    prompts = [
+        (Prompt(str(i), split, ""), [i])
+        for i, split in enumerate(["test", "train", "train", "dev", "train", "train"])
+    ]
     plan = plan_shards(prompts, DataGeneration(rows_per_shard=2))
     assert {name: [ids[0] for _, ids in shard.prompts] for name, shard in plan.items()} == {
         "train-00000.parquet": [1, 2],
@@ -451,9 +529,14 @@ def test_shards_hold_the_rows_of_one_split_in_order():
 
 
 def test_train_prompts_get_several_responses_the_first_ones_first():
-    prompts = [(Prompt(str(i), split, ""), [i]) for i, split in enumerate(["test", "train", "train", "dev", "train"])]
+    prompts = [
+        (Prompt(str(i), split, ""), [i])
+        for i, split in enumerate(["test", "train", "train", "dev", "train"])
+    ]
     plan = plan_shards(prompts, DataGeneration(rows_per_shard=2, responses_per_prompt=2))
-    actual = [(name, shard.sample, [ids[0] for _, ids in shard.prompts]) for name, shard in plan.items()]
+    actual = [
+        (name, shard.sample, [ids[0] for _, ids in shard.prompts]) for name, shard in plan.items()
+    ]
     assert actual == [
         ("train-00000.parquet", 0, [1, 2]),
         ("train-00001.parquet", 0, [4]),
@@ -466,7 +549,13 @@ def test_train_prompts_get_several_responses_the_first_ones_first():
 
 NO_COUNTS = ("seed", "warp", "runner", "vllm_python", "vllm_options")
 NO_COUNTS += ("server_url", "server_model", "server_concurrency", "server_seconds")
-NO_COUNTS += ("ray_address", "ray_num_workers", "ray_cpus_per_worker", "ray_gpus_per_worker", "ray_responses")
+NO_COUNTS += (
+    "ray_address",
+    "ray_num_workers",
+    "ray_cpus_per_worker",
+    "ray_gpus_per_worker",
+    "ray_responses",
+)
 
 
 @pytest.mark.parametrize("name", [name for name in SETTINGS.values() if name not in NO_COUNTS])
@@ -478,13 +567,23 @@ def test_counts_must_be_positive(name):
 # --- manifests that name files elsewhere
 
 
-@pytest.mark.parametrize("name", ["../train-00000.parquet", "/etc/passwd", "more/train-00000.parquet", "..", ".", "", "a\0b"])
+@pytest.mark.parametrize(
+    "name",
+    ["../train-00000.parquet", "/etc/passwd", "more/train-00000.parquet", "..", ".", "", "a\0b"],
+)
 def test_a_manifest_cannot_name_a_file_outside_its_folder(complete, tmp_path, name):
     manifest = json.loads((complete / "manifest.json").read_text())
     manifest["shards"][name] = manifest["shards"][NAMES[0]]
     (tmp_path / "manifest.json").write_text(json.dumps(manifest))
-    for read in (read_manifest, lambda folder: load_split(folder, "train"), lambda folder: ShardStore(folder, {})):
-        with pytest.raises(UserError, match=r"manifest\.json names .*must be a file in that folder, not a path or a link"):
+    for read in (
+        read_manifest,
+        lambda folder: load_split(folder, "train"),
+        lambda folder: ShardStore(folder, {}),
+    ):
+        with pytest.raises(
+            UserError,
+            match=r"manifest\.json names .*must be a file in that folder, not a path or a link",
+        ):
             read(tmp_path)
 
 
@@ -492,14 +591,21 @@ def test_a_shard_that_is_a_link_is_refused(make, complete, interrupted, tmp_path
     name = NAMES[2]
     (interrupted / name).unlink()
     (interrupted / name).symlink_to(complete / name)
-    with pytest.raises(UserError, match=f"manifest.json names '{name}', which must be a file in that folder"):
+    with pytest.raises(
+        UserError, match=f"manifest.json names '{name}', which must be a file in that folder"
+    ):
         make(tmp_path)
 
 
-@pytest.mark.parametrize("shards", [["train-00000.parquet"], {"train-00000.parquet": 5}, {"train-00000.parquet": {"rows": 2}}])
+@pytest.mark.parametrize(
+    "shards",
+    [["train-00000.parquet"], {"train-00000.parquet": 5}, {"train-00000.parquet": {"rows": 2}}],
+)
 def test_a_manifest_without_checksums_is_named(tmp_path, shards):
     (tmp_path / "manifest.json").write_text(json.dumps({"complete": True, "shards": shards}))
-    with pytest.raises(UserError, match=r"manifest\.json does not list shards with their checksums; delete it"):
+    with pytest.raises(
+        UserError, match=r"manifest\.json does not list shards with their checksums; delete it"
+    ):
         read_manifest(tmp_path)
 
 
@@ -539,11 +645,18 @@ def test_columns_are_the_documented_ones(complete):
     assert schema.equals(SCHEMA)
     types = {name: str(schema.field(name).type) for name in schema.names}
     assert types.pop("finished") == "bool"
-    assert [name for name, kind in types.items() if kind == "string"] == ["prompt_id", "split", "prompt"]
+    assert [name for name, kind in types.items() if kind == "string"] == [
+        "prompt_id",
+        "split",
+        "prompt",
+    ]
     assert [name for name, kind in types.items() if "int32" in kind] == [
         *("sample", "prompt_ids", "response_ids", "draft_ids", "more_draft_ids")
     ]
-    assert [name for name, kind in types.items() if "float" in kind] == ["accept_prob", "more_accept_prob"]
+    assert [name for name, kind in types.items() if "float" in kind] == [
+        "accept_prob",
+        "more_accept_prob",
+    ]
 
 
 def test_a_split_without_rows_is_a_user_error_that_names_the_key(complete, tmp_path):
@@ -554,7 +667,10 @@ def test_a_split_without_rows_is_a_user_error_that_names_the_key(complete, tmp_p
 
 def test_checksum_is_sha256(tmp_path):
     (tmp_path / "file").write_bytes(b"hello")
-    assert checksum(tmp_path / "file") == "2cf24dba5fb0a30e26e83b2ac5b9e29e1b161e5c1fa7425e73043362938b9824"
+    assert (
+        checksum(tmp_path / "file")
+        == "2cf24dba5fb0a30e26e83b2ac5b9e29e1b161e5c1fa7425e73043362938b9824"
+    )
 
 
 def test_files_of_tensors_have_the_mode_of_other_files(tmp_path):
@@ -564,14 +680,25 @@ def test_files_of_tensors_have_the_mode_of_other_files(tmp_path):
 
 
 @pytest.mark.parametrize(("free", "warns"), [(10**6, False), (100, True)])
-def test_the_size_of_all_rows_is_announced_with_the_first_shard(tmp_path, monkeypatch, caplog, free, warns):
-    monkeypatch.setattr("specheads.storage.files.shutil.disk_usage", lambda folder: SimpleNamespace(free=free))
+def test_the_size_of_all_rows_is_announced_with_the_first_shard(
+    tmp_path, monkeypatch, caplog, free, warns
+):
+    monkeypatch.setattr(
+        "specheads.storage.files.shutil.disk_usage", lambda folder: SimpleNamespace(free=free)
+    )
     store = ShardStore(tmp_path, {"is": "a test"})
     with caplog.at_level("INFO"):
         store.announce("rows", [10, 10, 5])
         assert not caplog.messages
         for number in range(2):
-            store.put(f"{number}", 10, lambda path: path.write_bytes(b"x" * (2000 * 10 + shards.FILE_BYTES)))
+            store.put(
+                f"{number}",
+                10,
+                lambda path: path.write_bytes(b"x" * (2000 * 10 + shards.FILE_BYTES)),
+            )
     said = [record.message for record in caplog.records if record.levelname == "INFO"]
     assert said == ["rows: about 0.0746 MB on disk for 25 rows"]  # of 2,000 bytes, in three files
-    assert (f"rows: only 0.0001 MB are free in {tmp_path}; choose another folder with paths.data=" in caplog.messages) == warns
+    assert (
+        f"rows: only 0.0001 MB are free in {tmp_path}; choose another folder with paths.data="
+        in caplog.messages
+    ) == warns

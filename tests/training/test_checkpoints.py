@@ -1,4 +1,6 @@
-"""A training run that is killed anywhere and started again has the same numbers as an uninterrupted run."""
+"""A training run that is killed anywhere and started again has the same numbers as an uninterrupted
+run.
+"""
 
 from functools import cache
 
@@ -22,7 +24,10 @@ from specheads.training.trainer import Checkpoints, checkpoint_to_resume, differ
 
 pytestmark = pytest.mark.filterwarnings("ignore:Experiment logs directory")
 
-EPOCHS, BATCHES, EVERY = 3, 4, 2  # 14 rows in batches of 4; a checkpoint every 2 steps
+# 14 rows in batches of 4; a checkpoint every 2 steps
+EPOCHS = 3
+BATCHES = 4
+EVERY = 2
 
 
 @pytest.fixture(scope="module")
@@ -32,8 +37,15 @@ def rows(nano, prompts):
     for i in range(14):
         length = int(generator.integers(4, 9))
         drafted = generator.integers(2, 12, size=length)
-        columns = {"response_ids": generator.integers(2, 12, size=length).tolist(), "draft_ids": drafted.tolist()}
-        columns |= {"accept_prob": np.where(drafted % 2, 0.1, 1.0).tolist(), "more_draft_ids": [], "more_accept_prob": []}
+        columns = {
+            "response_ids": generator.integers(2, 12, size=length).tolist(),
+            "draft_ids": drafted.tolist(),
+        }
+        columns |= {
+            "accept_prob": np.where(drafted % 2, 0.1, 1.0).tolist(),
+            "more_draft_ids": [],
+            "more_accept_prob": [],
+        }
         made.append({"prompt_ids": prompts[i % 8][:4], **columns})
     return made
 
@@ -46,7 +58,9 @@ class KillAt(L.Callback):
     """Ends the run at the n-th moment of its life, or asks it to end."""
 
     def __init__(self, moment, request=None):
-        self.moment, self.request, self.count = moment, request, 0
+        self.moment = moment
+        self.request = request
+        self.count = 0
 
     def tick(self, *args, **kwargs):
         self.count += 1
@@ -56,14 +70,26 @@ class KillAt(L.Callback):
             self.request.number = 2
 
     on_train_batch_start = on_before_optimizer_step = on_train_batch_end = tick
-    on_validation_batch_end = on_validation_end = on_train_epoch_end = on_train_end = on_test_batch_end = tick
+    on_validation_batch_end = on_validation_end = on_train_epoch_end = on_train_end = (
+        on_test_batch_end
+    ) = tick
 
 
 def attempt(nano, rows, folder, predicts, moment=None, request=None, **changes):
-    """One start of the same command; returns its curves, weights and counters, or None if it was killed."""
+    """One start of the same command.
+
+    Returns its curves, weights and counters, or None if it was killed.
+    """
     splits = {"train": rows, "dev": rows[:6], "test": rows[6:11]}
-    data = ResumableData({n: MixedResponses(r, predicts, 0.15, 0) for n, r in splits.items()}, 4, seed=0, collate=collate)
-    spec = HeadSpec("head", HeadConfig(hidden_size=nano.draft_lm.hidden_size, predicts=predicts, depth=1))
+    data = ResumableData(
+        {n: MixedResponses(r, predicts, 0.15, 0) for n, r in splits.items()},
+        4,
+        seed=0,
+        collate=collate,
+    )
+    spec = HeadSpec(
+        "head", HeadConfig(hidden_size=nano.draft_lm.hidden_size, predicts=predicts, depth=1)
+    )
     module = HeadModule(HeadBank([spec], seed=0), nano.draft_lm, Optimizer(lr=1e-2))
     checkpoints = Checkpoints(folder / "last.ckpt", EVERY, {"data": "rows"})
     checkpoints.request = request or Request()
@@ -109,7 +135,8 @@ def assert_same(first, other):
         assert first[key] == other[key], key
     for key in ("weights", "buffers"):
         assert all(map(torch.equal, first[key], other[key])), key
-    ours, theirs = first["optimizer"], other["optimizer"]
+    ours = first["optimizer"]
+    theirs = other["optimizer"]
     assert ours.keys() == theirs.keys() and len(ours)
     assert all(torch.equal(ours[i][name], theirs[i][name]) for i in ours for name in ours[i])
 
@@ -121,7 +148,11 @@ def predicts(request):
 
 @pytest.fixture(scope="module")
 def whole_run(nano, rows, tmp_path_factory):
-    return cache(lambda predicts, **changes: attempt(nano, rows, tmp_path_factory.mktemp("whole"), predicts, **changes))
+    return cache(
+        lambda predicts, **changes: attempt(
+            nano, rows, tmp_path_factory.mktemp("whole"), predicts, **changes
+        )
+    )
 
 
 @pytest.fixture
@@ -131,8 +162,13 @@ def uninterrupted(whole_run, predicts):
 
 def test_the_uninterrupted_run_has_the_assumed_steps(uninterrupted):
     assert uninterrupted["steps"] == EPOCHS * BATCHES
-    train, dev = ([s for s, point in uninterrupted["history"] if f"{part}/head/loss" in point] for part in ("train", "dev"))
-    assert train == list(range(EPOCHS * BATCHES)) and dev == [BATCHES * (e + 1) for e in range(EPOCHS)]
+    train, dev = (
+        [s for s, point in uninterrupted["history"] if f"{part}/head/loss" in point]
+        for part in ("train", "dev")
+    )
+    assert train == list(range(EPOCHS * BATCHES)) and dev == [
+        BATCHES * (e + 1) for e in range(EPOCHS)
+    ]
     assert uninterrupted["moments"] == MOMENTS
 
 
@@ -142,27 +178,43 @@ MOMENTS = EPOCHS * (3 * BATCHES + 4) + 3
 PER_EPOCH = 3 * BATCHES + 4
 # All of the first epoch and of the end; between them, where an epoch begins and some others.
 KILLED = sorted(
-    {*range(1, PER_EPOCH + 3), *range(PER_EPOCH + 5, MOMENTS - 5, 4), 2 * PER_EPOCH, *range(MOMENTS - 5, MOMENTS + 1)}
+    {
+        *range(1, PER_EPOCH + 3),
+        *range(PER_EPOCH + 5, MOMENTS - 5, 4),
+        2 * PER_EPOCH,
+        *range(MOMENTS - 5, MOMENTS + 1),
+    }
 )
 
 
 def kills():
-    """The moments at which a run is killed; those in other epochs that are like them in a full run."""
+    """The moments at which a run is killed.
+
+    Those in other epochs that are like them in a full run.
+    """
     yield "input_token", 24
     for moment in range(1, MOMENTS + 1):
-        yield pytest.param("next_token", moment, marks=[] if moment in KILLED else [pytest.mark.full])
+        yield pytest.param(
+            "next_token", moment, marks=[] if moment in KILLED else [pytest.mark.full]
+        )
 
 
 @pytest.mark.parametrize(("predicts", "moment"), list(kills()), indirect=["predicts"])
-def test_a_run_killed_at_any_moment_resumes_to_the_same_numbers(nano, rows, predicts, uninterrupted, tmp_path, moment):
+def test_a_run_killed_at_any_moment_resumes_to_the_same_numbers(
+    nano, rows, predicts, uninterrupted, tmp_path, moment
+):
     assert attempt(nano, rows, tmp_path, predicts, moment=moment) is None
     assert_same(attempt(nano, rows, tmp_path, predicts), uninterrupted)
 
 
-def test_a_run_killed_repeatedly_ends_with_the_same_numbers(nano, rows, predicts, uninterrupted, tmp_path):
-    num_attempts, done = 0, None
+def test_a_run_killed_repeatedly_ends_with_the_same_numbers(
+    nano, rows, predicts, uninterrupted, tmp_path
+):
+    num_attempts = 0
+    done = None
     while done is None:
-        done, num_attempts = attempt(nano, rows, tmp_path, predicts, moment=17), num_attempts + 1
+        done = attempt(nano, rows, tmp_path, predicts, moment=17)
+        num_attempts = num_attempts + 1
     assert num_attempts > 2
     assert_same(done, uninterrupted)
 
@@ -173,8 +225,15 @@ def test_a_run_with_a_number_of_steps_resumes_to_the_same_numbers(nano, rows, tm
     whole = attempt(nano, rows, tmp_path / "whole", "next_token", max_steps=max_steps)
     assert whole["steps"] == max_steps
     for moment in (7, 12, PER_EPOCH, PER_EPOCH + 1, PER_EPOCH + 6, 2 * PER_EPOCH):
-        assert attempt(nano, rows, tmp_path / str(moment), "next_token", moment=moment, max_steps=max_steps) is None
-        assert_same(attempt(nano, rows, tmp_path / str(moment), "next_token", max_steps=max_steps), whole)
+        assert (
+            attempt(
+                nano, rows, tmp_path / str(moment), "next_token", moment=moment, max_steps=max_steps
+            )
+            is None
+        )
+        assert_same(
+            attempt(nano, rows, tmp_path / str(moment), "next_token", max_steps=max_steps), whole
+        )
 
 
 @pytest.mark.parametrize(
@@ -195,7 +254,10 @@ def test_a_run_with_a_number_of_steps_resumes_to_the_same_numbers(nano, rows, tm
     ],
 )
 def test_a_run_asked_to_stop_saves_its_current_step(nano, rows, whole_run, tmp_path, moment, step):
-    """In an epoch's last step and in validation, that is the epoch's end; after a step was looked at, the next one."""
+    """In an epoch's last step and in validation, that is the epoch's end.
+
+    After a step was looked at, the next one.
+    """
     assert attempt(nano, rows, tmp_path, "next_token", moment=moment, request=Request()) is None
     assert torch.load(tmp_path / "last.ckpt", weights_only=True)["global_step"] == step
     assert_same(attempt(nano, rows, tmp_path, "next_token"), whole_run("next_token"))
@@ -206,22 +268,32 @@ def test_a_run_asked_to_stop_saves_its_current_step(nano, rows, whole_run, tmp_p
     [
         ({name: value}, moment)
         for first, (name, value) in enumerate(
-            {"accumulate_grad_batches": 2, "val_check_interval": 2, "limit_train_batches": 3}.items()
+            {
+                "accumulate_grad_batches": 2,
+                "val_check_interval": 2,
+                "limit_train_batches": 3,
+            }.items()
         )
         for moment in (5, 9, 14, 17, 20, 23)[first % 2 :: 2]
     ],
     ids=str,
 )
-def test_other_arguments_of_the_trainer_change_nothing(nano, rows, whole_run, tmp_path, changes, moment):
+def test_other_arguments_of_the_trainer_change_nothing(
+    nano, rows, whole_run, tmp_path, changes, moment
+):
     assert attempt(nano, rows, tmp_path, "next_token", moment=moment, **changes) is None
-    assert_same(attempt(nano, rows, tmp_path, "next_token", **changes), whole_run("next_token", **changes))
+    assert_same(
+        attempt(nano, rows, tmp_path, "next_token", **changes), whole_run("next_token", **changes)
+    )
 
 
 # --- the loader
 
 
 def loader(num_rows=10, batch_size=3, seed=5):
-    return ResumableLoader(range(num_rows), batch_size=batch_size, sampler=Keys(num_rows, seed, True), collate_fn=list)
+    return ResumableLoader(
+        range(num_rows), batch_size=batch_size, sampler=Keys(num_rows, seed, True), collate_fn=list
+    )
 
 
 class Keys(EpochSampler):
@@ -255,7 +327,11 @@ def test_a_loader_resumes_at_its_saved_state(position):
 def test_a_checkpoint_has_its_provenance(tmp_path):
     torch.save({"provenance": {"data": "a", "seed": 1}}, tmp_path / "last.ckpt")
     assert differences(tmp_path / "last.ckpt", {"data": "a", "seed": 1}) == []
-    assert differences(tmp_path / "last.ckpt", {"data": "b", "heads": []}) == ["data", "heads", "seed"]
+    assert differences(tmp_path / "last.ckpt", {"data": "b", "heads": []}) == [
+        "data",
+        "heads",
+        "seed",
+    ]
 
 
 def test_a_checkpoint_with_a_changed_bit_is_named(tmp_path):

@@ -19,23 +19,34 @@ SRUN = Processes("srun", 3, 4, 1, 2)
 
 def test_a_launcher_says_how_many_processes_there_are(monkeypatch):
     monkeypatch.setenv("SLURM_NTASKS_PER_NODE", "2")
-    for processes, environment, nodes in ((TORCHRUN, TorchElasticEnvironment, 4), (SRUN, SrunEnvironment, 2)):
+    for processes, environment, nodes in (
+        (TORCHRUN, TorchElasticEnvironment, 4),
+        (SRUN, SrunEnvironment, 2),
+    ):
         found = placement(TrainerSettings(), "cpu", processes)
         assert (found["devices"], found["num_nodes"]) == (2, nodes)
         assert [type(each) for each in found["plugins"]] == [environment]
     assert not placement(TrainerSettings(), "cpu", SRUN)["plugins"][0].auto_requeue
     alone = placement(TrainerSettings(devices=3), "cpu", ALONE)
-    assert alone["devices"] == 3 and isinstance(alone["plugins"][0], LightningEnvironment) and "num_nodes" not in alone
+    assert (
+        alone["devices"] == 3
+        and isinstance(alone["plugins"][0], LightningEnvironment)
+        and "num_nodes" not in alone
+    )
 
 
 def test_fsdp2_spreads_weights_over_all_processes():
-    (strategy, other) = (
+    strategy, other = (
         placement(TrainerSettings(devices=devices, strategy="fsdp2"), "cpu", processes)["strategy"]
         for devices, processes in ((1, TORCHRUN), (3, ALONE))
     )
     for found, size in ((strategy, 8), (other, 3)):
         assert isinstance(found, ModelParallelStrategy)
-        assert (found._data_parallel_size, found._tensor_parallel_size, found._save_distributed_checkpoint) == (size, 1, False)
+        assert (
+            found._data_parallel_size,
+            found._tensor_parallel_size,
+            found._save_distributed_checkpoint,
+        ) == (size, 1, False)
     with pytest.raises(UserError, match="precision=16-mixed with trainer.strategy=fsdp2"):
         placement(TrainerSettings(strategy="fsdp2", precision="16-mixed"), "cuda", ALONE)
 
@@ -44,13 +55,27 @@ def test_fsdp2_spreads_weights_over_all_processes():
     ("settings", "processes", "message"),
     [
         ({"num_nodes": 2}, ALONE, "trainer.num_nodes=2 needs a launcher .* torchrun or srun"),
-        ({"num_nodes": 2}, TORCHRUN, "trainer.num_nodes=2, but torchrun has started processes on 4 machines"),
-        ({"devices": 8}, TORCHRUN, "trainer.devices=8, but torchrun has started 2 processes on each machine"),
+        (
+            {"num_nodes": 2},
+            TORCHRUN,
+            "trainer.num_nodes=2, but torchrun has started processes on 4 machines",
+        ),
+        (
+            {"devices": 8},
+            TORCHRUN,
+            "trainer.devices=8, but torchrun has started 2 processes on each machine",
+        ),
         ({"devices": 4}, SRUN, "trainer.devices=4, but srun has started 2 processes"),
-        ({"accelerator": "cuda"}, TORCHRUN, "started 2 processes on this machine, and each sees 0 GPUs; .*--nproc-per-node=0"),
+        (
+            {"accelerator": "cuda"},
+            TORCHRUN,
+            "started 2 processes on this machine, and each sees 0 GPUs; .*--nproc-per-node=0",
+        ),
     ],
 )
-def test_settings_that_contradict_the_launcher_are_refused(settings, processes, message, monkeypatch):
+def test_settings_that_contradict_the_launcher_are_refused(
+    settings, processes, message, monkeypatch
+):
     monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
     with pytest.raises(UserError, match=message):
         placement(TrainerSettings(**settings), "cpu", processes)
@@ -61,7 +86,9 @@ def test_the_number_of_machines_may_be_repeated(monkeypatch):
     assert placement(TrainerSettings(num_nodes=1, devices="auto"), "cpu", TORCHRUN)["devices"] == 2
 
 
-@pytest.mark.parametrize(("devices", "expected"), [(1, 1), (3, 3), ("2", 2), ("0,2", 2), ([0, 1, 3], 3), ("auto", 1)])
+@pytest.mark.parametrize(
+    ("devices", "expected"), [(1, 1), (3, 3), ("2", 2), ("0,2", 2), ([0, 1, 3], 3), ("auto", 1)]
+)
 def test_devices_are_counted_as_lightning_counts_them(devices, expected):
     assert num_processes(TrainerSettings(devices=devices), "cpu", ALONE) == expected
     assert num_processes(TrainerSettings(devices=devices), "cpu", TORCHRUN) == 8
@@ -70,7 +97,12 @@ def test_devices_are_counted_as_lightning_counts_them(devices, expected):
 def test_where_a_run_trains_does_not_decide_what_it_learns():
     settings = [
         HeadTraining(trainer=trainer).cache_key()
-        for trainer in ({}, {"devices": 4}, {"num_nodes": 2, "strategy": "ddp"}, {"accelerator": "cpu"})
+        for trainer in (
+            {},
+            {"devices": 4},
+            {"num_nodes": 2, "strategy": "ddp"},
+            {"accelerator": "cpu"},
+        )
     ]
     assert all(each == settings[0] for each in settings)
     assert HeadTraining(trainer={"limit_train_batches": 3}).cache_key() != settings[0]

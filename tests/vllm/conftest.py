@@ -1,4 +1,6 @@
-"""Tests of heads inside vLLM itself, on nano. `tests/vllm/run` makes an environment for them; elsewhere they are skipped.
+"""Tests of heads inside vLLM itself, on nano. `tests/vllm/run` makes an environment for them.
+
+Elsewhere they are skipped.
 
 They import neither the suite's helpers nor what heads in vLLM do not need.
 """
@@ -13,7 +15,9 @@ import pytest
 import torch
 
 ROOT = Path(__file__).parents[2]
-HAS_VLLM = (spec := find_spec("vllm")) is not None and spec.origin is not None  # this folder's name is no package
+HAS_VLLM = (
+    spec := find_spec("vllm")
+) is not None and spec.origin is not None  # this folder's name is no package
 collect_ignore_glob = [] if HAS_VLLM else ["test_*.py"]
 os.environ |= {
     "VLLM_CPU_KVCACHE_SPACE": "2",
@@ -33,20 +37,33 @@ def folders(tmp_path_factory):
     for name in ("draft", "target"):
         made[name] = tmp_path_factory.mktemp(name)
         nano = ROOT / "specheads" / "nano"
-        for path in (*(nano / name).iterdir(), nano / "tokenizer.json", nano / "tokenizer_config.json"):
+        for path in (
+            *(nano / name).iterdir(),
+            nano / "tokenizer.json",
+            nano / "tokenizer_config.json",
+        ):
             shutil.copy(path, made[name])
     return made
 
 
 @pytest.fixture(scope="session")
 def head(folders, tmp_path_factory):
-    """Return the folder of a head of random weights for nano's draft; its drafts have many lengths."""
+    """Return the folder of a head of random weights for nano's draft.
+
+    Its drafts have many lengths.
+    """
     from specheads.heads.head import AcceptanceHead, HeadConfig, save_head
     from specheads.pair.revisions import revision_at
 
     torch.manual_seed(1)
     trained_for = {"id": str(folders["draft"]), "revision": revision_at(str(folders["draft"]))}
-    config = HeadConfig(hidden_size=160, depth=2, width=24, draft=trained_for, calibration={"slope": [1.5], "intercept": [1.5]})
+    config = HeadConfig(
+        hidden_size=160,
+        depth=2,
+        width=24,
+        draft=trained_for,
+        calibration={"slope": [1.5], "intercept": [1.5]},
+    )
     made = AcceptanceHead(config)
     torch.nn.init.normal_(made.readout.weight, std=0.3)
     return save_head(made.eval().requires_grad_(False), tmp_path_factory.mktemp("head") / "head")
@@ -54,7 +71,10 @@ def head(folders, tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def engine(folders, head):
-    """Return a function that makes an engine: alone, or with the draft and its head; other keywords are those of vLLM."""
+    """Return a function that makes an engine: alone, or with the draft and its head.
+
+    Other keywords are those of vLLM.
+    """
     import vllm
     from vllm_worker import repair_sampling
 
@@ -63,11 +83,23 @@ def engine(folders, head):
     register()
 
     def made(alone=False, speculative=None, given=None, **options):
-        usual = {"dtype": "float32", "max_model_len": 512, "max_num_seqs": 4, "enforce_eager": True, "disable_log_stats": True}
+        usual = {
+            "dtype": "float32",
+            "max_model_len": 512,
+            "max_num_seqs": 4,
+            "enforce_eager": True,
+            "disable_log_stats": True,
+        }
         if not alone:
-            drafted = {"method": "draft_model", "model": str(folders["draft"]), "num_speculative_tokens": LONGEST}
+            drafted = {
+                "method": "draft_model",
+                "model": str(folders["draft"]),
+                "num_speculative_tokens": LONGEST,
+            }
             usual["speculative_config"] = drafted | (speculative or {})
-            usual["additional_config"] = {"specheads": {"head": str(head), "threshold": 0.6, **(given or {})}}
+            usual["additional_config"] = {
+                "specheads": {"head": str(head), "threshold": 0.6, **(given or {})}
+            }
             usual["async_scheduling"] = False
         made = vllm.LLM(model=str(folders["target"]), **usual | options)
         repair_sampling()

@@ -1,4 +1,6 @@
-"""vLLM with a head on its draft model: the target's own tokens, the target's own distribution, and no leak."""
+"""vLLM with a head on its draft model: the target's own tokens, the target's own distribution, and
+no leak.
+"""
 
 import gc
 import json
@@ -16,13 +18,16 @@ import vllm
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
-NAMES, ARGUMENTS = ("read", "count", "merge", "parse", "close"), ("a", "path", "x=1", "*b")
+NAMES = ("read", "count", "merge", "parse", "close")
+ARGUMENTS = ("a", "path", "x=1", "*b")
 PROMPTS = [f"def {name}({argument}):\n" for name in NAMES for argument in ARGUMENTS]
 FALSE_ALARM = 1e-6
 
 
 def greedy(count, **more):
-    return vllm.SamplingParams(temperature=0.0, max_tokens=count, ignore_eos=True, detokenize=False, **more)
+    return vllm.SamplingParams(
+        temperature=0.0, max_tokens=count, ignore_eos=True, detokenize=False, **more
+    )
 
 
 def tokens(outputs):
@@ -33,13 +38,18 @@ def tokens(outputs):
 def expected(engine):
     """Return what the target alone says, with requests of different lengths."""
     alone = engine(alone=True)
-    return tokens(alone.generate(PROMPTS, [greedy(16 + 3 * number) for number in range(len(PROMPTS))], use_tqdm=False))
+    return tokens(
+        alone.generate(
+            PROMPTS, [greedy(16 + 3 * number) for number in range(len(PROMPTS))], use_tqdm=False
+        )
+    )
 
 
 def drafted_lengths(engine):
     """Note the lengths of all drafts from now on."""
     drafter = engine.llm_engine.engine_core.engine_core.model_executor.driver_worker.worker.model_runner.drafter
-    lengths, propose = [], drafter.propose
+    lengths = []
+    propose = drafter.propose
 
     def noted(*arguments, **others):
         drafts = propose(*arguments, **others)
@@ -61,10 +71,17 @@ def test_greedy_tokens_are_the_targets(engine, expected, threshold):
 
 def test_preempted_requests_and_shared_prefixes_change_nothing(engine, expected, monkeypatch):
     # Memory for fewer tokens than four requests have at their ends.
-    made = engine(num_gpu_blocks_override=10, max_model_len=128, enable_prefix_caching=True, block_size=32)
+    made = engine(
+        num_gpu_blocks_override=10, max_model_len=128, enable_prefix_caching=True, block_size=32
+    )
     scheduler = made.llm_engine.engine_core.engine_core.scheduler
-    preempted, preempt = [], scheduler._preempt_request
-    monkeypatch.setattr(scheduler, "_preempt_request", lambda *given, **more: preempted.append(1) or preempt(*given, **more))
+    preempted = []
+    preempt = scheduler._preempt_request
+    monkeypatch.setattr(
+        scheduler,
+        "_preempt_request",
+        lambda *given, **more: preempted.append(1) or preempt(*given, **more),
+    )
     params = [greedy(16 + 3 * number) for number in range(len(PROMPTS))]
     for _ in range(2):  # the second time prompts are in the cache
         assert tokens(made.generate(PROMPTS, params, use_tqdm=False)) == expected
@@ -73,7 +90,9 @@ def test_preempted_requests_and_shared_prefixes_change_nothing(engine, expected,
 
 def test_requests_that_come_late_and_end_early_change_nothing(engine, expected):
     made = engine()
-    core, done, added = made.llm_engine, {}, 0
+    core = made.llm_engine
+    done = {}
+    added = 0
     while len(done) < len(PROMPTS):
         if added < len(PROMPTS):  # one more request after each step, so that rows move
             core.add_request(str(added), PROMPTS[added], greedy(16 + 3 * added))
@@ -89,14 +108,18 @@ def test_vllm_bounds_drafts_by_the_number_of_requests(engine, expected):
     lengths = drafted_lengths(made)
     params = [greedy(16 + 3 * number) for number in range(len(PROMPTS))]
     assert tokens(made.generate(PROMPTS, params, use_tqdm=False)) == expected
-    assert lengths.count(0) > len(lengths) / 2 and 0 < max(lengths) <= 3  # four at once until the last ones are left
+    assert (
+        lengths.count(0) > len(lengths) / 2 and 0 < max(lengths) <= 3
+    )  # four at once until the last ones are left
 
 
 @pytest.mark.parametrize("method", ["greedy", "probabilistic"])
 @pytest.mark.parametrize("threshold", [0.6, None])
 def test_the_first_two_sampled_tokens_follow_the_target(engine, folders, method, threshold):
     """Chi-square over pairs of tokens at top-k 50; false alarm 1e-6."""
-    made = engine(max_num_seqs=16, speculative={"draft_sample_method": method}, given={"threshold": threshold})
+    made = engine(
+        max_num_seqs=16, speculative={"draft_sample_method": method}, given={"threshold": threshold}
+    )
     count = 1500
     prompt = made.get_tokenizer()("import os\n")["input_ids"]
     model = AutoModelForCausalLM.from_pretrained(folders["target"], dtype=torch.float32)
@@ -111,7 +134,9 @@ def test_the_first_two_sampled_tokens_follow_the_target(engine, folders, method,
     starts = first.nonzero().squeeze(1)
     pairs = first[starts, None] * law([[*prompt, token] for token in starts.tolist()])
     params = [
-        vllm.SamplingParams(temperature=1.0, top_k=50, max_tokens=6, seed=seed, ignore_eos=True, detokenize=False)
+        vllm.SamplingParams(
+            temperature=1.0, top_k=50, max_tokens=6, seed=seed, ignore_eos=True, detokenize=False
+        )
         for seed in range(count)
     ]
     said = tokens(made.generate([{"prompt_token_ids": prompt}] * count, params, use_tqdm=False))
@@ -121,10 +146,15 @@ def test_the_first_two_sampled_tokens_follow_the_target(engine, folders, method,
         observed[places[row[0]], row[1]] += 1
     assert (observed[pairs == 0] == 0).all()
     order = pairs.flatten().sort(descending=True).indices
-    mean, seen = (count * pairs).flatten()[order], observed.flatten()[order]
-    cells = torch.clamp(((mean.cumsum(0) - mean) / 8).long(), max=int(count / 8) - 1)  # cells of at least 8 expected pairs
+    mean = (count * pairs).flatten()[order]
+    seen = observed.flatten()[order]
+    cells = torch.clamp(
+        ((mean.cumsum(0) - mean) / 8).long(), max=int(count / 8) - 1
+    )  # cells of at least 8 expected pairs
     size = int(cells.max()) + 1
-    means, counts = (torch.zeros(size, dtype=torch.float64).index_add_(0, cells, each) for each in (mean, seen))
+    means, counts = (
+        torch.zeros(size, dtype=torch.float64).index_add_(0, cells, each) for each in (mean, seen)
+    )
     kept = means > 0
     statistic = ((counts - means)[kept] ** 2 / means[kept]).sum()
     chance = torch.special.gammaincc((kept.sum().double() - 1) / 2, statistic / 2)
@@ -145,11 +175,15 @@ def test_a_head_that_would_be_ignored_is_refused(engine, monkeypatch):
     with pytest.raises(Exception, match="has the method ngram: it would be ignored"):
         engine(speculative={"method": "ngram", "model": None, "prompt_lookup_max": 2})
     monkeypatch.setenv("VLLM_USE_V2_MODEL_RUNNER", "1")
-    with pytest.raises(Exception, match="model runner V2, where it would be ignored; set VLLM_USE_V2_MODEL_RUNNER=0"):
+    with pytest.raises(
+        Exception,
+        match="model runner V2, where it would be ignored; set VLLM_USE_V2_MODEL_RUNNER=0",
+    ):
         engine()
 
 
-# What one process of vLLM, which reads its variables only once, does with a speculative config; it prints tokens or why not.
+# What one process of vLLM, which reads its variables only once, does with a speculative config; it
+# prints tokens or why not.
 ONE_ENGINE = """
 import json, sys
 import vllm
@@ -171,41 +205,83 @@ def what_vllm_does(runner, target, **options):
     given = json.dumps([str(target), options])
     asked = os.environ | {"VLLM_USE_V2_MODEL_RUNNER": runner, "VLLM_LOGGING_LEVEL": "ERROR"}
     ran = subprocess.run(
-        [sys.executable, "-c", ONE_ENGINE, given], check=False, env=asked, capture_output=True, text=True, timeout=300
+        [sys.executable, "-c", ONE_ENGINE, given],
+        check=False,
+        env=asked,
+        capture_output=True,
+        text=True,
+        timeout=300,
     )
-    return json.loads(ran.stdout.splitlines()[-1]) if ran.stdout.strip() else {"error": ran.stderr[-500:]}
+    return (
+        json.loads(ran.stdout.splitlines()[-1])
+        if ran.stdout.strip()
+        else {"error": ran.stderr[-500:]}
+    )
 
 
 @pytest.fixture(scope="module")
 def cut_draft(folders, tmp_path_factory):
-    """Return the folder of nano's draft with logits for its first 1,024 tokens alone, stored as EAGLE-3's drafts are."""
+    """Return the folder of nano's draft with logits for its first 1,024 tokens alone, stored as
+    EAGLE-3's drafts are.
+    """
     folder = tmp_path_factory.mktemp("cut") / "draft"
     shutil.copytree(folders["draft"], folder)
     tensors = load_file(folder / "model.safetensors")
     tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"][:1024].clone()
-    save_file(tensors | {"d2t": torch.zeros(1024, dtype=torch.long)}, folder / "model.safetensors", {"format": "pt"})
+    save_file(
+        tensors | {"d2t": torch.zeros(1024, dtype=torch.long)},
+        folder / "model.safetensors",
+        {"format": "pt"},
+    )
     config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps(config | {"draft_vocab_size": 1024, "tie_word_embeddings": False}))
+    (folder / "config.json").write_text(
+        json.dumps(config | {"draft_vocab_size": 1024, "tie_word_embeddings": False})
+    )
     return folder
 
 
 @pytest.mark.parametrize("runner", ["V1", "V2"])
 def test_the_docs_say_what_each_runner_takes(folders, head, cut_draft, runner):
-    """The table of docs/decoders.md, row by row; where it is wrong, the failure shows what this version does."""
-    number, alone = str(int(runner == "V2")), None
+    """The table of docs/decoders.md, row by row.
+
+    Where it is wrong, the failure shows what this version does.
+    """
+    number = str(int(runner == "V2"))
+    alone = None
     found = []
-    for draft, with_head in ((folders["draft"], False), (folders["draft"], True), (cut_draft, False), (cut_draft, True)):
-        options = {"speculative_config": {"method": "draft_model", "model": str(draft), "num_speculative_tokens": 3}}
+    for draft, with_head in (
+        (folders["draft"], False),
+        (folders["draft"], True),
+        (cut_draft, False),
+        (cut_draft, True),
+    ):
+        options = {
+            "speculative_config": {
+                "method": "draft_model",
+                "model": str(draft),
+                "num_speculative_tokens": 3,
+            }
+        }
         if with_head:
-            options["additional_config"] = {"specheads": {"head": str(head), "threshold": 0.6, "any_draft": True}}
+            options["additional_config"] = {
+                "specheads": {"head": str(head), "threshold": 0.6, "any_draft": True}
+            }
         did = what_vllm_does(number, folders["target"], async_scheduling=False, **options)
         if "ids" in did:
             alone = alone or what_vllm_does("0", folders["target"])["ids"]
             found.append("yes" if did["ids"] == alone else "wrong tokens")
         else:
-            ours = re.search("names a head, but|which vLLM's draft models cannot have", did["error"])
+            ours = re.search(
+                "names a head, but|which vLLM's draft models cannot have", did["error"]
+            )
             triton = "requires Triton" in did["error"]
-            found.append("refused by a sentence" if ours else "needs Triton" if triton else "vLLM's own error")
+            found.append(
+                "refused by a sentence"
+                if ours
+                else "needs Triton"
+                if triton
+                else "vLLM's own error"
+            )
             print(did["error"])
     version = ".".join(vllm.__version__.split(".")[:2])
     text = (Path(__file__).parents[2] / "docs" / "decoders.md").read_text()
@@ -216,12 +292,30 @@ def test_the_docs_say_what_each_runner_takes(folders, head, cut_draft, runner):
 def test_a_trial_times_rounds_of_every_way_to_draft(folders, head, tmp_path):
     from specheads.integrations.vllm_responses import ROUNDS, TURNS, lines_of
 
-    requests = [{"ids": [60 + number, 300], "params": {"temperature": 0.0, "max_tokens": 40}} for number in range(5)]
+    requests = [
+        {"ids": [60 + number, 300], "params": {"temperature": 0.0, "max_tokens": 40}}
+        for number in range(5)
+    ]
     spec = {"method": "draft_model", "model": str(folders["draft"]), "num_speculative_tokens": 4}
     given = {"head": str(head), "any_draft": True, "threshold": 1.0, "max_tokens": 4}
-    more = {"speculative_config": spec, "additional_config": {"specheads": given}, "async_scheduling": False}
-    model = {"model": str(folders["target"]), "dtype": "float32", "max_model_len": 64, "max_num_seqs": 3, "enforce_eager": True}
-    content = {"model": model | more, "requests": requests, "ways": [[0, False], [4, False], [4, True]], "at_once": 3}
+    more = {
+        "speculative_config": spec,
+        "additional_config": {"specheads": given},
+        "async_scheduling": False,
+    }
+    model = {
+        "model": str(folders["target"]),
+        "dtype": "float32",
+        "max_model_len": 64,
+        "max_num_seqs": 3,
+        "enforce_eager": True,
+    }
+    content = {
+        "model": model | more,
+        "requests": requests,
+        "ways": [[0, False], [4, False], [4, True]],
+        "at_once": 3,
+    }
     found = {}
     for line in lines_of(sys.executable, content, tmp_path / "log"):
         found[tuple(line["way"])] = line
@@ -230,7 +324,9 @@ def test_a_trial_times_rounds_of_every_way_to_draft(folders, head, tmp_path):
     assert list(found) == [(0, False), (4, False), (4, True)]
     for line in found.values():
         assert len(line["seconds"]) == len(line["requests"]) == ROUNDS * TURNS
-        assert all(0 < part <= whole for part, whole in zip(line["drafting"], line["seconds"], strict=True))
+        assert all(
+            0 < part <= whole for part, whole in zip(line["drafting"], line["seconds"], strict=True)
+        )
         assert set(line["requests"]) <= {3}  # fewer than three quarters are filled up
     # Every request gets a token in each round, and more only by accepted drafts.
     assert found[0, False]["tokens"] == found[0, False]["requests"]
@@ -238,7 +334,8 @@ def test_a_trial_times_rounds_of_every_way_to_draft(folders, head, tmp_path):
 
 
 def test_many_requests_take_no_more_memory(engine):
-    made, used = engine(max_num_seqs=32, max_model_len=128), []
+    made = engine(max_num_seqs=32, max_model_len=128)
+    used = []
     for part in range(5):
         made.generate(["x = "] * 400, [greedy(4)] * 400, use_tqdm=False)
         gc.collect()
@@ -259,4 +356,8 @@ def test_the_settings_of_an_evaluation_are_ones_that_vllm_takes(folders, tmp_pat
     words = ["--model", str(folders["target"]), "--dtype", "float32", flag, config.strip("'")]
     given = EngineArgs.from_cli_args(parser.parse_args(words)).create_engine_config()
     assert given.speculative_config.num_speculative_tokens == 5
-    assert json.loads(config.strip("'"))["num_speculative_tokens_per_batch_size"] == [[1, 1, 5], [2, 4, 3], [5, 16, 0]]
+    assert json.loads(config.strip("'"))["num_speculative_tokens_per_batch_size"] == [
+        [1, 1, 5],
+        [2, 4, 3],
+        [5, 16, 0],
+    ]

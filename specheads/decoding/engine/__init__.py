@@ -1,6 +1,7 @@
 """How a model is run: one interface, and engines from plain PyTorch to captured graphs.
 
-`auto` is the fastest one that this machine and model allow; a warning says why if that is plain PyTorch.
+`auto` is the fastest one that this machine and model allow; a warning says why if that is plain
+PyTorch.
 """
 
 import logging
@@ -43,14 +44,19 @@ _ENGINES = ("eager", "compiled", "cuda_graph")
 
 
 def resolve_engine(name: str) -> str:
-    """Return `name`, or for `auto` the environment's engine if it names one; raises UserError for an unknown engine."""
+    """Return `name`, or for `auto` the environment's engine if it names one.
+
+    Raises UserError for an unknown engine.
+    """
     name = os.environ.get("SPECHEADS_ENGINE") or name if name == "auto" else name
     if name not in ("auto", *_ENGINES):
         raise UserError(f"engine={name} must be one of auto, {', '.join(_ENGINES)}.")
     return name
 
 
-def make_engine(name: str, lm: LanguageModel, capacity: int, spare_capacity: int = 0, num_rows: int = 1) -> Engine:
+def make_engine(
+    name: str, lm: LanguageModel, capacity: int, spare_capacity: int = 0, num_rows: int = 1
+) -> Engine:
     """Return the engine called `name` for one model.
 
     Args:
@@ -58,24 +64,41 @@ def make_engine(name: str, lm: LanguageModel, capacity: int, spare_capacity: int
         spare_capacity: positions after it, for trees.
         num_rows: texts that its memory holds.
 
-    Raises UserError for an unknown name, an engine that cannot run this model here, or a model that none can.
+    Raises UserError for an unknown name, an engine that cannot run this model here, or a model that
+    none can.
     """
     if lm.device.type == "meta":
-        raise UserError(f"{lm.name} is on the device meta, where tensors have no numbers; load it again, for example on cpu.")
-    name, way, model = resolve_engine(name), way_of(lm), type(lm.model).__name__
+        raise UserError(
+            f"{lm.name} is on the device meta, where tensors have no numbers; load it again, for"
+            " example on cpu."
+        )
+    name = resolve_engine(name)
+    way = way_of(lm)
+    model = type(lm.model).__name__
     if way.obstacle is not None:  # to static memory
         if name not in ("auto", "eager"):
             raise UserError(f"engine={name} cannot run {model}: {way.obstacle}. Use engine=eager.")
         if spare_capacity:
-            raise UserError(f"{model} decodes no trees: {way.obstacle}. Use drafting=autoregressive.")
+            raise UserError(
+                f"{model} decodes no trees: {way.obstacle}. Use drafting=autoregressive."
+            )
         if name == "auto":
-            speed = "" if way.together else ", and reads tokens one by one, so that drafts save no time"
-            logger.warning("%s runs eagerly on its own cache, one text at a time%s: %s", model, speed, way.obstacle)
+            speed = (
+                "" if way.together else ", and reads tokens one by one, so that drafts save no time"
+            )
+            logger.warning(
+                "%s runs eagerly on its own cache, one text at a time%s: %s",
+                model,
+                speed,
+                way.obstacle,
+            )
         return OwnCacheEngine(lm, capacity, num_rows, way.together)
     if name == "eager":
         return EagerEngine(lm, capacity, spare_capacity, num_rows)
     if name == "cuda_graph" and lm.device.type == "cpu":
-        logger.warning("engine=cuda_graph without CUDA only imitates graphs; use engine=compiled for speed.")
+        logger.warning(
+            "engine=cuda_graph without CUDA only imitates graphs; use engine=compiled for speed."
+        )
         return GraphEngine(lm, capacity, spare_capacity=spare_capacity, num_rows=num_rows)
     obstacle = _obstacle_to_compiling(lm)
     if name == "auto" and obstacle:
@@ -83,10 +106,16 @@ def make_engine(name: str, lm: LanguageModel, capacity: int, spare_capacity: int
         return EagerEngine(lm, capacity, spare_capacity, num_rows)
     if obstacle:
         raise UserError(f"engine={name} cannot run {model}: {obstacle}. Use engine=eager.")
-    settings: dict[str, Any] = {"strict": name != "auto", "spare_capacity": spare_capacity, "num_rows": num_rows}
+    settings: dict[str, Any] = {
+        "strict": name != "auto",
+        "spare_capacity": spare_capacity,
+        "num_rows": num_rows,
+    }
     if name == "cuda_graph" or (name == "auto" and lm.device.type == "cuda"):
         return GraphEngine(lm, capacity, **settings)
-    return CompiledEngine(lm, capacity, **settings, operations=CpuStep if lm.device.type == "cpu" else StepOperations)
+    return CompiledEngine(
+        lm, capacity, **settings, operations=CpuStep if lm.device.type == "cpu" else StepOperations
+    )
 
 
 def _obstacle_to_compiling(lm: LanguageModel) -> str | None:
@@ -96,7 +125,10 @@ def _obstacle_to_compiling(lm: LanguageModel) -> str | None:
         return f"it is spread over {', '.join(sorted(devices))}"
     attention = lm.config._attn_implementation
     if attention not in ("sdpa", "eager"):
-        return f"its attention is {attention}, which accepts no mask for static memory; load it with sdpa"
+        return (
+            f"its attention is {attention}, which accepts no mask for static memory; load it with"
+            " sdpa"
+        )
     if any(type(module).__module__.startswith("peft.") for module in lm.model.modules()):
         return "it has adapters, which may be switched at any time; merge them"
     if lm.device.type == "cuda":

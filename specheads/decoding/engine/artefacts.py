@@ -1,7 +1,10 @@
-"""Compiled steps on disk, one file per step, named by a hash of all that it depends on; loading a file runs code.
+"""Compiled steps on disk, one file per step, named by a hash of all that it depends on.
 
-A compiler uses one core, and most of its time is Python's. `compile_ahead` therefore compiles several steps at a time, in forks,
-which neither load nor copy models. What cannot be compiled there is compiled, and its errors are reported, where it is needed.
+Loading a file runs code.
+
+A compiler uses one core, and most of its time is Python's. `compile_ahead` therefore compiles
+several steps at a time, in forks, which neither load nor copy models. What cannot be compiled there
+is compiled, and its errors are reported, where it is needed.
 """
 
 import hashlib
@@ -50,14 +53,23 @@ class Job(NamedTuple):
     size: int = 0  # the larger, the longer it takes to compile
 
 
-planned: dict[Hashable, Job] | None = None  # while it is a dictionary, warm-ups add to it and prepare nothing
+planned: dict[Hashable, Job] | None = (
+    None  # while it is a dictionary, warm-ups add to it and prepare nothing
+)
 
 
 def compile_ahead(warm_ups: Iterable[Callable[[], Any]]) -> None:
-    """Compile the steps that `warm_ups` would prepare and that are not on disk, several at a time."""
+    """Compile the steps that `warm_ups` would prepare and that are not on disk, several at a
+    time.
+    """
     global planned
     # CUDA does not survive a fork after it was initialised.
-    if planned is not None or not hasattr(os, "fork") or (os.cpu_count() or 1) == 1 or torch.cuda.is_initialized():
+    if (
+        planned is not None
+        or not hasattr(os, "fork")
+        or (os.cpu_count() or 1) == 1
+        or torch.cuda.is_initialized()
+    ):
         return
     found: dict[Hashable, Job] = {}
     planned = found
@@ -68,25 +80,38 @@ def compile_ahead(warm_ups: Iterable[Callable[[], Any]]) -> None:
         planned = None
     if not _is_usable(folder()):
         return
-    jobs = {job.name: job for job in found.values() if job.name is not None and not (folder() / job.name).is_file()}
+    jobs = {
+        job.name: job
+        for job in found.values()
+        if job.name is not None and not (folder() / job.name).is_file()
+    }
     if len(jobs) > 1:
         logger.info("compiling %d steps of the models, once for this machine", len(jobs))
         with suppress(Exception):
             load_compiler()
-            _run_in_processes(sorted(jobs.values(), key=lambda job: -job.size), min(_MOST_PROCESSES, os.cpu_count() or 1))
+            _run_in_processes(
+                sorted(jobs.values(), key=lambda job: -job.size),
+                min(_MOST_PROCESSES, os.cpu_count() or 1),
+            )
 
 
 @cache
 def load_compiler() -> None:
-    """Compile a small step with the steps' options: each fork would load or build its modules and headers for itself."""
+    """Compile a small step with the steps' options: each fork would load or build its modules and
+    headers for itself.
+    """
     CompiledProgram.compile(nn.Softmax(dim=-1), (torch.zeros(1, 3),), {0: 1}, CPU_OPTIONS)
 
 
 def _run_in_processes(jobs: Sequence[Job], most: int) -> None:
     """Compile jobs in this order, `most` at a time."""
     context = multiprocessing.get_context("fork")
-    taken, end = context.Value("i", 0), time.monotonic() + _MOST_SECONDS
-    processes = [context.Process(target=_compile_in_fork, args=(jobs, taken)) for _ in range(min(most, len(jobs)))]
+    taken = context.Value("i", 0)
+    end = time.monotonic() + _MOST_SECONDS
+    processes = [
+        context.Process(target=_compile_in_fork, args=(jobs, taken))
+        for _ in range(min(most, len(jobs)))
+    ]
     with warnings.catch_warnings():
         # Python warns of threads, which do not exist in the fork; nothing there waits for them.
         warnings.simplefilter("ignore", DeprecationWarning)
@@ -111,7 +136,8 @@ def _compile_in_fork(jobs: Sequence[Job], taken: Any) -> NoReturn:
     config.compile_threads = 1
     while True:
         with taken.get_lock():
-            number, taken.value = taken.value, taken.value + 1
+            number = taken.value
+            taken.value = taken.value + 1
         if number >= len(jobs):
             os._exit(0)
         with suppress(Exception):
@@ -124,18 +150,27 @@ def folder() -> Path:
 
 
 def keep_kernels_private() -> None:
-    """Have the compiler keep its files next to the steps that refer to them, and exactly as long, if that folder is private.
+    """Have the compiler keep its files next to the steps that refer to them, and exactly as long,
+    if that folder is private.
 
-    A folder that the user chose for the compiler stays; its own default, which importing it sets, does not.
+    A folder that the user chose for the compiler stays; its own default, which importing it sets,
+    does not.
     """
     from torch._inductor.runtime.cache_dir_utils import default_cache_dir  # takes seconds to import
 
-    if os.environ.get(_KERNELS, default_cache_dir()) == default_cache_dir() and _is_usable(folder()):
+    if os.environ.get(_KERNELS, default_cache_dir()) == default_cache_dir() and _is_usable(
+        folder()
+    ):
         os.environ[_KERNELS] = str(folder() / "kernels")
 
 
-def load_or_compile(name: str | None, compile_program: Callable[[], CompiledProgram]) -> tuple[CompiledProgram, bool]:
-    """Return the program called `name` and whether it was on disk; one that was not is kept there, if it has a name."""
+def load_or_compile(
+    name: str | None, compile_program: Callable[[], CompiledProgram]
+) -> tuple[CompiledProgram, bool]:
+    """Return the program called `name` and whether it was on disk.
+
+    One that was not is kept there, if it has a name.
+    """
     if name is None or not _is_usable(folder()):
         return compile_program(), False
     keep_kernels_private()
@@ -145,17 +180,24 @@ def load_or_compile(name: str | None, compile_program: Callable[[], CompiledProg
             content = path.read_bytes()
             code = content[32:]
             if hashlib.sha256(code).digest() != content[:32]:
-                raise ValueError("it was damaged, as its checksum differs")  # its code would run nevertheless
+                raise ValueError(
+                    "it was damaged, as its checksum differs"
+                )  # its code would run nevertheless
             return CompiledProgram.from_bytes(code), True
         except Exception as error:  # noqa: BLE001  # a damaged or outdated file fails in many ways; compiling repairs it
-            logger.warning("the compiled step %s cannot be used and is compiled again: %s", path, error)
+            logger.warning(
+                "the compiled step %s cannot be used and is compiled again: %s", path, error
+            )
     compiled_program = compile_program()
     try:
         if compiled_program.is_general:
             code = compiled_program.to_bytes()
             content = hashlib.sha256(code).digest() + code
-            write_whole(path, lambda temporary: temporary.write_bytes(content), writer=str(os.getpid()))
-            # As later processes have it: what a compiler returns is called through more wrappers than what was loaded.
+            write_whole(
+                path, lambda temporary: temporary.write_bytes(content), writer=str(os.getpid())
+            )
+            # As later processes have it: what a compiler returns is called through more wrappers
+            # than what was loaded.
             return CompiledProgram.from_bytes(code), False
     except Exception as error:  # noqa: BLE001  # of many kinds where a step cannot be written
         logger.warning("the compiled step is not kept for later runs: %s", error)
@@ -163,18 +205,26 @@ def load_or_compile(name: str | None, compile_program: Callable[[], CompiledProg
 
 
 def _is_usable(path: Path) -> bool:
-    """Whether `path` is a private folder of the current user, who gets one if it does not exist; a warning says why not."""
+    """Whether `path` is a private folder of the current user, who gets one if it does not exist.
+
+    A warning says why not.
+    """
     try:
         path.mkdir(parents=True, exist_ok=True, mode=0o700)
         status = path.lstat()
     except OSError as error:
         warn_once(f"compiled steps are not kept for later runs: {error}")
         return False
-    if status.st_uid == os.getuid() and stat.S_ISDIR(status.st_mode) and stat.S_IMODE(status.st_mode) == 0o700:
+    if (
+        status.st_uid == os.getuid()
+        and stat.S_ISDIR(status.st_mode)
+        and stat.S_IMODE(status.st_mode) == 0o700
+    ):
         return True
     warn_once(
-        f"compiled steps are neither read from {path} nor kept there, because it is not a folder that only you can access, and "
-        f"loading them runs code; remove it, or if you trust its content run chmod 700 {path}"
+        f"compiled steps are neither read from {path} nor kept there, because it is not a folder"
+        " that only you can access, and loading them runs code; remove it, or if you trust its"
+        f" content run chmod 700 {path}"
     )
     return False
 
@@ -186,23 +236,38 @@ def warn_once(message: str) -> None:
 
 
 def name_of(lm: LanguageModel, epilogue: Epilogue, *settings: Any) -> str | None:
-    """Return a hash of all that the compiled code of a model and an epilogue depends on, also numbers and example tensors.
+    """Return a hash of all that the compiled code of a model and an epilogue depends on, also
+    numbers and example tensors.
 
-    None: it cannot be described (a description that is an address, a class whose source cannot be read, a hook), so the code must
-    not be kept.
+    None: it cannot be described (a description that is an address, a class whose source cannot be
+    read, a hook), so the code must not be kept.
     """
     modules = [lm.model, *modules_in(epilogue.compile_key)]
     parts = [(name, part) for module in modules for name, part in module.named_modules()]
-    sources = [_source(type(value)) for value in (epilogue, *vars(epilogue).values(), *(part for _, part in parts))]
+    sources = [
+        _source(type(value))
+        for value in (epilogue, *vars(epilogue).values(), *(part for _, part in parts))
+    ]
     hooked = any(part._forward_hooks or part._forward_pre_hooks for _, part in parts)
     if " at 0x" in repr(epilogue.compile_key) or None in sources or hooked:
         return None
     weights = [tensor for module in modules for tensor in (*module.parameters(), *module.buffers())]
-    weights, settings = tree_map_only(Tensor, lambda x: (tuple(x.shape), x.stride(), x.dtype, x.device), (weights, settings))
-    model = (type(lm.model).__name__, lm.config.to_json_string(), lm.config._attn_implementation, lm.vocab_size, weights)
+    weights, settings = tree_map_only(
+        Tensor, lambda x: (tuple(x.shape), x.stride(), x.dtype, x.device), (weights, settings)
+    )
+    model = (
+        type(lm.model).__name__,
+        lm.config.to_json_string(),
+        lm.config._attn_implementation,
+        lm.vocab_size,
+        weights,
+    )
     kinds = [(name, type(part), part.training) for name, part in parts]
     # A trace holds what torch's attention chose on a GPU.
-    kernels = [getattr(torch.backends.cuda, f"{kind}_sdp_enabled")() for kind in ("flash", "mem_efficient", "math", "cudnn")]
+    kernels = [
+        getattr(torch.backends.cuda, f"{kind}_sdp_enabled")()
+        for kind in ("flash", "mem_efficient", "math", "cudnn")
+    ]
     here = (machine(), kernels, torch.get_num_threads())
     provenance = (*here, sources_of(*_ROOMS), sources, model, kinds, epilogue.compile_key, settings)
     return hashlib.sha256(repr(provenance).encode()).hexdigest()[:24]
@@ -212,12 +277,28 @@ def name_of(lm: LanguageModel, epilogue: Epilogue, *settings: Any) -> str | None
 def machine() -> tuple[str, ...]:
     """Return the versions and processors that compiled code depends on."""
     gpus = [torch.cuda.get_device_name(number) for number in range(torch.cuda.device_count())]
-    path = Path("/proc/cpuinfo")  # code for one processor may not run on another that shares the folder
+    path = Path(
+        "/proc/cpuinfo"
+    )  # code for one processor may not run on another that shares the folder
     lines = path.read_text().splitlines() if path.is_file() else [platform.processor()]
-    features = sorted({line for line in lines if line.startswith(("flags", "Features", "model name"))} or lines[:1])
+    features = sorted(
+        {line for line in lines if line.startswith(("flags", "Features", "model name"))}
+        or lines[:1]
+    )
     cpu = (platform.machine(), torch.backends.cpu.get_cpu_capability(), *features)
-    libraries = (torch.version.cuda, torch.backends.cudnn.version(), version("triton") if find_spec("triton") else None)
-    return (torch.__version__, transformers.__version__, platform.python_version(), *map(str, libraries), *cpu, *gpus)
+    libraries = (
+        torch.version.cuda,
+        torch.backends.cudnn.version(),
+        version("triton") if find_spec("triton") else None,
+    )
+    return (
+        torch.__version__,
+        transformers.__version__,
+        platform.python_version(),
+        *map(str, libraries),
+        *cpu,
+        *gpus,
+    )
 
 
 @cache
@@ -228,7 +309,9 @@ def sources_of(*rooms: str) -> str:
 
 
 def _source(kind: type) -> str | None:
-    """Return a hash of the file that defines a class (a user's rule, a model) if there is one, or of its room in this package."""
+    """Return a hash of the file that defines a class (a user's rule, a model) if there is one, or
+    of its room in this package.
+    """
     package, *room = kind.__module__.split(".")[:2]
     if package in ("builtins", _PACKAGE.name):
         return sources_of(*room)

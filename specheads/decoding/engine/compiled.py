@@ -1,7 +1,7 @@
 """Steps compiled by Inductor, for few numbers of tokens; see `CompiledEngine._width`.
 
-Everything that changes from call to call is a tensor: where to write, how much memory to read, a stopping rule's state. Prompts
-and trees are read by the eager engine's code, into the same memory.
+Everything that changes from call to call is a tensor: where to write, how much memory to read, a
+stopping rule's state. Prompts and trees are read by the eager engine's code, into the same memory.
 """
 
 import logging
@@ -17,20 +17,45 @@ from transformers.cache_utils import Cache
 
 from specheads.decoding.engine import artefacts
 from specheads.decoding.engine.artefacts import Job, load_or_compile, name_of
-from specheads.decoding.engine.compiled_program import CPU_OPTIONS, OPTIONS, CompiledProgram, Weights, add_leaves, modules_in
-from specheads.decoding.engine.eager import CompiledStep, EagerEngine, Epilogue, ForwardOutput, StepMemory
-from specheads.decoding.engine.reading import ChainLayer, Memory, RowPlaces, chain_reading, computing, rows_states
+from specheads.decoding.engine.compiled_program import (
+    CPU_OPTIONS,
+    OPTIONS,
+    CompiledProgram,
+    Weights,
+    add_leaves,
+    modules_in,
+)
+from specheads.decoding.engine.eager import (
+    CompiledStep,
+    EagerEngine,
+    Epilogue,
+    ForwardOutput,
+    StepMemory,
+)
+from specheads.decoding.engine.reading import (
+    ChainLayer,
+    Memory,
+    RowPlaces,
+    chain_reading,
+    computing,
+    rows_states,
+)
 from specheads.errors import UserError
 from specheads.pair.language_model import LanguageModel
 from specheads.pair.sampling import Operations
 
 logger = logging.getLogger(__name__)
 
-MOST_TOKENS = 64  # the most that count as a few: with more, BLAS on the weights as they are is about as fast as packed copies
+# The most that count as a few: with more, BLAS on the weights as they are is about as fast as
+# packed copies
+MOST_TOKENS = 64
 _WIDTHS = ("one token", "a few tokens", "many tokens", "two tokens")
-_FEW = 5  # example tokens for "a few": sizes of 1, and those next to them, would be compiled as constants
+# Example tokens for "a few": sizes of 1, and those next to them, would be compiled as constants
+_FEW = 5
 
-Runner = Callable[[Tensor, Tensor, Tensor, tuple[Any, ...]], Any]  # it takes tokens, start, places and inputs; see StepModule
+Runner = Callable[
+    [Tensor, Tensor, Tensor, tuple[Any, ...]], Any
+]  # it takes tokens, start, places and inputs; see StepModule
 _Runners = dict[tuple[Any, ...], Runner]  # by shape
 
 
@@ -42,46 +67,76 @@ class StepKind(NamedTuple):
 
 
 class StepOperations(nn.Module):
-    """What one step computes with: here torch. It owns the tensors that it reads in place of the model's and the epilogue's.
+    """What one step computes with: here torch.
 
-    `modules` are the epilogue's; `few`: whether a step over one token or a few is prepared; `rows`: whether it reads rows.
+    It owns the tensors that it reads in place of the model's and the epilogue's.
+
+    `modules` are the epilogue's; `few`: whether a step over one token or a few is prepared; `rows`:
+    whether it reads rows.
     """
 
     compiler_options: Mapping[str, Any] = {}
-    reads_all_rows = False  # a step in rows gives attention the memory of all rows, not a copy for each token
+    reads_all_rows = (
+        False  # a step in rows gives attention the memory of all rows, not a copy for each token
+    )
     name: Hashable = "torch"  # compiled code depends on it
-    native: Any = None  # what makes calls of compiled steps that are faster than Python's, if anything does
+    native: Any = (
+        None  # what makes calls of compiled steps that are faster than Python's, if anything does
+    )
 
-    def __init__(self, lm: LanguageModel, modules: Sequence[nn.Module], few: bool, rows: bool) -> None:
+    def __init__(
+        self, lm: LanguageModel, modules: Sequence[nn.Module], few: bool, rows: bool
+    ) -> None:
         super().__init__()
         self.lm = lm  # computes as the step should
 
     @classmethod
     def reader(cls, lm: LanguageModel) -> LanguageModel:
-        """Return a model that reads as `lm` does, uncompiled: on packed copies of its weights, where there are any."""
+        """Return a model that reads as `lm` does, uncompiled: on packed copies of its weights,
+        where there are any.
+        """
         return lm
 
     @classmethod
     def reads_rows_in_place(cls, lm: LanguageModel) -> bool:
-        """Whether attention reads rows where they lie; copies would cost more than one prompt after another."""
+        """Whether attention reads rows where they lie.
+
+        Copies would cost more than one prompt after another.
+        """
         return False
 
     def operations(self, places: RowPlaces | None) -> Operations:
-        """Return what a forward pass and the epilogue compute with; `places` of the tokens of a step in rows."""
+        """Return what a forward pass and the epilogue compute with.
+
+        `places` of the tokens of a step in rows.
+        """
         return Operations()
 
 
 class StepModule(nn.Module):
-    """A forward pass on static memory and the epilogue after it, as a module that owns the weights it reads."""
+    """A forward pass on static memory and the epilogue after it, as a module that owns the weights
+    it reads.
+    """
 
     def __init__(self, operations: StepOperations, epilogue: Epilogue, kind: StepKind) -> None:
         super().__init__()
-        self.model, self.others = operations.lm.model, nn.ModuleList(modules_in(epilogue.compile_key))
-        self.operations, self.step = operations, (epilogue, kind)  # a tuple: weights have no other names by the epilogue
+        self.model = operations.lm.model
+        self.others = nn.ModuleList(modules_in(epilogue.compile_key))
+        self.operations, self.step = (
+            operations,
+            (epilogue, kind),
+        )  # a tuple: weights have no other names by the epilogue
 
-    def forward(self, tokens: Tensor, start: Tensor, places: Tensor, memory: Memory, inputs: tuple[Any, ...]) -> Any:
-        """Read `tokens` (1, T) at position `start`, or (N, 1) in rows, and as much memory as `places` is long."""
-        lm, (epilogue, kind), size, count = self.operations.lm, self.step, places.shape[0], tokens.shape[1]
+    def forward(
+        self, tokens: Tensor, start: Tensor, places: Tensor, memory: Memory, inputs: tuple[Any, ...]
+    ) -> Any:
+        """Read `tokens` (1, T) at position `start`, or (N, 1) in rows, and as much memory as
+        `places` is long.
+        """
+        lm = self.operations.lm
+        (epilogue, kind) = self.step
+        size = places.shape[0]
+        count = tokens.shape[1]
         with computing(self.operations.operations(inputs[0] if kind.rows else None)):
             if kind.rows:
                 chosen = slice(None) if self.operations.reads_all_rows else None
@@ -89,14 +144,20 @@ class StepModule(nn.Module):
                 return epilogue(ForwardOutput(tokens, hidden, lm.logits(hidden)), *inputs[1:])
             cache = Cache(layers=[ChainLayer(keys, values, size, start) for keys, values in memory])
             hidden = chain_reading(lm, start, count, size).hidden_states(lm, tokens, cache)
-            return epilogue(ForwardOutput(tokens, hidden, lm.logits(hidden if kind.all_logits else hidden[:, -1:])), *inputs)
+            return epilogue(
+                ForwardOutput(
+                    tokens, hidden, lm.logits(hidden if kind.all_logits else hidden[:, -1:])
+                ),
+                *inputs,
+            )
 
 
 def _rounded_capacity(capacity: int, bucket: int) -> int:
     """Return the positions to allocate for `capacity`.
 
-    A bucket more holds the padding of the last forward passes, and one more is never read. The size of memory is part of what is
-    compiled, so there are few sizes: four between a power of two and the next.
+    A bucket more holds the padding of the last forward passes, and one more is never read. The size
+    of memory is part of what is compiled, so there are few sizes: four between a power of two and
+    the next.
     """
     least = capacity + 2 * bucket
     step = max(bucket, 1 << (least.bit_length() - 3))
@@ -104,9 +165,14 @@ def _rounded_capacity(capacity: int, bucket: int) -> int:
 
 
 class CompiledEngine(EagerEngine):
-    """`engine=compiled`: steps on static memory; what cannot be compiled is a UserError if `strict`, or else runs uncompiled."""
+    """`engine=compiled`: steps on static memory.
 
-    bucket = 64  # memory is read in multiples of this, so that cost follows the context and loops have no remainder
+    What cannot be compiled is a UserError if `strict`, or else runs uncompiled.
+    """
+
+    # Memory is read in multiples of this, so that cost follows the context and loops have no
+    # remainder
+    bucket = 64
     example_buckets = 1  # that a step reads while it is traced
 
     def __init__(
@@ -120,12 +186,17 @@ class CompiledEngine(EagerEngine):
     ) -> None:
         whole = _rounded_capacity(capacity + spare_capacity, self.bucket)
         super().__init__(lm, capacity, whole - capacity, num_rows)
-        self._reach = whole - self.bucket  # the most that a step reads: code compiled for a part may not fit the whole
-        self.strict, self.operations = strict, operations
+        self._reach = (
+            whole - self.bucket
+        )  # the most that a step reads: code compiled for a part may not fit the whole
+        self.strict = strict
+        self.operations = operations
         self._compiled: dict[Hashable, Runner] = {}
         self._runners: dict[Hashable, _Runners] = {}  # by step
         self._prepared: dict[CompiledStep, _Runners] = {}  # the same by the function that runs it
-        self._watched = {lm.model: Weights(lm.model)}  # prepared steps may read weights where they are
+        self._watched = {
+            lm.model: Weights(lm.model)
+        }  # prepared steps may read weights where they are
         if num_rows == 1:
             self._allocate()
         self._memory = self._keys_and_values()
@@ -141,7 +212,8 @@ class CompiledEngine(EagerEngine):
         runners = self._runners.setdefault((epilogue.compile_key, kind), {})
 
         def step(tokens: Tensor, *inputs: Any) -> Any:
-            start, count = self.length, tokens.shape[1]
+            start = self.length
+            count = tokens.shape[1]
             out = self._run((epilogue, kind, runners), tokens, start, start + count, inputs)
             self.pretend(start + count)
             return out
@@ -154,7 +226,12 @@ class CompiledEngine(EagerEngine):
         return getattr(runner, "native", None) is not None  # what runs uncompiled has none
 
     def repeat(
-        self, step: CompiledStep, tokens: Tensor, columns: Sequence[Tensor], *inputs: Any, least: int = 1
+        self,
+        step: CompiledStep,
+        tokens: Tensor,
+        columns: Sequence[Tensor],
+        *inputs: Any,
+        least: int = 1,
     ) -> tuple[int, Any]:
         start = self.length
         self._check_fits(start + 1)
@@ -181,10 +258,16 @@ class CompiledEngine(EagerEngine):
         return step
 
     def _run(
-        self, step: tuple[Epilogue, StepKind, _Runners], tokens: Tensor, start: int, end: int, inputs: tuple[Any, ...]
+        self,
+        step: tuple[Epilogue, StepKind, _Runners],
+        tokens: Tensor,
+        start: int,
+        end: int,
+        inputs: tuple[Any, ...],
     ) -> Any:
         """Run a step that writes from `start` on, and reads as far as `end`."""
-        (epilogue, kind, runners), size = step, self._size(end)
+        (epilogue, kind, runners) = step
+        size = self._size(end)
         self._check_fits(end)
         self._set_start(start)
         if size not in self._places_to:
@@ -218,10 +301,14 @@ class CompiledEngine(EagerEngine):
                     continue
                 warmed_up.add(shape)
                 self.pretend(size - count)
-                compiled_step(torch.zeros((1, count), dtype=torch.long, device=self.lm.device), *inputs)
+                compiled_step(
+                    torch.zeros((1, count), dtype=torch.long, device=self.lm.device), *inputs
+                )
         self.rewind(0)
 
-    def warm_up_rows(self, compiled_step: CompiledStep, examples: Sequence[tuple[Any, ...]]) -> None:
+    def warm_up_rows(
+        self, compiled_step: CompiledStep, examples: Sequence[tuple[Any, ...]]
+    ) -> None:
         for example in examples:
             compiled_step(*example)
         self.rewind(0)
@@ -230,7 +317,9 @@ class CompiledEngine(EagerEngine):
     def rewind(self, length: int) -> None:
         super().rewind(length)
         # A new text begins, and a model or a head was moved, cast or changed.
-        if length == 0 and not all(weights.are_those_of(module) for module, weights in self._watched.items()):
+        if length == 0 and not all(
+            weights.are_those_of(module) for module, weights in self._watched.items()
+        ):
             self._watched = {module: Weights(module) for module in self._watched}
             self._forget()
 
@@ -258,77 +347,125 @@ class CompiledEngine(EagerEngine):
         """Return how much memory a forward pass reads that writes as far as `end`."""
         return -(-end // self.bucket) * self.bucket
 
-    def _shape(self, count: int, size: int, kind: StepKind, inputs: tuple[Any, ...] = ()) -> tuple[Any, ...]:
-        """Return the key of the step that serves forward passes over `count` tokens that read `size` positions of memory."""
+    def _shape(
+        self, count: int, size: int, kind: StepKind, inputs: tuple[Any, ...] = ()
+    ) -> tuple[Any, ...]:
+        """Return the key of the step that serves forward passes over `count` tokens that read
+        `size` positions of memory.
+        """
         return (self._width(count, kind),)
 
     def _width(self, count: int, kind: StepKind) -> int:
         """Return which of _WIDTHS a forward pass over `count` tokens is compiled for.
 
-        The verification of one drafted token has a step of its own, as sizes of 1 are constants: padded to three tokens it took
-        13.7 ms of SmolLM2 with AVX2 in place of 10.9 (docs/measurements/archive.md).
+        The verification of one drafted token has a step of its own, as sizes of 1 are constants:
+        padded to three tokens it took 13.7 ms of SmolLM2 with AVX2 in place of 10.9
+        (docs/measurements/archive.md).
 
-        In rows and in float32, packed maps are the fastest for any number of tokens, with the attention that reads rows where
-        they lie: on two cores 256 tokens of 64 rows of nano took 15.6 ms, not packed 25.4 ms; in bfloat16 there is no difference.
+        In rows and in float32, packed maps are the fastest for any number of tokens, with the
+        attention that reads rows where they lie: on two cores 256 tokens of 64 rows of nano took
+        15.6 ms, not packed 25.4 ms; in bfloat16 there is no difference.
         """
-        if kind.rows and self.reads_rows_together and self.lm.output_embedding.weight.dtype.itemsize > 2:
+        if (
+            kind.rows
+            and self.reads_rows_together
+            and self.lm.output_embedding.weight.dtype.itemsize > 2
+        ):
             return 1
         if count == 2 and kind.all_logits and not kind.rows:
             return 3
         return 0 if count == 1 else 1 if count <= MOST_TOKENS else 2
 
-    def _key(self, epilogue: Epilogue, kind: StepKind, args: tuple[Any, ...]) -> tuple[Hashable, ...]:
+    def _key(
+        self, epilogue: Epilogue, kind: StepKind, args: tuple[Any, ...]
+    ) -> tuple[Hashable, ...]:
         return epilogue.compile_key, kind, self._width(args[0].numel(), kind)
 
-    def _plan(self, jobs: dict[Hashable, Job], epilogue: Epilogue, kind: StepKind, args: tuple[Any, ...]) -> None:
+    def _plan(
+        self, jobs: dict[Hashable, Job], epilogue: Epilogue, kind: StepKind, args: tuple[Any, ...]
+    ) -> None:
         key = self._key(epilogue, kind, args)
         if key not in self._compiled and (self, *key) not in jobs:
-            with suppress(Exception):  # a step that cannot be prepared is reported where it is needed
+            with suppress(
+                Exception
+            ):  # a step that cannot be prepared is reported where it is needed
                 jobs[self, *key] = self._job(epilogue, kind, args)[0]
 
     def _prepare(self, epilogue: Epilogue, kind: StepKind, args: tuple[Any, ...]) -> Runner:
         """Return the compiled step, from disk if it was kept."""
-        key, start = self._key(epilogue, kind, args), time.perf_counter()
+        key = self._key(epilogue, kind, args)
+        start = time.perf_counter()
         if key in self._compiled:
             return self._compiled[key]
         try:
             job, module = self._job(epilogue, kind, args)
             compiled_program, was_kept = load_or_compile(job.name, job.compile_program)
-            logger.debug("%s %s in %.1f s", "loaded" if was_kept else "compiled", job.what, time.perf_counter() - start)
+            logger.debug(
+                "%s %s in %.1f s",
+                "loaded" if was_kept else "compiled",
+                job.what,
+                time.perf_counter() - start,
+            )
             runner: Runner = compiled_program.bind(module, self._memory, module.operations.native)
         except Exception as error:  # a compiler has many ways to fail, all with the same remedy
             reason = f"{type(error).__name__}: {next(iter(str(error).strip().splitlines()), '')}"
             if self.strict:
-                raise UserError(f"{type(self.lm.model).__name__} cannot be compiled ({reason}); use engine=eager.") from error
+                raise UserError(
+                    f"{type(self.lm.model).__name__} cannot be compiled ({reason}); use"
+                    " engine=eager."
+                ) from error
             logger.warning("%s runs uncompiled: %s", type(self.lm.model).__name__, reason)
             runner = self._uncompiled(StepOperations, epilogue, kind)
         self._compiled[key] = runner
         return runner
 
-    def _uncompiled(self, operations: type[StepOperations], epilogue: Epilogue, kind: StepKind) -> Runner:
+    def _uncompiled(
+        self, operations: type[StepOperations], epilogue: Epilogue, kind: StepKind
+    ) -> Runner:
         module = StepModule(operations(self.lm, [], few=False, rows=kind.rows), epilogue, kind)
-        return lambda tokens, start, places, inputs: module(tokens, start, places, self._memory, inputs)
+        return lambda tokens, start, places, inputs: module(
+            tokens, start, places, self._memory, inputs
+        )
 
-    def _job(self, epilogue: Epilogue, kind: StepKind, args: tuple[Any, ...]) -> tuple[Job, StepModule]:
+    def _job(
+        self, epilogue: Epilogue, kind: StepKind, args: tuple[Any, ...]
+    ) -> tuple[Job, StepModule]:
         """Return how a step is compiled, and the module that is traced."""
         tokens, first, _, inputs = args
         width = self._width(tokens.numel(), kind)
         tokens = tokens.new_zeros(1, _FEW) if width == 1 and not kind.rows else tokens
         places = self._places[: self.example_buckets * self.bucket]
-        operations = self.operations(self.lm, modules_in(epilogue.compile_key), width != 2, kind.rows)
+        operations = self.operations(
+            self.lm, modules_in(epilogue.compile_key), width != 2, kind.rows
+        )
         module = StepModule(operations, epilogue, kind)
         options = dict(operations.compiler_options)
-        options |= CPU_OPTIONS | {"cpp.threads": torch.get_num_threads()} if self.lm.device.type == "cpu" else OPTIONS
-        what = f"{type(epilogue).__name__.lstrip('_')} of {type(self.lm.model).__name__} for {_WIDTHS[width]}"
-        name = name_of(self.lm, epilogue, kind, width, operations.name, options, self._memory, inputs)
+        options |= (
+            CPU_OPTIONS | {"cpp.threads": torch.get_num_threads()}
+            if self.lm.device.type == "cpu"
+            else OPTIONS
+        )
+        what = (
+            f"{type(epilogue).__name__.lstrip('_')} of {type(self.lm.model).__name__} for"
+            f" {_WIDTHS[width]}"
+        )
+        name = name_of(
+            self.lm, epilogue, kind, width, operations.name, options, self._memory, inputs
+        )
 
         def compile_program() -> CompiledProgram:
             logger.info("compiling %s", what)
             of_step: Any = epilogue
-            open_inputs = [(0,), *of_step.open_inputs] if kind.rows else []  # first those of the tokens' places
+            open_inputs = (
+                [(0,), *of_step.open_inputs] if kind.rows else []
+            )  # first those of the tokens' places
             open_sizes = {0: 0, 2: 0} if kind.rows else {0: 1, 2: 0} if width in (1, 2) else {2: 0}
             return CompiledProgram.compile(
-                module, (tokens, first, places, self._memory, inputs), open_sizes, options, open_inputs
+                module,
+                (tokens, first, places, self._memory, inputs),
+                open_sizes,
+                options,
+                open_inputs,
             )
 
         size = len(self._memory) * (1 + width)  # its layers, and sizes that are open

@@ -1,7 +1,9 @@
-"""A step as one compiled function of a flat list of tensors, which can be kept on disk, without weights.
+"""A step as one compiled function of a flat list of tensors, which can be kept on disk, without
+weights.
 
-torch.export traces forward pass and epilogue once, with sizes left open; Inductor compiles the trace. A call then needs no
-look-ups: weights and memory are bound beforehand, and the call's tensors are appended.
+torch.export traces forward pass and epilogue once, with sizes left open; Inductor compiles the
+trace. A call then needs no look-ups: weights and memory are bound beforehand, and the call's
+tensors are appended.
 """
 
 import pickle
@@ -18,20 +20,33 @@ from torch.fx import GraphModule
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass as is_made_of_tensors
 from torch.utils._pytree import tree_leaves, tree_map, tree_unflatten
 
-# Inductor's options. A step is only called with the shapes it was compiled for (tests/decoding/test_engines.py); checking would
-# cost as much as a layer.
-OPTIONS = {"size_asserts": False, "alignment_asserts": False, "cpp.enable_floating_point_contract_flag": "fast"}
-# On a CPU a step calls its kernels from C++, and what several layers read (rotations, masks) is computed once.
-CPU_OPTIONS = {**OPTIONS, "cpp_wrapper": True, "realize_reads_threshold": 0, "cpp.min_chunk_size": 16384}
+# Inductor's options. A step is only called with the shapes it was compiled for
+# (tests/decoding/test_engines.py); checking would cost as much as a layer.
+OPTIONS = {
+    "size_asserts": False,
+    "alignment_asserts": False,
+    "cpp.enable_floating_point_contract_flag": "fast",
+}
+# On a CPU a step calls its kernels from C++, and what several layers read (rotations, masks) is
+# computed once.
+CPU_OPTIONS = {
+    **OPTIONS,
+    "cpp_wrapper": True,
+    "realize_reads_threshold": 0,
+    "cpp.min_chunk_size": 16384,
+}
 
-_LARGEST_CONSTANT = 64  # numbers; a larger tensor that no module owns may be a weight, which must not be kept on disk
-_NUM_SAMPLED = 8  # numbers of each tensor that `Weights` compares: writing through `.data` changes neither place nor version
+# Numbers; a larger tensor that no module owns may be a weight, which must not be kept on disk
+_LARGEST_CONSTANT = 64
+# Numbers of each tensor that `Weights` compares: writing through `.data` changes neither place nor
+# version
+_NUM_SAMPLED = 8
 
 _Build = Callable[[Iterator[Tensor]], Any]
 
 
-# Makes what calls a compiled function from C++ (`native_call` in cpu/) of it, its tensors with None for those that are
-# not bound, and the number of its results; None where it cannot.
+# Makes what calls a compiled function from C++ (`native_call` in cpu/) of it, its tensors with None
+# for those that are not bound, and the number of its results; None where it cannot.
 Native = Callable[[Callable[..., Any], Sequence[Tensor | None], int], Any]
 
 
@@ -53,23 +68,35 @@ class CompiledProgram:
         options: Mapping[str, Any],
         open_inputs: Sequence[tuple[int, ...]] = (),
     ) -> "CompiledProgram":
-        """Compile a call of `module` with example tensors, in tuples and lists; raises exceptions of many kinds if it cannot.
+        """Compile a call of `module` with example tensors, in tuples and lists.
+
+        Raises exceptions of many kinds if it cannot.
 
         Args:
-            open_sizes: by i, the dimension of the tensor `args[i]` whose size may change from call to call.
+            open_sizes: by i, the dimension of the tensor `args[i]` whose size may change from call
+                to call.
             options: Inductor's.
-            open_inputs: the dimensions whose sizes may change of the first entries of the last argument.
+            open_inputs: the dimensions whose sizes may change of the first entries of the last
+                argument.
         """
         shapes = tree_map(lambda leaf: None, args)
-        shapes = [{open_sizes[i]: Dim.DYNAMIC} if i in open_sizes else shape for i, shape in enumerate(shapes)]
+        shapes = [
+            {open_sizes[i]: Dim.DYNAMIC} if i in open_sizes else shape
+            for i, shape in enumerate(shapes)
+        ]
         for_each = [dict.fromkeys(dimensions, Dim.DYNAMIC) for dimensions in open_inputs]
-        opened = [tree_map(lambda leaf, shape=shape: shape, args[-1][i]) for i, shape in enumerate(for_each)]
+        opened = [
+            tree_map(lambda leaf, shape=shape: shape, args[-1][i])
+            for i, shape in enumerate(for_each)
+        ]
         shapes[-1] = (*opened, *shapes[-1][len(opened) :]) if opened else shapes[-1]
         with torch.no_grad():
             exported = torch.export.export(module, args, dynamic_shapes=tuple(shapes), strict=False)
             _drop_checks(exported.graph_module)
             sources = _sources(exported, module)
-            placeholders = [node.meta["val"] for node in exported.graph.nodes if node.op == "placeholder"]
+            placeholders = [
+                node.meta["val"] for node in exported.graph.nodes if node.op == "placeholder"
+            ]
             artifact = torch._inductor.standalone_compile(
                 exported.graph_module,
                 placeholders,
@@ -82,11 +109,18 @@ class CompiledProgram:
 
     @property
     def is_general(self) -> bool:
-        """Whether it contains no tensor that may change from run to run, so that it can be kept on disk."""
+        """Whether it contains no tensor that may change from run to run, so that it can be kept on
+        disk.
+        """
         constants = [source for source in self.sources if isinstance(source, Tensor)]
-        return all(constant.numel() <= _LARGEST_CONSTANT and not constant.requires_grad for constant in constants)
+        return all(
+            constant.numel() <= _LARGEST_CONSTANT and not constant.requires_grad
+            for constant in constants
+        )
 
-    def bind(self, module: nn.Module, memory: Sequence[Any], native: Native | None = None) -> "BoundProgram":
+    def bind(
+        self, module: nn.Module, memory: Sequence[Any], native: Native | None = None
+    ) -> "BoundProgram":
         """Return the call of `module`; see BoundProgram."""
         return BoundProgram(self, module, memory, native)
 
@@ -96,7 +130,10 @@ class CompiledProgram:
 
     @classmethod
     def from_bytes(cls, content: bytes) -> "CompiledProgram":
-        """Return the program of `to_bytes`, running code in it; raises exceptions of many kinds for other bytes."""
+        """Return the program of `to_bytes`, running code in it.
+
+        Raises exceptions of many kinds for other bytes.
+        """
         from torch._inductor import config  # takes seconds to import
         from torch._inductor.standalone_compile import AOTCompiledArtifact
 
@@ -107,32 +144,54 @@ class CompiledProgram:
 
 
 class BoundProgram:
-    """A compiled step as a function of `(tokens, start, places, inputs)`, tensors and tuples of them; see StepModule."""
+    """A compiled step as a function of `(tokens, start, places, inputs)`, tensors and tuples of
+    them; see StepModule.
+    """
 
-    def __init__(self, program: CompiledProgram, module: nn.Module, memory: Sequence[Any], native: Native | None) -> None:
-        tensors, self._memory, self._make_native = _tensors(module), tree_leaves(memory), native
-        self._weights = [tensors[source] if isinstance(source, str) else source for source in program.sources]
-        self._artifact, self._build = program.artifact, _builder(program.outputs)
+    def __init__(
+        self,
+        program: CompiledProgram,
+        module: nn.Module,
+        memory: Sequence[Any],
+        native: Native | None,
+    ) -> None:
+        tensors = _tensors(module)
+        self._memory = tree_leaves(memory)
+        self._make_native = native
+        self._weights = [
+            tensors[source] if isinstance(source, str) else source for source in program.sources
+        ]
+        self._artifact = program.artifact
+        self._build = _builder(program.outputs)
         self._run: Callable[[list[Tensor]], Any] | None = None
         self.native: Any = None
 
-    def __call__(self, tokens: Tensor, start: Tensor, places: Tensor, inputs: tuple[Any, ...]) -> Any:
+    def __call__(
+        self, tokens: Tensor, start: Tensor, places: Tensor, inputs: tuple[Any, ...]
+    ) -> Any:
         if self.native is not None:
             return self._build(iter(self.native(add_leaves(inputs, [tokens, start, places]))))
         args = add_leaves(inputs, [*self._weights, tokens, start, places, *self._memory])
         if self._run is not None:
             return self._build(iter(self._run(args)))
-        num_inputs = len(args) - len(self._weights) - 3 - len(self._memory)  # before the call, which empties its list
+        num_inputs = (
+            len(args) - len(self._weights) - 3 - len(self._memory)
+        )  # before the call, which empties its list
         results, self._run = _first_call(self._artifact, args)
         if self._make_native is not None:
             bound = [*self._weights, None, None, None, *self._memory, *[None] * num_inputs]
             self.native = self._make_native(self._run, bound, len(results))
         return self._build(iter(results))
 
-    def repeat(self, given: list[Tensor], num_columns: int, start: int, bucket: int, least: int, most: int) -> tuple[int, Any]:
-        """Run a `native` step over one token after another until its first output is true; return how often, and the last result.
+    def repeat(
+        self, given: list[Tensor], num_columns: int, start: int, bucket: int, least: int, most: int
+    ) -> tuple[int, Any]:
+        """Run a `native` step over one token after another until its first output is true.
 
-        The arguments are those of `specheads_repeat` in operators.cpp; `bucket`: memory is read in multiples of it.
+        Return how often, and the last result.
+
+        The arguments are those of `specheads_repeat` in operators.cpp; `bucket`: memory is read in
+        multiples of it.
         """
         assert self.native is not None
         count, results = self.native.repeat(given, num_columns, start, bucket, least, most)
@@ -145,32 +204,57 @@ def modules_in(compile_key: Hashable) -> list[nn.Module]:
 
 
 class Weights:
-    """What the tensors of some modules held: where each is, how often it was written to, and some of its numbers on a CPU."""
+    """What the tensors of some modules held: where each is, how often it was written to, and some
+    of its numbers on a CPU.
+    """
 
     def __init__(self, *modules: nn.Module) -> None:
-        # Where each module keeps its parts, and those that are there. Not the modules themselves, which may be thrown away.
+        # Where each module keeps its parts, and those that are there. Not the modules themselves,
+        # which may be thrown away.
         parts = dict.fromkeys(part for module in modules for part in module.modules())
         held = [each for part in parts for each in (part._parameters, part._buffers, part._modules)]
         self._held = [(each, tuple(each.values())) for each in held]
         self._roots = [module._parameters for module in modules]
-        self._tensors = _parts_of(modules)  # held, so that no other one can take the place of one in memory
+        self._tensors = _parts_of(
+            modules
+        )  # held, so that no other one can take the place of one in memory
         self._are_plain = not any(map(is_made_of_tensors, self._tensors))
         self._places = [_place_of(tensor) for tensor in self._tensors]
-        # Views, which see what is written later. On other devices a comparison would wait, and steps read weights in place.
-        wide = [tensor for tensor in self._tensors if tensor.is_floating_point() and tensor.itemsize > 1]
-        plain = [each.detach() for each in wide if each.device.type == "cpu" and not is_made_of_tensors(each)]
-        self._views = [each.flatten()[:: max(1, each.numel() // _NUM_SAMPLED)] for each in plain if each.is_contiguous()]
+        # Views, which see what is written later. On other devices a comparison would wait, and
+        # steps read weights in place.
+        wide = [
+            tensor for tensor in self._tensors if tensor.is_floating_point() and tensor.itemsize > 1
+        ]
+        plain = [
+            each.detach()
+            for each in wide
+            if each.device.type == "cpu" and not is_made_of_tensors(each)
+        ]
+        self._views = [
+            each.flatten()[:: max(1, each.numel() // _NUM_SAMPLED)]
+            for each in plain
+            if each.is_contiguous()
+        ]
         self._sample = self._now()
 
     def are_those_of(self, *modules: nn.Module) -> bool:
-        """Whether the modules have the same tensors, unchanged. Asked before each response: listing them takes longer."""
+        """Whether the modules have the same tensors, unchanged.
+
+        Asked before each response: listing them takes longer.
+        """
         roots = [module._parameters for module in modules]
         are_held = len(roots) == len(self._roots) and all(map(is_, roots, self._roots))
-        are_held = are_held and all(len(now) == len(then) and all(map(is_, now.values(), then)) for now, then in self._held)
+        are_held = are_held and all(
+            len(now) == len(then) and all(map(is_, now.values(), then)) for now, then in self._held
+        )
         if not are_held:
             return False
-        tensors = self._tensors if self._are_plain else _parts_of(modules)  # others exchange what they are made of
-        return [_place_of(tensor) for tensor in tensors] == self._places and torch.equal(self._now(), self._sample)
+        tensors = (
+            self._tensors if self._are_plain else _parts_of(modules)
+        )  # others exchange what they are made of
+        return [_place_of(tensor) for tensor in tensors] == self._places and torch.equal(
+            self._now(), self._sample
+        )
 
     @torch.no_grad()
     def _now(self) -> Tensor:
@@ -196,7 +280,9 @@ def _place_of(tensor: Tensor) -> tuple[Any, ...]:
 def _drop_checks(traced: GraphModule) -> None:
     """Remove assertions and their inputs from a trace: some wait for the device."""
     for node in traced.graph.nodes:
-        if node.op == "call_function" and node.target.__name__.startswith(("_assert", "sym_constrain")):
+        if node.op == "call_function" and node.target.__name__.startswith(
+            ("_assert", "sym_constrain")
+        ):
             traced.graph.erase_node(node)
     traced.graph.eliminate_dead_code()
     traced.recompile()
@@ -204,12 +290,19 @@ def _drop_checks(traced: GraphModule) -> None:
 
 def _tensors(module: nn.Module) -> dict[str, Tensor]:
     """Return the parameters and buffers of a module under all of their names."""
-    return {**dict(module.named_parameters(remove_duplicate=False)), **dict(module.named_buffers(remove_duplicate=False))}
+    return {
+        **dict(module.named_parameters(remove_duplicate=False)),
+        **dict(module.named_buffers(remove_duplicate=False)),
+    }
 
 
 def _sources(exported: ExportedProgram, module: nn.Module) -> list[str | Tensor]:
-    """Return the names of the module's tensors, and the other tensors, that a traced call reads; drop its other such inputs."""
-    tensors, sources = _tensors(module), list[str | Tensor]()
+    """Return the names of the module's tensors, and the other tensors, that a traced call reads.
+
+    Drop its other such inputs.
+    """
+    tensors = _tensors(module)
+    sources = list[str | Tensor]()
     specs = exported.graph_signature.input_specs
     first = [spec.kind for spec in specs].index(InputKind.USER_INPUT)
     if any(spec.kind is not InputKind.USER_INPUT for spec in specs[first:]):
@@ -226,7 +319,10 @@ def _sources(exported: ExportedProgram, module: nn.Module) -> list[str | Tensor]
 
 
 def add_leaves(tree: Any, leaves: list[Tensor]) -> list[Tensor]:
-    """Append the tensors in tuples, as `tree_leaves` returns them, in a tenth of the time; return the list."""
+    """Append the tensors in tuples, as `tree_leaves` returns them, in a tenth of the time.
+
+    Return the list.
+    """
     if isinstance(tree, tuple):
         for part in tree:
             add_leaves(part, leaves)
@@ -235,17 +331,22 @@ def add_leaves(tree: Any, leaves: list[Tensor]) -> list[Tensor]:
     return leaves
 
 
-def _first_call(artifact: Callable[..., Any], args: list[Tensor]) -> tuple[Any, Callable[[list[Tensor]], Any]]:
-    """Run an artifact; return its results, and the function of a list of tensors to be called from now on.
+def _first_call(
+    artifact: Callable[..., Any], args: list[Tensor]
+) -> tuple[Any, Callable[[list[Tensor]], Any]]:
+    """Run an artifact.
 
-    That is the compiled code itself where the artifact only passes its results on: the wrappers around it check what cannot
-    change here, and take a sixth of the time of a small draft's step.
+    Return its results, and the function of a list of tensors to be called from now on.
+
+    That is the compiled code itself where the artifact only passes its results on: the wrappers
+    around it check what cannot change here, and take a sixth of the time of a small draft's step.
     """
     graphs = _graphs_in(artifact, set())
     if len(graphs) != 1:
         return artifact(*args), lambda tensors: artifact(*tensors)
     inner: list[Any] = []
-    (graph,), compiled = graphs, graphs[0].current_callable
+    (graph,) = graphs
+    compiled = graphs[0].current_callable
 
     def note(inputs: Sequence[Any]) -> Any:
         inner.append(results := compiled(inputs))
@@ -262,7 +363,9 @@ def _first_call(artifact: Callable[..., Any], args: list[Tensor]) -> tuple[Any, 
 
 
 def _graphs_in(function: Any, seen: set[int]) -> list[Any]:
-    """Return the compiled graphs that a function calls, through the functions and objects that it holds."""
+    """Return the compiled graphs that a function calls, through the functions and objects that it
+    holds.
+    """
     from torch._inductor.output_code import CompiledFxGraph  # takes seconds to import
 
     if isinstance(function, CompiledFxGraph):
@@ -271,13 +374,20 @@ def _graphs_in(function: Any, seen: set[int]) -> list[Any]:
         return []
     seen.add(id(function))
     held = [cell.cell_contents for cell in getattr(function, "__closure__", None) or ()]
-    held += [value for name, value in getattr(function, "__dict__", {}).items() if name in ("compiled_fn", "inner_fn")]
+    held += [
+        value
+        for name, value in getattr(function, "__dict__", {}).items()
+        if name in ("compiled_fn", "inner_fn")
+    ]
     return [graph for each in held for graph in _graphs_in(each, seen)]
 
 
 def is_same(first: Any, second: Any) -> bool:
     """Whether two tensors show the same memory in the same way."""
-    first, second = (isinstance(x, Tensor) and (x.data_ptr(), x.dtype, x.shape, x.stride()) for x in (first, second))
+    first, second = (
+        isinstance(x, Tensor) and (x.data_ptr(), x.dtype, x.shape, x.stride())
+        for x in (first, second)
+    )
     return first and first == second
 
 
@@ -285,9 +395,12 @@ def _builder(tree: Any) -> _Build:
     """Return the function that builds a tree like this from its leaves."""
     if not isinstance(tree, tuple):
         if tree is not None:
-            raise TypeError(f"an epilogue returns a {type(tree).__name__}; expected tensors and tuples of them")
+            raise TypeError(
+                f"an epilogue returns a {type(tree).__name__}; expected tensors and tuples of them"
+            )
         return next
-    parts, kind = [_builder(part) for part in tree], type(tree)
+    parts = [_builder(part) for part in tree]
+    kind = type(tree)
     if hasattr(tree, "_fields"):
         return lambda leaves: kind(*[part(leaves) for part in parts])
     return lambda leaves: tuple([part(leaves) for part in parts])

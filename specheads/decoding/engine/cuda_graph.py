@@ -1,9 +1,12 @@
-"""Steps captured as CUDA graphs, for padded numbers of tokens and doubling sizes of memory: one launch in place of hundreds.
+"""Steps captured as CUDA graphs, for padded numbers of tokens and doubling sizes of memory: one
+launch in place of hundreds.
 
-Static memory needs a mask, which torch's flash attention does not take. For the kernel that takes one, transformers copies keys
-and values once for every query head that shares them, and that kernel has one block of threads for a head, however long the
-memory is. With attention in groups, the queries that share keys are rows of one query, nothing is copied, and each part of the
-memory has its block of threads. The parts' results are weighted by their sums of exponentials (Dao et al. 2023, Flash-Decoding).
+Static memory needs a mask, which torch's flash attention does not take. For the kernel that takes
+one, transformers copies keys and values once for every query head that shares them, and that kernel
+has one block of threads for a head, however long the memory is. With attention in groups, the
+queries that share keys are rows of one query, nothing is copied, and each part of the memory has
+its block of threads. The parts' results are weighted by their sums of exponentials (Dao et al.
+2023, Flash-Decoding).
 """
 
 import contextlib
@@ -30,7 +33,9 @@ from specheads.pair.sampling import Operations, at_least_float32
 logger = logging.getLogger(__name__)
 
 PART = 128  # keys; sizes of memory that a captured step reads are multiples of it
-_MASKED = -1e30  # added to a masked score; with infinity, a part that is masked throughout would be NaN
+_MASKED = (
+    -1e30
+)  # added to a masked score; with infinity, a part that is masked throughout would be NaN
 _WARM_UPS = 3  # runs before a capture, in which libraries allocate what they need
 
 _Step = Callable[[], Any]  # reads and writes the same tensors whenever it is called
@@ -39,7 +44,9 @@ _Replay = Callable[[], None]  # does again what a captured step did
 
 @contextlib.contextmanager
 def _no_garbage_collection() -> Iterator[None]:
-    """Keep the garbage collector away: where it destroys the graphs of a dropped engine in mid-capture, the capture fails."""
+    """Keep the garbage collector away: where it destroys the graphs of a dropped engine in
+    mid-capture, the capture fails.
+    """
     was_enabled = gc.isenabled()
     gc.disable()
     try:
@@ -50,25 +57,38 @@ def _no_garbage_collection() -> Iterator[None]:
 
 
 class _GraphRecorder:
-    """Captures steps as CUDA graphs, which share a pool of memory because no two of them run at once."""
+    """Captures steps as CUDA graphs, which share a pool of memory because no two of them run at
+    once.
+    """
 
     def __init__(self, device: torch.device) -> None:
-        self._device, self._pool = device, torch.cuda.graph_pool_handle()
-        # Without a stream, `torch.cuda.graph` captures on one stream of the process, on the device that was current when it first
-        # captured: nothing that runs on another device is captured there. The pool's memory belongs to a stream, too.
+        self._device = device
+        self._pool = torch.cuda.graph_pool_handle()
+        # Without a stream, `torch.cuda.graph` captures on one stream of the process, on the device
+        # that was current when it first captured: nothing that runs on another device is captured
+        # there. The pool's memory belongs
+        # to a stream, too.
         self._stream = torch.cuda.Stream(device)
 
     def capture(self, step: _Step) -> tuple[_Replay, Any]:
-        """Return the replay of a step, and the tensors of its results. Raises RuntimeError for one that waits for the device."""
+        """Return the replay of a step, and the tensors of its results.
+
+        Raises RuntimeError for one that waits for the device.
+        """
         with torch.cuda.device(self._device), _no_garbage_collection():
             current = torch.cuda.current_stream(self._device)
             self._stream.wait_stream(current)
-            with torch.cuda.stream(self._stream):  # also left if a capture fails, which torch's own context does not do
+            with torch.cuda.stream(
+                self._stream
+            ):  # also left if a capture fails, which torch's own context does not do
                 for _ in range(_WARM_UPS):
                     step()
                 graph = torch.cuda.CUDAGraph()
-                # Threads with other engines may allocate or wait meanwhile, which "global", the default, forbids them.
-                with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):
+                # Threads with other engines may allocate or wait meanwhile, which "global", the
+                # default, forbids them.
+                with torch.cuda.graph(
+                    graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"
+                ):
                     out = step()
             current.wait_stream(self._stream)
 
@@ -80,7 +100,9 @@ class _GraphRecorder:
 
 
 class _ImitatingRecorder:
-    """Stands in for CUDA graphs: a replay runs the step again and writes into the tensors of the first results."""
+    """Stands in for CUDA graphs: a replay runs the step again and writes into the tensors of the
+    first results.
+    """
 
     def capture(self, step: _Step) -> tuple[_Replay, Any]:
         out = step()
@@ -96,7 +118,8 @@ class _HeldInputs:
     """The tensors from which captured steps read a call's, which are copied there."""
 
     def __init__(self, tensors: Sequence[Tensor]) -> None:
-        self._tensors, self._storages = tensors, {_storage(tensor) for tensor in tensors}
+        self._tensors = tensors
+        self._storages = {_storage(tensor) for tensor in tensors}
         # Tensors of one type are copied by one launch, those of several by one each.
         self._groups: dict[torch.dtype, list[int]] = {}
         for number, tensor in enumerate(tensors):
@@ -104,13 +127,18 @@ class _HeldInputs:
 
     def fill(self, given: Sequence[Tensor]) -> None:
         """Copy a call's tensors, in the order of these, except for those that are there already."""
-        held, sources = self._tensors, {}
+        held = self._tensors
+        sources = {}
         for number, (old, new) in enumerate(zip(self._tensors, given, strict=True)):
             if not is_same(old, new):  # one in the place of another would be overwritten first
                 sources[number] = new.clone() if _storage(new) in self._storages else new
         for numbers in self._groups.values():
             if moved := [number for number in numbers if number in sources]:
-                torch._foreach_copy_([held[number] for number in moved], [sources[number] for number in moved], non_blocking=True)
+                torch._foreach_copy_(
+                    [held[number] for number in moved],
+                    [sources[number] for number in moved],
+                    non_blocking=True,
+                )
 
 
 def _storage(tensor: Tensor) -> int:
@@ -118,7 +146,9 @@ def _storage(tensor: Tensor) -> int:
 
 
 def _update(step: _Step, state: Any) -> Any:
-    """Run a step and write its result, the new state, where it reads the old one: the next call copies nothing."""
+    """Run a step and write its result, the new state, where it reads the old one: the next call
+    copies nothing.
+    """
     for old, new in zip(add_leaves(state, []), add_leaves(step(), []), strict=True):
         if new is not old:
             old.copy_(new)
@@ -129,30 +159,58 @@ def _recorder_for(device: torch.device) -> _GraphRecorder | _ImitatingRecorder:
     return _GraphRecorder(device) if device.type == "cuda" else _ImitatingRecorder()
 
 
-def _attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scale: float | None = None) -> Tensor:
-    """Return the attention (B, T, H, D) of `query` (B, H, T, D) over `key` and `value` (B, G, S, D), S a multiple of PART.
+def _attend(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scale: float | None = None
+) -> Tensor:
+    """Return the attention (B, T, H, D) of `query` (B, H, T, D) over `key` and `value` (B, G, S,
+    D), S a multiple of PART.
 
-    `mask`: (B or 1, 1, T, S) bool, which keys a token attends to, one at least; the scale is 1 / sqrt(D) by default.
+    `mask`: (B or 1, 1, T, S) bool, which keys a token attends to, one at least; the scale is 1 /
+    sqrt(D) by default.
     """
     batch, heads, tokens, _ = query.shape
-    groups, num_parts, share = key.shape[1], key.shape[2] // PART, heads // key.shape[1]
+    groups = key.shape[1]
+    num_parts = key.shape[2] // PART
+    share = heads // key.shape[1]
 
     def in_parts(memory: Tensor) -> Tensor:
-        return memory[:, :, : num_parts * PART].unflatten(2, (num_parts, PART)).flatten(0, 1)  # (B G, P, PART, D)
+        return (
+            memory[:, :, : num_parts * PART].unflatten(2, (num_parts, PART)).flatten(0, 1)
+        )  # (B G, P, PART, D)
 
-    rows = query.reshape(batch * groups, 1, share * tokens, query.shape[-1]).expand(-1, num_parts, -1, -1)
+    rows = query.reshape(batch * groups, 1, share * tokens, query.shape[-1]).expand(
+        -1, num_parts, -1, -1
+    )
     bias = torch.zeros(mask.shape, dtype=query.dtype, device=mask.device)
-    bias = bias.masked_fill(~mask, max(_MASKED, torch.finfo(query.dtype).min))[:, 0, :, : num_parts * PART]
-    bias = bias.unflatten(2, (num_parts, PART)).transpose(1, 2)[:, None, :, None]  # (B or 1, 1, P, 1, T, PART)
-    bias = bias.expand(batch, groups, -1, share, -1, -1) if mask.shape[0] > 1 else bias.expand(-1, -1, -1, share, -1, -1)
+    bias = bias.masked_fill(~mask, max(_MASKED, torch.finfo(query.dtype).min))[
+        :, 0, :, : num_parts * PART
+    ]
+    bias = bias.unflatten(2, (num_parts, PART)).transpose(1, 2)[
+        :, None, :, None
+    ]  # (B or 1, 1, P, 1, T, PART)
+    bias = (
+        bias.expand(batch, groups, -1, share, -1, -1)
+        if mask.shape[0] > 1
+        else bias.expand(-1, -1, -1, share, -1, -1)
+    )
     bias = bias.reshape(-1, num_parts, share * tokens, PART).expand(batch * groups, -1, -1, -1)
-    out, log_sums = _attend_parts(rows, in_parts(key), in_parts(value), bias, query.shape[-1] ** -0.5 if scale is None else scale)
+    out, log_sums = _attend_parts(
+        rows,
+        in_parts(key),
+        in_parts(value),
+        bias,
+        query.shape[-1] ** -0.5 if scale is None else scale,
+    )
     whole = (log_sums.softmax(dim=1)[..., None] * out).sum(dim=1).to(query.dtype)
     return whole.reshape(batch, heads, tokens, -1).transpose(1, 2).contiguous()
 
 
-def _attend_parts(query: Tensor, key: Tensor, value: Tensor, bias: Tensor, scale: float) -> tuple[Tensor, Tensor]:
-    """Return each part's attention (N, P, R, D), and the logarithms of its sums of exponentials (N, P, R)."""
+def _attend_parts(
+    query: Tensor, key: Tensor, value: Tensor, bias: Tensor, scale: float
+) -> tuple[Tensor, Tensor]:
+    """Return each part's attention (N, P, R, D), and the logarithms of its sums of exponentials (N,
+    P, R).
+    """
     if query.is_cuda and query.dtype != torch.float64:  # the kernel does not have it
         efficient = torch.ops.aten._scaled_dot_product_efficient_attention
         out, log_sums, *_ = efficient(query, key, value, bias, True, scale=scale)
@@ -167,10 +225,23 @@ class _GroupedOperations(Operations):
     """Attention in groups where several query heads share keys, under masks that it can take."""
 
     def attention(
-        self, plain: Any, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, **options: Any
+        self,
+        plain: Any,
+        module: nn.Module,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        mask: Tensor | None,
+        **options: Any,
     ) -> Any:
         shared = key.shape[1] < query.shape[1]
-        if not shared or mask is None or mask.dtype != torch.bool or mask.shape[1] > 1 or has_other_options(options):
+        if (
+            not shared
+            or mask is None
+            or mask.dtype != torch.bool
+            or mask.shape[1] > 1
+            or has_other_options(options)
+        ):
             return plain(module, query, key, value, mask, **options)
         return _attend(query, key, value, mask, options.get("scaling")), None
 
@@ -183,12 +254,21 @@ class _GroupedStep(StepOperations):
 
 
 class GraphEngine(CompiledEngine):
-    """`engine=cuda_graph`: captures compiled steps where Triton can compile them, and plain ones elsewhere."""
+    """`engine=cuda_graph`: captures compiled steps where Triton can compile them, and plain ones
+    elsewhere.
+    """
 
     bucket = PART  # memory grows by the parts of attention in groups
     example_buckets = 2  # a compiler takes the number of parts for a constant if it is 1
 
-    def __init__(self, lm: LanguageModel, capacity: int, strict: bool = True, spare_capacity: int = 0, num_rows: int = 1) -> None:
+    def __init__(
+        self,
+        lm: LanguageModel,
+        capacity: int,
+        strict: bool = True,
+        spare_capacity: int = 0,
+        num_rows: int = 1,
+    ) -> None:
         super().__init__(lm, capacity, strict, spare_capacity, num_rows, _GroupedStep)
         self._compiles = lm.device.type == "cuda" and has_triton()
         self._inputs: dict[Hashable, tuple[Any, ...]] = {}
@@ -198,12 +278,19 @@ class GraphEngine(CompiledEngine):
         if artefacts.planned is None:  # what is captured cannot be compiled ahead
             super().warm_up(compiled_step, counts, *inputs)
 
-    def warm_up_rows(self, compiled_step: CompiledStep, examples: Sequence[tuple[Any, ...]]) -> None:
-        """There is nothing to prepare: the sizes of rows are known when they are needed, and captured then."""
+    def warm_up_rows(
+        self, compiled_step: CompiledStep, examples: Sequence[tuple[Any, ...]]
+    ) -> None:
+        """There is nothing to prepare: the sizes of rows are known when they are needed, and
+        captured then.
+        """
 
     @property
     def reads_rows_together(self) -> bool:
-        """A captured step is one launch; a prompt that is read alone takes hundreds for each of its layers."""
+        """A captured step is one launch.
+
+        A prompt that is read alone takes hundreds for each of its layers.
+        """
         return True
 
     def padded(self, count: int) -> int:
@@ -221,37 +308,59 @@ class GraphEngine(CompiledEngine):
     def _sizes(self) -> list[int]:
         return sorted({self._size(end) for end in range(self.bucket, self._reach + 1, self.bucket)})
 
-    def _shape(self, count: int, size: int, kind: StepKind, inputs: tuple[Any, ...] = ()) -> tuple[Any, ...]:
-        return (count, size, *(leaf.shape for leaf in tree_leaves(inputs))) if kind.rows else (count, size)
+    def _shape(
+        self, count: int, size: int, kind: StepKind, inputs: tuple[Any, ...] = ()
+    ) -> tuple[Any, ...]:
+        return (
+            (count, size, *(leaf.shape for leaf in tree_leaves(inputs)))
+            if kind.rows
+            else (count, size)
+        )
 
     def _prepare(self, epilogue: Epilogue, kind: StepKind, args: tuple[Any, ...]) -> Runner:
         compiled_step = (
-            super()._prepare(epilogue, kind, args) if self._compiles else self._uncompiled(self.operations, epilogue, kind)
+            super()._prepare(epilogue, kind, args)
+            if self._compiles
+            else self._uncompiled(self.operations, epilogue, kind)
         )
         tokens, start, places, inputs = args
         given = add_leaves((tokens, inputs), [])
-        # Graphs of one step share their inputs, whatever their size: the state that one leaves lies where the next reads it.
+        # Graphs of one step share their inputs, whatever their size: the state that one leaves lies
+        # where the next reads it.
         key = (epilogue.compile_key, kind, tuple(leaf.shape for leaf in tree_leaves(inputs)))
         inputs = self._inputs.setdefault(key, tree_map_only(Tensor, torch.clone, inputs))
         tokens = tokens.clone()
         tensors = add_leaves((tokens, inputs), [])
-        held, earlier = _HeldInputs(tensors), [tensor.clone() for tensor in tensors]
-        held.fill(given)  # warm-ups write memory, too: at the places of this call, not at those of an earlier one
+        held = _HeldInputs(tensors)
+        earlier = [tensor.clone() for tensor in tensors]
+        held.fill(
+            given
+        )  # warm-ups write memory, too: at the places of this call, not at those of an earlier one
         step = partial(compiled_step, tokens, start, places, inputs)
         try:
             updates = getattr(epilogue, "updates_last_input", False)
-            replay, out = self._recorder.capture(partial(_update, step, inputs[-1]) if updates else step)
+            replay, out = self._recorder.capture(
+                partial(_update, step, inputs[-1]) if updates else step
+            )
         except RuntimeError as error:  # a forward pass that waits for the device cannot be captured
-            self._recorder = _recorder_for(self.lm.device)  # a capture that failed may leave its pool unusable
+            self._recorder = _recorder_for(
+                self.lm.device
+            )  # a capture that failed may leave its pool unusable
             if is_out_of_memory(error):
                 raise
-            cause = error.__context__ or error  # the end of a capture only says that something failed in it
+            cause = (
+                error.__context__ or error
+            )  # the end of a capture only says that something failed in it
             reason = next(iter(str(cause).strip().splitlines()), "")
             if self.strict:
-                raise UserError(f"{type(self.lm.model).__name__} cannot be captured ({reason}); use engine=compiled.") from error
+                raise UserError(
+                    f"{type(self.lm.model).__name__} cannot be captured ({reason}); use"
+                    " engine=compiled."
+                ) from error
             logger.warning("%s runs uncaptured: %s", type(self.lm.model).__name__, reason)
             return compiled_step
-        finally:  # the call's tensors may be some of these, in other places; warm-ups have changed a state
+        # The call's tensors may be some of these, in other places; warm-ups have changed a state
+        finally:
             for tensor, value in zip(tensors, earlier, strict=True):
                 tensor.copy_(value)
 
@@ -265,4 +374,6 @@ class GraphEngine(CompiledEngine):
     def _forget(self) -> None:
         super()._forget()
         self._inputs.clear()
-        self._recorder = _recorder_for(self.lm.device)  # results of the dropped graphs may still lie in their pool
+        self._recorder = _recorder_for(
+            self.lm.device
+        )  # results of the dropped graphs may still lie in their pool

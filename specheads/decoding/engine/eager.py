@@ -1,7 +1,8 @@
 """One model on static KV memory: forward, rewind, keep.
 
-Memory is allocated once, at the first forward, for `capacity` positions. A forward pass writes after the current length and
-attends to a view of the written part; rewinding only moves the length. `EagerEngine` runs plain PyTorch: the reference.
+Memory is allocated once, at the first forward, for `capacity` positions. A forward pass writes
+after the current length and attends to a view of the written part; rewinding only moves the length.
+`EagerEngine` runs plain PyTorch: the reference.
 """
 
 import copy
@@ -13,17 +14,28 @@ import torch
 from torch import Tensor, nn
 from transformers.cache_utils import Cache, CacheLayerMixin
 
-from specheads.decoding.engine.reading import Memory, Reading, RowPlaces, TreeSlots, padded_reading, rows_states, tree_reading
+from specheads.decoding.engine.reading import (
+    Memory,
+    Reading,
+    RowPlaces,
+    TreeSlots,
+    padded_reading,
+    rows_states,
+    tree_reading,
+)
 from specheads.pair.language_model import LanguageModel
 
-# Tokens that packed copies of weights read at once, so that activations stay in a CPU's cache. The model itself, by products and
-# attention of torch, reads 1,000 tokens 1.0 to 1.7 times as fast, 4,000 and 8,000 1.3 to 2.2 times.
+# Tokens that packed copies of weights read at once, so that activations stay in a CPU's cache. The
+# model itself, by products and attention of torch, reads 1,000 tokens 1.0 to 1.7 times as fast,
+# 4,000 and 8,000 1.3 to 2.2 times.
 READ_TOKENS = 256
 
 
 @dataclass(frozen=True)
 class ForwardOutput:
-    """The hidden states (B, T, H) at the tap and the logits (B, n, V) of the last n positions, for the `tokens` (B, T) read."""
+    """The hidden states (B, T, H) at the tap and the logits (B, n, V) of the last n positions, for
+    the `tokens` (B, T) read.
+    """
 
     tokens: Tensor
     hidden: Tensor
@@ -40,23 +52,29 @@ class Epilogue(Protocol):
     def compile_key(self) -> Hashable:
         """Epilogues with equal keys compute the same, so an engine compiles one of them."""
 
-    # One with a true attribute `updates_last_input` returns the new value of its last input, which its caller passes to the next
-    # call in place of the old one; an engine may then overwrite the old one. That of a step in rows has `open_inputs`:
-    # for each of its first inputs, a tuple of the dimensions whose sizes change from call to call.
+    # One with a true attribute `updates_last_input` returns the new value of its last input, which
+    # its caller passes to the next call in place of the old one; an engine may then overwrite the
+    # old one. That of a step in rows has `open_inputs`: for each of its first inputs, a tuple of
+    # the dimensions whose sizes change
+    # from call to call.
 
     # With both `*` and `**` a type checker accepts every list of inputs.
     def __call__(self, output: ForwardOutput, /, *inputs: Any, **named: Any) -> Any: ...
 
 
 class StepMemory(nn.Module):
-    """The base of modules whose buffers steps write: an epilogue is bound to them as to weights, but their numbers may change."""
+    """The base of modules whose buffers steps write: an epilogue is bound to them as to weights,
+    but their numbers may change.
+    """
 
 
 CompiledStep = Callable[..., Any]
 
 
 class _KVLayer(CacheLayerMixin):
-    """One attention layer's static keys and values (B, heads, capacity, head size), with a length that can move back."""
+    """One attention layer's static keys and values (B, heads, capacity, head size), with a length
+    that can move back.
+    """
 
     is_sliding = False
 
@@ -66,9 +84,14 @@ class _KVLayer(CacheLayerMixin):
         self.length = 0
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        self.dtype, self.device = key_states.dtype, key_states.device
-        self.keys = key_states.new_empty((*key_states.shape[:2], self.capacity, key_states.shape[-1]))
-        self.values = value_states.new_empty((*value_states.shape[:2], self.capacity, value_states.shape[-1]))
+        self.dtype = key_states.dtype
+        self.device = key_states.device
+        self.keys = key_states.new_empty(
+            (*key_states.shape[:2], self.capacity, key_states.shape[-1])
+        )
+        self.values = value_states.new_empty(
+            (*value_states.shape[:2], self.capacity, value_states.shape[-1])
+        )
         self.is_initialized = True
 
     @property
@@ -76,7 +99,9 @@ class _KVLayer(CacheLayerMixin):
         """The position, () long, at which the next forward pass writes."""
         return torch.tensor(self.length)
 
-    def update(self, key_states: Tensor, value_states: Tensor, *args: object, **kwargs: object) -> tuple[Tensor, Tensor]:
+    def update(
+        self, key_states: Tensor, value_states: Tensor, *args: object, **kwargs: object
+    ) -> tuple[Tensor, Tensor]:
         """Write after the current length and return views of everything up to there."""
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
@@ -91,7 +116,8 @@ class _KVLayer(CacheLayerMixin):
         other = copy.copy(self)
         other.length = length
         if self.is_initialized:
-            other.keys, other.values = self.keys[row : row + 1], self.values[row : row + 1]
+            other.keys = self.keys[row : row + 1]
+            other.values = self.values[row : row + 1]
         return other
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
@@ -105,23 +131,38 @@ class _KVLayer(CacheLayerMixin):
 
 
 def _slice_of(rows: Tensor) -> slice | None:
-    """Return the slice that takes `rows` (N,), or None if they do not follow each other; on a CPU, where asking costs no wait."""
+    """Return the slice that takes `rows` (N,), or None if they do not follow each other.
+
+    On a CPU, where asking costs no wait.
+    """
     first = int(rows[0])
-    return slice(first, first + len(rows)) if torch.equal(rows, torch.arange(first, first + len(rows))) else None
+    return (
+        slice(first, first + len(rows))
+        if torch.equal(rows, torch.arange(first, first + len(rows)))
+        else None
+    )
 
 
 class EagerEngine:
     """The reference engine, and the interface of all: no compilation, exact lengths.
 
-    With B > 1 rows that `forward` reads are left-padded and share one length; `rows_step` reads rows of any lengths.
+    With B > 1 rows that `forward` reads are left-padded and share one length; `rows_step` reads
+    rows of any lengths.
     """
 
     num_prepared = 0  # steps compiled or captured so far; generation adds none after the warm-up
 
-    def __init__(self, lm: LanguageModel, capacity: int, spare_capacity: int = 0, num_rows: int = 1) -> None:
-        """Allocate for `num_rows` texts of `capacity` positions, and `spare_capacity` after them for trees."""
-        self.lm, self.num_rows, self.placement = lm, num_rows, lm.placement
-        self.capacity, self._reach = capacity, capacity + spare_capacity
+    def __init__(
+        self, lm: LanguageModel, capacity: int, spare_capacity: int = 0, num_rows: int = 1
+    ) -> None:
+        """Allocate for `num_rows` texts of `capacity` positions, and `spare_capacity` after them
+        for trees.
+        """
+        self.lm = lm
+        self.num_rows = num_rows
+        self.placement = lm.placement
+        self.capacity = capacity
+        self._reach = capacity + spare_capacity
         self._layers = [_KVLayer(self._reach) for _ in range(lm.config.num_hidden_layers)]
         self._cache = Cache(layers=self._layers)
         if num_rows > 1 or lm.explicit_masks:
@@ -159,14 +200,15 @@ class EagerEngine:
 
         Args:
             positions: (B, T) long; default: the next ones.
-            tree_slots: the tree that these tokens are nodes of, after those already in memory; decides positions. Default:
-                causal.
+            tree_slots: the tree that these tokens are nodes of, after those already in memory;
+                decides positions. Default: causal.
             num_logits: compute logits for that many of the last positions.
             attention_mask: (B, length + T), 0 at padding; for left-padded rows.
             lm: the model as it reads; default: `reader`.
         """
         lm = self.reader if lm is None else lm
-        start, end = self.length, self.length + tokens.shape[1]
+        start = self.length
+        end = self.length + tokens.shape[1]
         self._check_fits(end)
         if positions is None:
             positions = torch.arange(start, end, device=tokens.device)[None].expand_as(tokens)
@@ -178,21 +220,26 @@ class EagerEngine:
             reading = Reading({"position_ids": positions, "attention_mask": attention_mask})
         hidden = reading.hidden_states(lm, tokens, self._cache)
         self.pretend(end)  # also of a layer that the model skips, which has a length, but no memory
-        return ForwardOutput(tokens, hidden, logits=lm.logits(hidden[:, hidden.shape[1] - num_logits :]))
+        return ForwardOutput(
+            tokens, hidden, logits=lm.logits(hidden[:, hidden.shape[1] - num_logits :])
+        )
 
     def _reader_of(self, count: int) -> LanguageModel:
         """Return the model as it reads so many tokens of a prompt fastest."""
         return self.reader if count <= READ_TOKENS else self.lm
 
     def compiled_step(self, epilogue: Epilogue, all_logits: bool = False) -> CompiledStep:
-        """Return a function of `(tokens, *inputs)`: a forward pass over `tokens` (1, T) and then `epilogue(output, *inputs)`.
+        """Return a function of `(tokens, *inputs)`: a forward pass over `tokens` (1, T) and then
+        `epilogue(output, *inputs)`.
 
-        Its result is valid until it runs again, and every call must pass inputs of the same shapes. With `all_logits` the
-        epilogue gets the logits of every token instead of the last one's.
+        Its result is valid until it runs again, and every call must pass inputs of the same shapes.
+        With `all_logits` the epilogue gets the logits of every token instead of the last one's.
         """
 
         def run(tokens: Tensor, *inputs: Any) -> Any:
-            return epilogue(self.forward(tokens, num_logits=tokens.shape[1] if all_logits else 1), *inputs)
+            return epilogue(
+                self.forward(tokens, num_logits=tokens.shape[1] if all_logits else 1), *inputs
+            )
 
         return run
 
@@ -201,20 +248,28 @@ class EagerEngine:
         return False
 
     def repeat(
-        self, step: CompiledStep, tokens: Tensor, columns: Sequence[Tensor], *inputs: Any, least: int = 1
+        self,
+        step: CompiledStep,
+        tokens: Tensor,
+        columns: Sequence[Tensor],
+        *inputs: Any,
+        least: int = 1,
     ) -> tuple[int, Any]:
-        """Run a compiled step over one of `tokens` (1, n) after another until its result begins with a true number.
+        """Run a compiled step over one of `tokens` (1, n) after another until its result begins
+        with a true number.
 
-        A step gets a number of each of the `columns` (n,), and then the `inputs`, the last of which is the result of the step
-        before; it may write the next token. At least `least` steps are run. Returns how many were run, and the last one's result.
+        A step gets a number of each of the `columns` (n,), and then the `inputs`, the last of which
+        is the result of the step before; it may write the next token. At least `least` steps are
+        run. Returns how many were run, and the last one's result.
         """
         raise NotImplementedError
 
     def rows_step(self, epilogue: Epilogue) -> CompiledStep:
-        """Return a function of `(tokens, end, places, *inputs)`: a forward pass over `tokens` (N, 1) and then the epilogue.
+        """Return a function of `(tokens, end, places, *inputs)`: a forward pass over `tokens` (N,
+        1) and then the epilogue.
 
-        The epilogue gets the logits of every token. `end` is an integer above all positions. The caller keeps the lengths of
-        rows; the engine's `length` has no meaning for them.
+        The epilogue gets the logits of every token. `end` is an integer above all positions. The
+        caller keeps the lengths of rows; the engine's `length` has no meaning for them.
         """
 
         @torch.no_grad()
@@ -227,26 +282,39 @@ class EagerEngine:
         return run
 
     def warm_up(self, compiled_step: CompiledStep, counts: Sequence[int], *inputs: Any) -> None:
-        """Prepare a compiled step for `counts` of tokens at any length, with inputs like these; empties the memory."""
+        """Prepare a compiled step for `counts` of tokens at any length, with inputs like these.
+
+        Empties the memory.
+        """
         self.rewind(0)
 
-    def warm_up_rows(self, compiled_step: CompiledStep, examples: Sequence[tuple[Any, ...]]) -> None:
+    def warm_up_rows(
+        self, compiled_step: CompiledStep, examples: Sequence[tuple[Any, ...]]
+    ) -> None:
         """Prepare a step in rows for arguments like these `examples`; empties the memory.
 
         A compiler takes a size for a constant that equals one; see `RowsExample`.
         """
 
     def padded(self, count: int) -> int:
-        """Return the number of tokens, at least `count`, to which a forward pass over `count` tokens should be padded."""
+        """Return the number of tokens, at least `count`, to which a forward pass over `count`
+        tokens should be padded.
+        """
         return count
 
     def padded_rows(self, count: int) -> int:
-        """Return to which length, at least `count`, the inputs of a `rows_step` of length `count` should be filled up."""
+        """Return to which length, at least `count`, the inputs of a `rows_step` of length `count`
+        should be filled up.
+        """
         return count
 
     @torch.no_grad()
-    def read_row(self, row: int, tokens: Tensor, length: int = 0, reading: Reading | None = None) -> Tensor:
-        """Read `tokens` (1, T) into the memory of one row, after `length` positions; return their states (1, T, H).
+    def read_row(
+        self, row: int, tokens: Tensor, length: int = 0, reading: Reading | None = None
+    ) -> Tensor:
+        """Read `tokens` (1, T) into the memory of one row, after `length` positions.
+
+        Return their states (1, T, H).
 
         `reading`: how; default: one after the other. The engine's own length stays.
         """
@@ -255,7 +323,11 @@ class EagerEngine:
             self._allocate()
         lm = self._reader_of(tokens.shape[1]) if reading is None else self.reader
         positions = length + torch.arange(tokens.shape[1], device=tokens.device)[None]
-        plain = padded_reading(lm, positions, length) if lm.explicit_masks else Reading({"position_ids": positions})
+        plain = (
+            padded_reading(lm, positions, length)
+            if lm.explicit_masks
+            else Reading({"position_ids": positions})
+        )
         cache = Cache(layers=[layer.row(row, length) for layer in self._layers])
         return (reading or plain).hidden_states(lm, tokens, cache)
 
@@ -285,11 +357,16 @@ class EagerEngine:
             layer.length = length
 
     def keep(self, base: int, accepted_nodes: Sequence[int]) -> None:
-        """Forget the nodes written from position `base` on, except for those in the slots `accepted_nodes`, in that order."""
+        """Forget the nodes written from position `base` on, except for those in the slots
+        `accepted_nodes`, in that order.
+        """
         count = len(accepted_nodes)
-        stay = next((i for i, node in enumerate(accepted_nodes) if i != node), count)  # those before it are in place already
+        stay = next(
+            (i for i, node in enumerate(accepted_nodes) if i != node), count
+        )  # those before it are in place already
         if stay < count:
-            moved, tensors = torch.tensor(accepted_nodes[stay:]) + base, self._key_value_tensors()
+            moved = torch.tensor(accepted_nodes[stay:]) + base
+            tensors = self._key_value_tensors()
             places = {device: moved.to(device) for device in {memory.device for memory in tensors}}
             for memory in tensors:
                 memory[..., base + stay : base + count, :] = memory[..., places[memory.device], :]
@@ -311,17 +388,24 @@ class EagerEngine:
     def _keys_and_values(self) -> Memory:
         """Return the keys and values of each layer, empty ones for a layer that the model skips."""
         nothing = torch.zeros(0, device=self.lm.device)
-        return [(layer.keys, layer.values) if layer.is_initialized else (nothing, nothing) for layer in self._layers]
+        return [
+            (layer.keys, layer.values) if layer.is_initialized else (nothing, nothing)
+            for layer in self._layers
+        ]
 
     def _written(self) -> list[_KVLayer]:
         """Return the layers that have memory; layers that the model skips have none."""
         return [layer for layer in self._layers if layer.is_initialized]
 
-    def fork(self, rows: Tensor, lengths: Tensor, spare_capacity: int) -> tuple["EagerEngine", Tensor]:
-        """Return an engine whose row b continues the first `lengths[b]` >= 1 positions of row `rows[b]`, and its mask.
+    def fork(
+        self, rows: Tensor, lengths: Tensor, spare_capacity: int
+    ) -> tuple["EagerEngine", Tensor]:
+        """Return an engine whose row b continues the first `lengths[b]` >= 1 positions of row
+        `rows[b]`, and its mask.
 
-        This engine's rows begin in its first position. The other's are left-padded to the longest, as the mask (B, W) shows;
-        `spare_capacity` more positions fit after them. KV memory is copied, not computed again.
+        This engine's rows begin in its first position. The other's are left-padded to the longest,
+        as the mask (B, W) shows; `spare_capacity` more positions fit after them. KV memory is
+        copied, not computed again.
         """
         width = int(lengths.max())
         index = torch.arange(width, device=lengths.device) - (width - lengths)[:, None]
@@ -330,8 +414,14 @@ class EagerEngine:
         for source, copied in zip(self._layers, other._layers, strict=True):
             if not source.is_initialized:
                 continue
-            row, place = rows.to(source.keys.device)[:, None], index.clamp_min(0).to(source.keys.device)
-            copied.lazy_initialization(*(memory[:1].expand(len(rows), -1, -1, -1) for memory in (source.keys, source.values)))
+            row = rows.to(source.keys.device)[:, None]
+            place = index.clamp_min(0).to(source.keys.device)
+            copied.lazy_initialization(
+                *(
+                    memory[:1].expand(len(rows), -1, -1, -1)
+                    for memory in (source.keys, source.values)
+                )
+            )
             copied.keys[:, :, :width] = source.keys[row, :, place].transpose(1, 2)
             copied.values[:, :, :width] = source.values[row, :, place].transpose(1, 2)
         return other, (index >= 0).long()

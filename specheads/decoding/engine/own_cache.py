@@ -1,6 +1,8 @@
-"""Models that keep more than keys and values, or attend by rules of their own: each text on the cache that the model makes.
+"""Models that keep more than keys and values, or attend by rules of their own: each text on the
+cache that the model makes.
 
-Recurrent and convolution states cannot be cut back, so copies of the cache are kept; going back takes one that is short enough.
+Recurrent and convolution states cannot be cut back, so copies of the cache are kept; going back
+takes one that is short enough.
 """
 
 import copy
@@ -16,27 +18,46 @@ from torch import Tensor, nn
 from transformers.cache_utils import Cache, DynamicLayer
 
 from specheads.decoding.engine.eager import CompiledStep, EagerEngine, Epilogue, ForwardOutput
-from specheads.decoding.engine.reading import ChainLayer, Reading, RowPlaces, TreeSlots, chain_reading, rows_states
+from specheads.decoding.engine.reading import (
+    ChainLayer,
+    Reading,
+    RowPlaces,
+    TreeSlots,
+    chain_reading,
+    rows_states,
+)
 from specheads.errors import UserError, is_out_of_memory
 from specheads.pair.language_model import LanguageModel
 from specheads.pair.padding import BATCH_TOKENS, slices
 from specheads.pair.quantization import is_quantized
 
 MOST_AGAIN = 16  # tokens that a forward pass reads a second time; more are read alone before it
-MOST_COPIES = 64  # passes in a row without going back, after which no copies are made: a target that decodes alone needs none
+# Passes in a row without going back, after which no copies are made: a target that decodes alone
+# needs none
+MOST_COPIES = 64
 
-_CACHES = ("past_key_values", "cache_params", "state", "past_buckets_states")  # what models call their caches
+_CACHES = (
+    "past_key_values",
+    "cache_params",
+    "state",
+    "past_buckets_states",
+)  # what models call their caches
 _KINDS = {"full_attention", "sliding_attention"}  # of layers that static memory knows
-_LENGTHS = re.compile("window|chunk|local_att|index_|compress|mem_len|axial")  # in names of what a config limits attention by
+_LENGTHS = re.compile(
+    "window|chunk|local_att|index_|compress|mem_len|axial"
+)  # in names of what a config limits attention by
 _KNOWN_LENGTHS = re.compile("^(use_|max_window_layers|sliding_window$)|sliding_window_pattern")
-# Of kinds whose states are the same however many tokens are read at once; sparse attention chooses others, once texts are long.
+# Of kinds whose states are the same however many tokens are read at once; sparse attention chooses
+# others, once texts are long.
 _TOGETHER = _KINDS | {"chunked_attention", "linear_attention", "conv", "hybrid", "moe", "mlp"}
 _SPARSE = re.compile("index_|keep_window|compress")
 _NUM_CHECKED = 12  # tokens
 
 
 class Way(NamedTuple):
-    """How a model is read: why not on static memory (None: on it), and if on its own cache, whether several tokens at once."""
+    """How a model is read: why not on static memory (None: on it), and if on its own cache, whether
+    several tokens at once.
+    """
 
     obstacle: str | None
     together: bool = True
@@ -46,7 +67,10 @@ _ways: WeakKeyDictionary[nn.Module, Way] = WeakKeyDictionary()
 
 
 def way_of(lm: LanguageModel) -> Way:
-    """Return how a model is read, after a check of a few tokens; raises UserError for one that no way is right for."""
+    """Return how a model is read, after a check of a few tokens.
+
+    Raises UserError for one that no way is right for.
+    """
     if lm.model not in _ways:
         _ways[lm.model] = _checked_way(lm)
     return _ways[lm.model]
@@ -55,7 +79,8 @@ def way_of(lm: LanguageModel) -> Way:
 @torch.no_grad()
 def _checked_way(lm: LanguageModel) -> Way:
     """Check that tokens which are read in parts get the states of one pass."""
-    # Their long texts are not those of their own generation, however they are read; see tests/decoding/test_architectures.py.
+    # Their long texts are not those of their own generation, however they are read; see
+    # tests/decoding/test_architectures.py.
     if getattr(lm.config, "index_topk", None) or lm.config.model_type in ("moshi", "reformer"):
         raise _undecodable(lm)
     obstacle = _obstacle_to_static_memory(lm)
@@ -79,18 +104,22 @@ def _undecodable(lm: LanguageModel) -> UserError:
     if is_quantized(lm.model):
         method = lm.model.config.quantization_config.quant_method
         return UserError(
-            f"{type(lm.model).__name__} cannot be decoded here: with weights of the method {getattr(method, 'value', method)} a "
-            "token's states depend on how many are read with it; give the checkpoint without quantization, and "
-            "model.quantization=int8 or int4."
+            f"{type(lm.model).__name__} cannot be decoded here: with weights of the method"
+            f" {getattr(method, 'value', method)} a token's states depend on how many are read with"
+            " it; give the checkpoint without quantization, and model.quantization=int8 or int4."
         )
     return UserError(
-        f"{type(lm.model).__name__} cannot be decoded: it computes other states where a text is read in parts than where it is "
-        "read at once; decode it by transformers' generate, or choose a model of another architecture."
+        f"{type(lm.model).__name__} cannot be decoded: it computes other states where a text is"
+        " read in parts than where it is read at once; decode it by transformers' generate, or"
+        " choose a model of another architecture."
     )
 
 
 def _holds(check: Callable[..., bool], *arguments: Any) -> bool:
-    """Whether a check holds; architectures have many ways to fail at what they were not made for."""
+    """Whether a check holds.
+
+    Architectures have many ways to fail at what they were not made for.
+    """
     try:
         return check(*arguments)
     except Exception as error:
@@ -100,29 +129,42 @@ def _holds(check: Callable[..., bool], *arguments: Any) -> bool:
 
 
 def _obstacle_to_static_memory(lm: LanguageModel) -> str | None:
-    """Return what a config says of layers that static memory does not know, or None; a check would need long texts to see it."""
+    """Return what a config says of layers that static memory does not know, or None.
+
+    A check would need long texts to see it.
+    """
     config = lm.config
     if type(config).__module__.startswith("transformers_modules."):
         return "its code comes with the checkpoint"
     if other := set(getattr(config, "layer_types", None) or ()) - _KINDS:
         return f"it has layers of the kind {', '.join(sorted(other))}"
-    names = (name for name, value in config.to_dict().items() if value and not isinstance(value, str))
-    limit = next((name for name in names if _LENGTHS.search(name) and not _KNOWN_LENGTHS.search(name)), None)
+    names = (
+        name for name, value in config.to_dict().items() if value and not isinstance(value, str)
+    )
+    limit = next(
+        (name for name in names if _LENGTHS.search(name) and not _KNOWN_LENGTHS.search(name)), None
+    )
     return limit and f"its attention depends on {limit}"
 
 
 def _is_right(lm: LanguageModel, expected: Tensor, places: Sequence[int], states: Tensor) -> bool:
     """Whether `states` (n, H) are the `expected` ones (1, T, H) at places, up to rounding."""
-    expected, states = expected[0, list(places)].double(), states.double()
-    errors = ((states - expected).norm(dim=-1) / expected.norm(dim=-1)).nan_to_num()  # a NaN is reported where it is decoded
+    expected = expected[0, list(places)].double()
+    states = states.double()
+    errors = (
+        (states - expected).norm(dim=-1) / expected.norm(dim=-1)
+    ).nan_to_num()  # a NaN is reported where it is decoded
     # In 16 bits rounding may send single tokens to other experts.
     is_wide = lm.output_embedding.weight.dtype.itemsize > 2
     return bool(errors.max() < 1e-3 if is_wide else errors.median() < 0.05)
 
 
 def _is_right_statically(lm: LanguageModel, tokens: Tensor, expected: Tensor) -> bool:
-    """Whether tokens (1, T) get the expected states (1, T, H) in every way that engines read: parts, rows, trees and copies."""
-    engine, device = EagerEngine(lm, _NUM_CHECKED + 4), tokens.device
+    """Whether tokens (1, T) get the expected states (1, T, H) in every way that engines read:
+    parts, rows, trees and copies.
+    """
+    engine = EagerEngine(lm, _NUM_CHECKED + 4)
+    device = tokens.device
     states = [engine.forward(tokens[:, :5]).hidden[0]]
     for tensor in engine._key_value_tensors():
         tensor[..., 5:, :] = 0
@@ -130,29 +172,49 @@ def _is_right_statically(lm: LanguageModel, tokens: Tensor, expected: Tensor) ->
     states.append(engine.forward(tokens[:, 3:6]).hidden[0])
     if len({weight.device for weight in lm.model.parameters()}) > 1:  # no step is compiled then
         return _is_right(lm, expected, [0, 1, 2, 3, 4, 3, 4, 5], torch.cat(states))
-    memory, size, start = engine._keys_and_values(), engine.capacity, torch.tensor(6, device=device)
+    memory = engine._keys_and_values()
+    size = engine.capacity
+    start = torch.tensor(6, device=device)
     cache = Cache(layers=[ChainLayer(keys, values, size, start) for keys, values in memory])
     states.append(chain_reading(lm, start, 2, size).hidden_states(lm, tokens[:, 6:8], cache)[0])
-    places = RowPlaces(torch.zeros(2, dtype=torch.long, device=device), torch.arange(8, 10, device=device))
+    places = RowPlaces(
+        torch.zeros(2, dtype=torch.long, device=device), torch.arange(8, 10, device=device)
+    )
     states.append(rows_states(lm, memory, tokens[0, 8:10, None], places, size, None)[:, 0])
     engine.pretend(9)
-    seen = torch.eye(4, dtype=torch.bool, device=device)  # a root, a token that branches off, and two that continue the text
-    seen[:, 0], seen[3, 2] = True, True
+    seen = torch.eye(
+        4, dtype=torch.bool, device=device
+    )  # a root, a token that branches off, and two that continue the text
+    seen[:, 0] = True
+    seen[3, 2] = True
     tree = TreeSlots(9, torch.tensor([0, 1, 1, 2], device=device), seen)
     states.append(engine.forward(tokens[:, [9, 0, 10, 11]], tree_slots=tree).hidden[0, [0, 2, 3]])
     lengths = torch.tensor([6, 8], device=device)
     other, mask = engine.fork(torch.zeros_like(lengths), lengths, 1)
     mask = nn.functional.pad(mask, (0, 1), value=1)
-    states.append(other.forward(tokens[0, lengths, None], lengths[:, None], attention_mask=mask).hidden[:, 0])
-    return _is_right(lm, expected, [0, 1, 2, 3, 4, 3, 4, 5, 6, 7, 8, 9, 9, 10, 11, 6, 8], torch.cat(states))
+    states.append(
+        other.forward(tokens[0, lengths, None], lengths[:, None], attention_mask=mask).hidden[:, 0]
+    )
+    return _is_right(
+        lm, expected, [0, 1, 2, 3, 4, 3, 4, 5, 6, 7, 8, 9, 9, 10, 11, 6, 8], torch.cat(states)
+    )
 
 
-def _is_right_on_own_cache(lm: LanguageModel, tokens: Tensor, expected: Tensor, together: bool) -> bool:
-    """Whether tokens (1, T) get the expected states (1, T, H) in parts and after going back, to a copy and between copies."""
+def _is_right_on_own_cache(
+    lm: LanguageModel, tokens: Tensor, expected: Tensor, together: bool
+) -> bool:
+    """Whether tokens (1, T) get the expected states (1, T, H) in parts and after going back, to a
+    copy and between copies.
+    """
     engine = OwnCacheEngine(lm, _NUM_CHECKED, together=together)
-    states, places = [engine.forward(tokens[:, :4]).hidden[0]], [0, 1, 2, 3]
+    states = [engine.forward(tokens[:, :4]).hidden[0]]
+    places = [0, 1, 2, 3]
     for kept in (4, 6, 7):
-        for start, end in ((engine.length, _NUM_CHECKED - 1), (kept, kept + 1), (kept + 1, kept + 3)):
+        for start, end in (
+            (engine.length, _NUM_CHECKED - 1),
+            (kept, kept + 1),
+            (kept + 1, kept + 3),
+        ):
             engine.rewind(start)
             states.append(engine.forward(tokens[:, start:end]).hidden[0])
             places += range(start, end)
@@ -160,17 +222,35 @@ def _is_right_on_own_cache(lm: LanguageModel, tokens: Tensor, expected: Tensor, 
 
 
 class OwnCacheEngine(EagerEngine):
-    """`engine=eager` for such models, one text after another; `together`: whether it reads several tokens at once."""
+    """`engine=eager` for such models, one text after another.
 
-    def __init__(self, lm: LanguageModel, capacity: int, num_rows: int = 1, together: bool = True) -> None:
-        self.lm, self.num_rows, self.capacity, self._reach = lm, num_rows, capacity, capacity
+    `together`: whether it reads several tokens at once.
+    """
+
+    def __init__(
+        self, lm: LanguageModel, capacity: int, num_rows: int = 1, together: bool = True
+    ) -> None:
+        self.lm = lm
+        self.num_rows = num_rows
+        self.capacity = capacity
+        self._reach = capacity
         self.placement = lm.placement
-        self._layers, self._together, known = [], together, inspect.signature(lm.body.forward).parameters
-        self._name, self._takes_positions = next((name for name in _CACHES if name in known), _CACHES[0]), "position_ids" in known
-        self._texts = [self] if num_rows == 1 else [OwnCacheEngine(lm, capacity, 1, together) for _ in range(num_rows)]
+        self._layers = []
+        self._together = together
+        known = inspect.signature(lm.body.forward).parameters
+        self._name = next((name for name in _CACHES if name in known), _CACHES[0])
+        self._takes_positions = "position_ids" in known
+        self._texts = (
+            [self]
+            if num_rows == 1
+            else [OwnCacheEngine(lm, capacity, 1, together) for _ in range(num_rows)]
+        )
         self._text = torch.empty(1, 0, dtype=torch.long, device=lm.device)
-        self._cache: Any = None  # of the first `_num_read` tokens; None: a copy is to be taken, or there is none
-        self._num_read, self._has_cache = 0, True
+        self._cache: Any = (
+            None  # of the first `_num_read` tokens; None: a copy is to be taken, or there is none
+        )
+        self._num_read = 0
+        self._has_cache = True
         self._copies: list[tuple[int, Any]] = []  # of the cache, by the number of tokens read
         self._num_forward = MOST_COPIES  # forward passes since it last went back
 
@@ -180,17 +260,29 @@ class OwnCacheEngine(EagerEngine):
 
     @torch.no_grad()
     def forward(
-        self, tokens: Tensor, *_: Any, tree_slots: TreeSlots | None = None, num_logits: int = 1, **__: Any
+        self,
+        tokens: Tensor,
+        *_: Any,
+        tree_slots: TreeSlots | None = None,
+        num_logits: int = 1,
+        **__: Any,
     ) -> ForwardOutput:
         if tree_slots is not None:
             raise RuntimeError("there are no trees on a model's own cache")
         self._check_fits(self.length + tokens.shape[1])
-        before, self._text = self.length, torch.cat([self._text, tokens], dim=1)
-        hidden = torch.cat([self._read_to(end) for end in self._ends(before)], dim=1)[:, -tokens.shape[1] :]
-        return ForwardOutput(tokens, hidden, self.lm.logits(hidden[:, hidden.shape[1] - num_logits :]))
+        before = self.length
+        self._text = torch.cat([self._text, tokens], dim=1)
+        hidden = torch.cat([self._read_to(end) for end in self._ends(before)], dim=1)[
+            :, -tokens.shape[1] :
+        ]
+        return ForwardOutput(
+            tokens, hidden, self.lm.logits(hidden[:, hidden.shape[1] - num_logits :])
+        )
 
     def _ends(self, before: int) -> list[int]:
-        """Return where the forward passes end that read the text, of which `before` tokens were there before this call."""
+        """Return where the forward passes end that read the text, of which `before` tokens were
+        there before this call.
+        """
         end = self.length
         if not self._together:  # only a pass from the beginning takes several tokens
             first = [] if self._num_read else [before or end]
@@ -207,10 +299,14 @@ class OwnCacheEngine(EagerEngine):
         given: dict[str, Any] = {} if self._cache is None else {self._name: self._cache}
         if self._takes_positions:
             given["position_ids"] = torch.arange(self._num_read, end, device=self.lm.device)[None]
-        output = self.lm.body(input_ids=self._text[:, self._num_read : end], use_cache=True, **given)
+        output = self.lm.body(
+            input_ids=self._text[:, self._num_read : end], use_cache=True, **given
+        )
         self._cache = output.get(self._name)
         self._has_cache = self._cache is not None
-        self._num_read = end if self._has_cache else 0  # a model without a cache reads all of its text each time
+        self._num_read = (
+            end if self._has_cache else 0
+        )  # a model without a cache reads all of its text each time
         return output.last_hidden_state.to(self.lm.device)
 
     def rewind(self, length: int) -> None:
@@ -219,7 +315,8 @@ class OwnCacheEngine(EagerEngine):
         self._text = self._text[:, :length]
         if length < self._num_read:
             self._copies = [each for each in self._copies if each[0] <= length]
-            self._cache, self._num_read = None, self._copies[-1][0] if self._copies else 0
+            self._cache = None
+            self._num_read = self._copies[-1][0] if self._copies else 0
             self._num_forward = 0 if length else self._num_forward
         del self._copies[:-1]  # what is kept now stays
         for text in self._texts if self.num_rows > 1 else ():
@@ -227,16 +324,22 @@ class OwnCacheEngine(EagerEngine):
 
     def rows_step(self, epilogue: Epilogue) -> CompiledStep:
         def run(tokens: Tensor, end: int, places: RowPlaces, *inputs: Any) -> Any:
-            rows, starts, states = places.rows.tolist(), places.positions.tolist(), []
+            rows = places.rows.tolist()
+            starts = places.positions.tolist()
+            states = []
             for row, group in groupby(range(len(rows)), key=rows.__getitem__):
                 first, *others = group
-                states.append(self.read_row(row, tokens[first : first + 1 + len(others)].T, starts[first])[0])
+                states.append(
+                    self.read_row(row, tokens[first : first + 1 + len(others)].T, starts[first])[0]
+                )
             hidden = torch.cat(states)[:, None]
             return epilogue(ForwardOutput(tokens, hidden, self.lm.logits(hidden)), *inputs)
 
         return torch.no_grad()(run)
 
-    def read_row(self, row: int, tokens: Tensor, length: int = 0, reading: Reading | None = None) -> Tensor:
+    def read_row(
+        self, row: int, tokens: Tensor, length: int = 0, reading: Reading | None = None
+    ) -> Tensor:
         assert reading is None, "there are no branches on a model's own cache"
         self._texts[row].rewind(length)
         return self._texts[row].forward(tokens, num_logits=0).hidden
@@ -251,28 +354,40 @@ class OwnCacheEngine(EagerEngine):
 
 
 def _copy_of(cache: Any) -> Any:
-    """Return a copy of a cache; keys and values are shared, because layers replace them and never write into them."""
+    """Return a copy of a cache.
+
+    Keys and values are shared, because layers replace them and never write into them.
+    """
     shared = [layer for layer in getattr(cache, "layers", ()) if isinstance(layer, DynamicLayer)]
     tensors = [tensor for layer in shared for tensor in (layer.keys, layer.values)]
     return copy.deepcopy(cache, {id(tensor): tensor for tensor in tensors})
 
 
 def whole_states(lm: LanguageModel, tokens: Tensor) -> Tensor:
-    """Return the states (B, T, H) of right-padded texts (B, T), which are read from their beginning, without any memory."""
-    parts = [tokens[piece].to(lm.device) for piece in slices(len(tokens), tokens.shape[1], BATCH_TOKENS)]
+    """Return the states (B, T, H) of right-padded texts (B, T), which are read from their
+    beginning, without any memory.
+    """
+    parts = [
+        tokens[piece].to(lm.device) for piece in slices(len(tokens), tokens.shape[1], BATCH_TOKENS)
+    ]
     return torch.cat([lm.hidden_states(part, use_cache=False) for part in parts])
 
 
 class WholeTexts:
-    """What `ReadTexts` needs of an engine, for models on their own cache: each step reads all texts from their beginning."""
+    """What `ReadTexts` needs of an engine, for models on their own cache: each step reads all texts
+    from their beginning.
+    """
 
     memory_bytes = 2**62  # as if it were full: as few texts at once as the caller allows
 
     def __init__(self, lm: LanguageModel, tokens: Tensor) -> None:
         """`tokens`: (B, T) long."""
-        self.lm, self._tokens = lm, tokens.to(lm.device)
+        self.lm = lm
+        self._tokens = tokens.to(lm.device)
 
-    def fork(self, rows: Tensor, lengths: Tensor, spare_capacity: int) -> tuple["WholeTexts", Tensor]:
+    def fork(
+        self, rows: Tensor, lengths: Tensor, spare_capacity: int
+    ) -> tuple["WholeTexts", Tensor]:
         """Return texts whose row b continues row `rows[b]`, and a mask without meaning."""
         tokens = nn.functional.pad(self._tokens[rows.to(self.lm.device)], (0, spare_capacity))
         return WholeTexts(self.lm, tokens[:, : int(lengths.max()) + spare_capacity]), tokens[:, :0]

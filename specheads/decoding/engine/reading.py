@@ -1,7 +1,9 @@
-"""Forward passes over trees of tokens and over tokens of several texts: the position and the attention of each token.
+"""Forward passes over trees of tokens and over tokens of several texts: the position and the
+attention of each token.
 
-In a tree, positions follow depth, so that a node is read like the last token of its path. In rows, a token is a row of the batch,
-with its place in memory: all are written before any of them attends, so tokens of one text may be read together, without padding.
+In a tree, positions follow depth, so that a node is read like the last token of its path. In rows,
+a token is a row of the batch, with its place in memory: all are written before any of them attends,
+so tokens of one text may be read together, without padding.
 """
 
 from collections.abc import Iterator, Mapping
@@ -16,11 +18,20 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from specheads.pair.language_model import LanguageModel
 from specheads.pair.sampling import Operations, computing_with
 
-Memory = list[tuple[Tensor, Tensor]]  # keys and values (R, heads, capacity, head size) of each layer
+Memory = list[
+    tuple[Tensor, Tensor]
+]  # keys and values (R, heads, capacity, head size) of each layer
 
-# Without a mask these make one of as many places as the text is long, for which the host would wait for the device.
+# Without a mask these make one of as many places as the text is long, for which the host would wait
+# for the device.
 _MAKES_MASKS = ("opt", "bloom")  # BLOOM up to transformers 5.20
-_OTHER_ATTENTION = ("dropout", "is_causal", "position_bias", "softcap", "cache")  # options that only transformers' attention has
+_OTHER_ATTENTION = (
+    "dropout",
+    "is_causal",
+    "position_bias",
+    "softcap",
+    "cache",
+)  # options that only transformers' attention has
 
 
 class TreeSlots(NamedTuple):
@@ -39,45 +50,64 @@ class RowPlaces(NamedTuple):
 
 
 class Reading(NamedTuple):
-    """How a model reads tokens: arguments of its forward pass, and the positions (S,) long of keys if ALiBi may need them."""
+    """How a model reads tokens: arguments of its forward pass, and the positions (S,) long of keys
+    if ALiBi may need them.
+    """
 
     arguments: dict[str, Any]
     key_position: Tensor | None = None
 
     def hidden_states(self, lm: LanguageModel, tokens: Tensor, memory: Cache) -> Tensor:
-        """Return the hidden states (B, T, H) of `tokens` (B, T), whose keys and values are written to memory."""
+        """Return the hidden states (B, T, H) of `tokens` (B, T), whose keys and values are written
+        to memory.
+        """
         with _alibi_at(lm, self.key_position, tokens.shape[0]):
-            return lm.hidden_states(tokens, past_key_values=memory, use_cache=True, **self.arguments)
+            return lm.hidden_states(
+                tokens, past_key_values=memory, use_cache=True, **self.arguments
+            )
 
 
 def tree_reading(lm: LanguageModel, tree_slots: TreeSlots, start: int, count: int) -> Reading:
-    """Return how `count` tokens from position `start` on are read as nodes of a tree, which begins at `tree_slots.base`."""
+    """Return how `count` tokens from position `start` on are read as nodes of a tree, which begins
+    at `tree_slots.base`.
+    """
     base, depth, seen = tree_slots
-    nodes, slots = slice(start - base, start - base + count), start - base + count
+    nodes = slice(start - base, start - base + count)
+    slots = start - base + count
     before = torch.arange(base, device=depth.device)
     in_tree = seen[nodes, :slots]
     in_sight = torch.cat([in_tree.new_ones(count, base), in_tree], dim=1)
     # ALiBi's distances are differences of depth.
-    return _masked(lm, base + depth[None, nodes], in_sight[None], torch.cat([before, base + depth[:slots]]))
+    return _masked(
+        lm, base + depth[None, nodes], in_sight[None], torch.cat([before, base + depth[:slots]])
+    )
 
 
-def branches_reading(lm: LanguageModel, length: int, branch: Tensor, prefix: Tensor, depth: Tensor, count: int) -> Reading:
-    """Return how the last `count` of W tokens are read, which come after a text of `length` tokens and branch off from it.
+def branches_reading(
+    lm: LanguageModel, length: int, branch: Tensor, prefix: Tensor, depth: Tensor, count: int
+) -> Reading:
+    """Return how the last `count` of W tokens are read, which come after a text of `length` tokens
+    and branch off from it.
 
-    `branch`, `prefix`, `depth`: (W,) long, of each token: the number of its branch, how many of the text's tokens come before the
-    branch, and how many of the branch's.
+    `branch`, `prefix`, `depth`: (W,) long, of each token: the number of its branch, how many of the
+    text's tokens come before the branch, and how many of the branch's.
     """
-    before, positions = torch.arange(length, device=branch.device), prefix + depth
+    before = torch.arange(length, device=branch.device)
+    positions = prefix + depth
     reads = slice(len(branch) - count, None)
     in_branch = (branch == branch[reads, None]) & (depth <= depth[reads, None])
     seen = torch.cat([before < prefix[reads, None], in_branch], dim=1)
     return _masked(lm, positions[None, reads], seen[None], torch.cat([before, positions]))
 
 
-def padded_reading(lm: LanguageModel, positions: Tensor, start: int, padding: Tensor | None = None) -> Reading:
-    """Return how tokens at `positions` (B, T) long are read, which are written from place `start` of memory on.
+def padded_reading(
+    lm: LanguageModel, positions: Tensor, start: int, padding: Tensor | None = None
+) -> Reading:
+    """Return how tokens at `positions` (B, T) long are read, which are written from place `start`
+    of memory on.
 
-    `padding`: (B, start + T), 0 at padding, as models take it; here it becomes part of a mask of four dimensions.
+    `padding`: (B, start + T), 0 at padding, as models take it; here it becomes part of a mask of
+    four dimensions.
     """
     end = start + positions.shape[1]
     key_place = torch.arange(end, device=positions.device)
@@ -86,11 +116,16 @@ def padded_reading(lm: LanguageModel, positions: Tensor, start: int, padding: Te
     if padding is not None:
         seen = seen & (padding > 0)[:, None]
     reading = _masked(lm, place, seen, key_place)
-    return reading._replace(arguments=reading.arguments | {"position_ids": positions.clamp_max(lm.window - 1)})
+    return reading._replace(
+        arguments=reading.arguments | {"position_ids": positions.clamp_max(lm.window - 1)}
+    )
 
 
 def chain_reading(lm: LanguageModel, start: Tensor, count: int, size: int) -> Reading:
-    """Return how `count` tokens from position `start`, () long, are read that follow each other; see `tree_reading`."""
+    """Return how `count` tokens from position `start`, () long, are read that follow each other.
+
+    See `tree_reading`.
+    """
     # Padding at the end of the window shares the last position.
     positions = (start + torch.arange(count, device=start.device)).clamp_max(lm.window - 1)[None]
     if lm.config.model_type not in _MAKES_MASKS:
@@ -101,14 +136,19 @@ def chain_reading(lm: LanguageModel, start: Tensor, count: int, size: int) -> Re
 
 @contextmanager
 def _alibi_at(lm: LanguageModel, key_position: Tensor | None, num_rows: int) -> Iterator[None]:
-    """Let a model with ALiBi compute it for keys at `key_position` (S,) long; it makes it from masks of two dimensions (B, S)."""
+    """Let a model with ALiBi compute it for keys at `key_position` (S,) long.
+
+    It makes it from masks of two dimensions (B, S).
+    """
     base_model: Any = lm.model.base_model
     if key_position is None or not hasattr(base_model, "build_alibi_tensor"):
         yield
         return
     make = base_model.build_alibi_tensor
     ones = torch.ones(num_rows, key_position.shape[0], dtype=torch.long, device=key_position.device)
-    base_model.build_alibi_tensor = lambda mask, num_heads, dtype: make(ones, num_heads, dtype)[:, :, key_position]
+    base_model.build_alibi_tensor = lambda mask, num_heads, dtype: make(ones, num_heads, dtype)[
+        :, :, key_position
+    ]
     try:
         yield
     finally:
@@ -125,28 +165,42 @@ def _masked(lm: LanguageModel, positions: Tensor, seen: Tensor, key_position: Te
         if lm.config._attn_implementation == "sdpa":
             return seen[:, None]
         dtype = lm.output_embedding.weight.dtype
-        return torch.zeros(seen.shape, dtype=dtype, device=seen.device).masked_fill(~seen, torch.finfo(dtype).min)[:, None]
+        return torch.zeros(seen.shape, dtype=dtype, device=seen.device).masked_fill(
+            ~seen, torch.finfo(dtype).min
+        )[:, None]
 
     masks: Tensor | dict[str, Tensor]
-    window, kinds = getattr(lm.config, "sliding_window", None), getattr(lm.config, "layer_types", None)
+    window = getattr(lm.config, "sliding_window", None)
+    kinds = getattr(lm.config, "layer_types", None)
     if window is None or (kinds and "sliding_attention" not in kinds):
         masks = formed(seen)
     else:
         near = seen & (key_position > positions[..., None] - window)
         # Without kinds, the window slides over every layer, as in Mistral.
-        masks = {"full_attention": formed(seen), "sliding_attention": formed(near)} if kinds else formed(near)
-    return Reading({"position_ids": positions.clamp_max(lm.window - 1), "attention_mask": masks}, key_position)
+        masks = (
+            {"full_attention": formed(seen), "sliding_attention": formed(near)}
+            if kinds
+            else formed(near)
+        )
+    return Reading(
+        {"position_ids": positions.clamp_max(lm.window - 1), "attention_mask": masks}, key_position
+    )
 
 
 class _StepLayer(CacheLayerMixin):
-    """One attention layer's memory inside a step, read as far as `size`; subclasses write into it."""
+    """One attention layer's memory inside a step, read as far as `size`.
+
+    Subclasses write into it.
+    """
 
     is_sliding = False
     is_compileable = True
 
     def __init__(self, keys: Tensor, values: Tensor, size: int) -> None:
         super().__init__()
-        self.keys, self.values, self.size = keys, values, size
+        self.keys = keys
+        self.values = values
+        self.size = size
         self.is_initialized = True
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
@@ -162,28 +216,51 @@ class _StepLayer(CacheLayerMixin):
 class RowsLayer(_StepLayer):
     """The memory of tokens at their places in rows."""
 
-    def __init__(self, keys: Tensor, values: Tensor, size: int, places: RowPlaces, chosen: slice | None) -> None:
+    def __init__(
+        self, keys: Tensor, values: Tensor, size: int, places: RowPlaces, chosen: slice | None
+    ) -> None:
         """`chosen`: the rows whose keys and values attention gets; None: each token's, copied."""
         super().__init__(keys, values, size)
-        self.places, self.chosen = places, chosen
+        self.places = places
+        self.chosen = chosen
 
-    def update(self, key_states: Tensor, value_states: Tensor, *args: object, **kwargs: object) -> tuple[Tensor, Tensor]:
+    def update(
+        self, key_states: Tensor, value_states: Tensor, *args: object, **kwargs: object
+    ) -> tuple[Tensor, Tensor]:
         """Write keys and values (N, heads, 1, head size), and return those that attention gets."""
         rows, positions = self.places
         self.keys[rows, :, positions] = key_states[:, :, 0]
         self.values[rows, :, positions] = value_states[:, :, 0]
-        keys, values = self.keys[:, :, : self.size], self.values[:, :, : self.size]
-        return (keys[rows], values[rows]) if self.chosen is None else (keys[self.chosen], values[self.chosen])
+        keys = self.keys[:, :, : self.size]
+        values = self.values[:, :, : self.size]
+        return (
+            (keys[rows], values[rows])
+            if self.chosen is None
+            else (keys[self.chosen], values[self.chosen])
+        )
 
     def get_seq_length(self) -> int:
         return 0
 
 
-def rows_states(lm: LanguageModel, memory: Memory, tokens: Tensor, places: RowPlaces, size: int, chosen: slice | None) -> Tensor:
-    """Read `tokens` (N, 1) at `places` with `size` positions of memory; return states (N, 1, H); `chosen`: see RowsLayer."""
+def rows_states(
+    lm: LanguageModel,
+    memory: Memory,
+    tokens: Tensor,
+    places: RowPlaces,
+    size: int,
+    chosen: slice | None,
+) -> Tensor:
+    """Read `tokens` (N, 1) at `places` with `size` positions of memory; return states (N, 1, H).
+
+    `chosen`: see RowsLayer.
+    """
     cache = Cache(layers=[RowsLayer(keys, values, size, places, chosen) for keys, values in memory])
-    key_position, positions = torch.arange(size, device=places.rows.device), places.positions[:, None]
-    return _masked(lm, positions, (key_position <= positions)[:, None], key_position).hidden_states(lm, tokens, cache)
+    key_position = torch.arange(size, device=places.rows.device)
+    positions = places.positions[:, None]
+    return _masked(lm, positions, (key_position <= positions)[:, None], key_position).hidden_states(
+        lm, tokens, cache
+    )
 
 
 class ChainLayer(_StepLayer):
@@ -193,8 +270,13 @@ class ChainLayer(_StepLayer):
         super().__init__(keys, values, size)
         self.start = start
 
-    def update(self, key_states: Tensor, value_states: Tensor, *args: object, **kwargs: object) -> tuple[Tensor, Tensor]:
-        """Write at `start` and return views as far as `size`; positions beyond the text are masked."""
+    def update(
+        self, key_states: Tensor, value_states: Tensor, *args: object, **kwargs: object
+    ) -> tuple[Tensor, Tensor]:
+        """Write at `start` and return views as far as `size`.
+
+        Positions beyond the text are masked.
+        """
         places = self.start + torch.arange(key_states.shape[2], device=key_states.device)
         self.keys.index_copy_(2, places, key_states)
         self.values.index_copy_(2, places, value_states)
@@ -211,20 +293,29 @@ def has_other_options(options: Mapping[str, Any]) -> bool:
 
 @contextmanager
 def computing(operations: Operations) -> Iterator[None]:
-    """While it is active, forward passes and warps compute with `operations`; for code that is traced or captured.
+    """While it is active, forward passes and warps compute with `operations`.
 
-    Models find their attention in a table of transformers, which holds that of the operations meanwhile.
+    For code that is traced or captured.
+
+    Models find their attention in a table of transformers, which holds that of the operations
+    meanwhile.
     """
     plain = ALL_ATTENTION_FUNCTIONS["sdpa"]
 
-    def attention(module: Any, query: Any, key: Any, value: Any, attention_mask: Any = None, **options: Any) -> Any:
-        return operations.attention(plain, module, query, key, value, attention_mask, **options)  # some models name the mask
+    def attention(
+        module: Any, query: Any, key: Any, value: Any, attention_mask: Any = None, **options: Any
+    ) -> Any:
+        return operations.attention(
+            plain, module, query, key, value, attention_mask, **options
+        )  # some models name the mask
 
     ALL_ATTENTION_FUNCTIONS["sdpa"] = attention
     try:
         with computing_with(operations):
             yield
     finally:
-        del ALL_ATTENTION_FUNCTIONS["sdpa"]  # the library's own attention, which ours hid, is visible again
+        del ALL_ATTENTION_FUNCTIONS[
+            "sdpa"
+        ]  # the library's own attention, which ours hid, is visible again
         if ALL_ATTENTION_FUNCTIONS["sdpa"] is not plain:  # someone else's was hidden
             ALL_ATTENTION_FUNCTIONS["sdpa"] = plain

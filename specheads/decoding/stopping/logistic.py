@@ -1,4 +1,6 @@
-"""Rules on survival by a logistic: of the draft's confidence, fixed or learned within a prompt, and of a head's logit."""
+"""Rules on survival by a logistic: of the draft's confidence, fixed or learned within a prompt, and
+of a head's logit.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -9,12 +11,18 @@ from torch import Tensor
 
 from specheads.decoding.step_costs import StepCosts
 from specheads.decoding.stopping.rule import MAX_TOKENS, filled
-from specheads.decoding.stopping.survival import REJECTION, HeadThreshold, SurvivalRule, SurvivalState
+from specheads.decoding.stopping.survival import (
+    REJECTION,
+    HeadThreshold,
+    SurvivalRule,
+    SurvivalState,
+)
 from specheads.errors import UserError
 from specheads.settings import Number, PositiveNumber, Probability, argument, check
 
 MARGIN = 1e-6  # probabilities keep this distance from 0 and 1, so that their logarithms are finite
-# The inputs of a logistic, by name: the feature, and its transformation with the logarithm of tensors or of arrays.
+# The inputs of a logistic, by name: the feature, and its transformation with the logarithm of
+# tensors or of arrays.
 LOGISTIC_INPUTS: Mapping[str, tuple[str, Callable[[Any, Callable[[Any], Any]], Any]]] = {
     "logit_max_prob": ("max_prob", lambda p, log: log(_inner(p) / (1 - _inner(p)))),
     "log_draft_prob": ("draft_prob", lambda p, log: log(_inner(p))),
@@ -28,19 +36,26 @@ def _inner(probs: Any) -> Any:
 
 
 def logistic_inputs(names: Sequence[str], features: Mapping[str, Tensor]) -> Tensor:
-    """Return a logistic's inputs, (..., len(names)) float64, from features (...); `names` from LOGISTIC_INPUTS, and `bias`."""
+    """Return a logistic's inputs, (..., len(names)) float64, from features (...).
+
+    `names` from LOGISTIC_INPUTS, and `bias`.
+    """
     sources = [(name, *LOGISTIC_INPUTS[name]) for name in names if name != "bias"]
-    columns = {name: transform(features[source].double(), torch.log) for name, source, transform in sources}
+    columns = {
+        name: transform(features[source].double(), torch.log) for name, source, transform in sources
+    }
     columns["bias"] = torch.ones_like(next(iter(columns.values())))
     return torch.stack([columns[name] for name in names], dim=-1)
 
 
 @dataclass(eq=False)
 class Logistic(SurvivalRule):
-    """Stop once the probability that some drafted token is rejected exceeds `threshold`, by a logistic of the draft's confidence.
+    """Stop once the probability that some drafted token is rejected exceeds `threshold`, by a
+    logistic of the draft's confidence.
 
-    Its `weights` are of names in LOGISTIC_INPUTS, and `bias`; they are fitted on dev prompts. Source: stopping as in SpecDec++
-    (Huang et al. 2024, section 3.3), with a calibrated confidence in place of the head.
+    Its `weights` are of names in LOGISTIC_INPUTS, and `bias`; they are fitted on dev prompts.
+    Source: stopping as in SpecDec++ (Huang et al. 2024, section 3.3), with a calibrated confidence
+    in place of the head.
     """
 
     weights: Any = None
@@ -57,32 +72,45 @@ class Logistic(SurvivalRule):
     @classmethod
     def open_parameters(cls, arguments: Mapping[str, Any]) -> frozenset[str]:
         weights = arguments.get("weights")
-        return frozenset({"weights"} if isinstance(weights, Mapping) and None in weights.values() else ())
+        return frozenset(
+            {"weights"} if isinstance(weights, Mapping) and None in weights.values() else ()
+        )
 
     @classmethod
-    def fit(cls, arguments: Mapping[str, Any], fitting: Any, head: Any, costs: StepCosts | None) -> dict[str, Any]:
+    def fit(
+        cls, arguments: Mapping[str, Any], fitting: Any, head: Any, costs: StepCosts | None
+    ) -> dict[str, Any]:
         fitted = dict(arguments)
         if cls.open_parameters(arguments):
             fitted["weights"] = fitting.logistic(list(fitted["weights"]))
         return fitted
 
     def initial_memory(self, batch: int, device: torch.device) -> Tensor:
-        return torch.tensor([list(self.weights.values())], dtype=torch.float64, device=device).repeat(batch, 1)
+        return torch.tensor(
+            [list(self.weights.values())], dtype=torch.float64, device=device
+        ).repeat(batch, 1)
 
     def acceptance(self, state: SurvivalState, features: Mapping[str, Tensor]) -> Tensor:
         return (state.memory * logistic_inputs(tuple(self.weights), features)).sum(dim=-1).sigmoid()
 
 
 def _checked_weights(weights: object) -> dict[str, float]:
-    """Return a logistic's weights in the order of LOGISTIC_INPUTS; raises UserError for others than numbers of known names."""
+    """Return a logistic's weights in the order of LOGISTIC_INPUTS.
+
+    Raises UserError for others than numbers of known names.
+    """
     example = "for example {logit_max_prob: 1.0, bias: 0.0}"
     if weights is None or (isinstance(weights, Mapping) and None in weights.values()):
         raise UserError(
-            f"weights={weights} must be numbers; specheads evaluate fits them on dev prompts: run it, or give numbers, {example}."
+            f"weights={weights} must be numbers; specheads evaluate fits them on dev prompts: run"
+            f" it, or give numbers, {example}."
         )
     known = (*LOGISTIC_INPUTS, "bias")
     if not isinstance(weights, Mapping) or not set(weights) - {"bias"}:
-        raise UserError(f"weights={weights} must be a set of keys with numbers, some of {', '.join(known)}, {example}.")
+        raise UserError(
+            f"weights={weights} must be a set of keys with numbers, some of {', '.join(known)},"
+            f" {example}."
+        )
     if unknown := [name for name in weights if name not in known]:
         raise UserError(f"weights.{unknown[0]} is not known; expected one of {', '.join(known)}.")
     for name, weight in weights.items():
@@ -101,56 +129,80 @@ class _OnlineMemory(NamedTuple):
 
 
 class _OnlineNewton(SurvivalRule):
-    """How these rules learn: after a round the weights of a logistic move by an online Newton step `A^-1 sum (y - p) x`.
+    """How these rules learn: after a round the weights of a logistic move by an online Newton step
+    `A^-1 sum (y - p) x`.
 
-    The sum runs over the tokens whose outcome is known (accepted, y = 1, and the first rejected one, y = 0); their information
-    p (1 - p) x x^T is added to A first. Source: online Newton step (Hazan et al. 2007) on the logistic loss.
+    The sum runs over the tokens whose outcome is known (accepted, y = 1, and the first rejected
+    one, y = 0); their information p (1 - p) x x^T is added to A first. Source: online Newton step
+    (Hazan et al. 2007) on the logistic loss.
     """
 
     def inputs(self, state: SurvivalState, features: Mapping[str, Tensor]) -> Tensor:
-        """Return the inputs of the logistic, (B, n) float64, for the token that this step assesses."""
+        """Return the inputs of the logistic, (B, n) float64, for the token that this step
+        assesses.
+        """
         raise NotImplementedError
 
-    def prior_memory(self, weights: list[float], prior: float, batch: int, device: torch.device) -> _OnlineMemory:
+    def prior_memory(
+        self, weights: list[float], prior: float, batch: int, device: torch.device
+    ) -> _OnlineMemory:
         """Return the memory at the start of a prompt, where A is `prior` times the identity."""
         size = len(weights)
-        information = prior * torch.eye(size, dtype=torch.float64, device=device).repeat(batch, 1, 1)
-        inputs = filled(batch * self.max_tokens * size, 0.0, device).view(batch, self.max_tokens, size)
-        return _OnlineMemory(torch.stack([filled(batch, w, device) for w in weights], dim=1), information, inputs)
+        information = prior * torch.eye(size, dtype=torch.float64, device=device).repeat(
+            batch, 1, 1
+        )
+        inputs = filled(batch * self.max_tokens * size, 0.0, device).view(
+            batch, self.max_tokens, size
+        )
+        return _OnlineMemory(
+            torch.stack([filled(batch, w, device) for w in weights], dim=1), information, inputs
+        )
 
     def assess(self, state: SurvivalState, features: Mapping[str, Tensor]) -> tuple[Any, Tensor]:
-        inputs, index = self.inputs(state, features), state.num_drafted - self.lag
+        inputs = self.inputs(state, features)
+        index = state.num_drafted - self.lag
         acceptance = (state.memory.weights * inputs).sum(dim=-1).sigmoid()
         here = torch.arange(self.max_tokens, device=index.device) == index[:, None]
         kept = torch.where(here[..., None], inputs[:, None], state.memory.inputs)
         return state.memory._replace(inputs=kept), torch.where(index >= 0, acceptance, 1.0)
 
-    def learn(self, state: SurvivalState, num_drafted: Tensor, num_accepted: Tensor) -> SurvivalState:
-        memory, inputs = state.memory, state.memory.inputs
+    def learn(
+        self, state: SurvivalState, num_drafted: Tensor, num_accepted: Tensor
+    ) -> SurvivalState:
+        memory = state.memory
+        inputs = state.memory.inputs
         places = torch.arange(self.max_tokens, device=num_drafted.device)
         accepted = places < num_accepted[:, None]
-        # Verification decides these and the first rejected token; whether later ones would be accepted is unknown.
+        # Verification decides these and the first rejected token; whether later ones would be
+        # accepted is unknown.
         decided = places < torch.minimum(num_accepted + 1, num_drafted - self.lag)[:, None]
         probs = (inputs * memory.weights[:, None]).sum(dim=-1).sigmoid()
         weighted = inputs * (decided * probs * (1 - probs))[..., None]
         information = memory.information + weighted.mT @ inputs
         gradient = (inputs * (decided * (accepted.double() - probs))[..., None]).sum(dim=1)
-        step = torch.linalg.solve_ex(information, gradient).result  # unlike solve, does not wait for the device
-        return state._replace(memory=memory._replace(weights=memory.weights + step, information=information))
+        step = torch.linalg.solve_ex(
+            information, gradient
+        ).result  # unlike solve, does not wait for the device
+        return state._replace(
+            memory=memory._replace(weights=memory.weights + step, information=information)
+        )
 
 
 @dataclass(eq=False)
 class OnlineLogistic(_OnlineNewton):
     """Stop once a rejection is likely according to a logistic that learns after every round.
 
-    Its inputs are the logit of the distribution's largest probability and a constant. A starts at `prior` times the identity: the
-    larger it is, the slower `slope` and `intercept` move at first. vLLM has a two-parameter logistic of this kind.
+    Its inputs are the logit of the distribution's largest probability and a constant. A starts at
+    `prior` times the identity: the larger it is, the slower `slope` and `intercept` move at first.
+    vLLM has a two-parameter logistic of this kind.
     """
 
     needs = frozenset({"max_prob"})
     slope: Number = argument(1.0, "the factor of a probability's logit, for example 1")
     intercept: Number = argument(0.0, "the constant added to a probability's logit, for example 0")
-    prior: PositiveNumber = argument(10.0, "the weight of the slope and intercept at the start of a prompt, for example 10")
+    prior: PositiveNumber = argument(
+        10.0, "the weight of the slope and intercept at the start of a prompt, for example 10"
+    )
     threshold: Probability = argument(0.7, REJECTION)
     min_tokens: int = 1
     max_tokens: int = MAX_TOKENS
@@ -170,12 +222,15 @@ class OnlineLogistic(_OnlineNewton):
 class OnlineHead(_OnlineNewton, HeadThreshold):
     """Stop once a rejection is likely according to a head that is corrected after every round.
 
-    A logistic weighs the head's (calibrated) logit and the logit of the largest probability of the distribution that the newest
-    token was sampled from. It equals the head at the start of a prompt. So a head is corrected on text unlike its training text,
-    and one that is right stays as it is. A starts at `prior` times the identity: the larger, the longer the head is trusted.
+    A logistic weighs the head's (calibrated) logit and the logit of the largest probability of the
+    distribution that the newest token was sampled from. It equals the head at the start of a
+    prompt. So a head is corrected on text unlike its training text, and one that is right stays as
+    it is. A starts at `prior` times the identity: the larger, the longer the head is trusted.
     """
 
-    prior: PositiveNumber = argument(10.0, "the weight of the head at the start of a prompt, for example 10")
+    prior: PositiveNumber = argument(
+        10.0, "the weight of the head at the start of a prompt, for example 10"
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -183,7 +238,8 @@ class OnlineHead(_OnlineNewton, HeadThreshold):
         self.compile_key = ("online_head", self.head, self.max_tokens)
 
     def initial_memory(self, batch: int, device: torch.device) -> _OnlineMemory:
-        head, logistic = super().initial_memory(batch, device), self.prior_memory([1.0, 0.0, 0.0], self.prior, batch, device)
+        head = super().initial_memory(batch, device)
+        logistic = self.prior_memory([1.0, 0.0, 0.0], self.prior, batch, device)
         return logistic._replace(slope=head.slope, intercept=head.intercept)
 
     def inputs(self, state: SurvivalState, features: Mapping[str, Tensor]) -> Tensor:

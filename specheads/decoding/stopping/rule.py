@@ -1,4 +1,6 @@
-"""The base of every stopping rule, what rules share, and those rules that remember only how long a draft is."""
+"""The base of every stopping rule, what rules share, and those rules that remember only how long a
+draft is.
+"""
 
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
@@ -21,16 +23,19 @@ MAX_TOKENS = 20
 class StoppingRule:
     """Decides after each drafted token whether the draft ends: a state machine on batched tensors.
 
-    The same class runs inside a draft step (B = 1) and over many recorded responses at once (B = all). A prompt runs through
-    `start_prompt`, then for each round `start_round`, one `step` per drafted token, and `end_round`. A state is a NamedTuple of
-    tensors (B, ...); its field `num_drafted` (B,) counts the tokens drafted so far in the round. A rule may be a dataclass. It
+    The same class runs inside a draft step (B = 1) and over many recorded responses at once (B =
+    all). A prompt runs through `start_prompt`, then for each round `start_round`, one `step` per
+    drafted token, and `end_round`. A state is a NamedTuple of tensors (B, ...); its field
+    `num_drafted` (B,) counts the tokens drafted so far in the round. A rule may be a dataclass. It
     needs `start_prompt` and `step`; everything else has a default.
     """
 
     needs: frozenset[str] = frozenset(RECORDED)  # the features that `step` reads
     max_tokens: int = MAX_TOKENS  # the longest draft that the rule lets grow
     uses_head: ClassVar[bool] = False  # whether its constructor takes a `head`
-    fitted_to_costs: ClassVar[frozenset[str]] = frozenset()  # those open parameters whose values depend on what steps cost
+    fitted_to_costs: ClassVar[frozenset[str]] = (
+        frozenset()
+    )  # those open parameters whose values depend on what steps cost
 
     def __post_init__(self) -> None:
         """Raise UserError for an `argument` that is of another type."""
@@ -38,17 +43,24 @@ class StoppingRule:
 
     @cached_property
     def compile_key(self) -> Hashable:
-        """Rules with equal keys take the same step from the same state; what they learn in `end_round` may differ."""
+        """Rules with equal keys take the same step from the same state.
+
+        What they learn in `end_round` may differ.
+        """
         return object()  # equal to no other
 
     @property
     def learns(self) -> bool:
         """Whether the outcome of a round may change its state."""
-        kind, base = type(self), StoppingRule
+        kind = type(self)
+        base = StoppingRule
         return kind.learn is not base.learn or kind.end_round is not base.end_round
 
     def bind(self, pair: Pair, device: torch.device) -> None:
-        """Prepare for drafting with a pair on the draft's device; raises UserError if the rule does not fit this pair."""
+        """Prepare for drafting with a pair on the draft's device.
+
+        Raises UserError if the rule does not fit this pair.
+        """
 
     __repr__ = short_repr
 
@@ -61,7 +73,10 @@ class StoppingRule:
         return state._replace(num_drafted=constants(0, state.num_drafted))
 
     def num_expected(self, state: Any) -> Tensor | None:
-        """Return how many tokens of the prompt's drafts it expected to be accepted, (B,); None if it does not predict each."""
+        """Return how many tokens of the prompt's drafts it expected to be accepted, (B,).
+
+        None if it does not predict each.
+        """
         return None
 
     def step(self, state: Any, features: Mapping[str, Tensor]) -> tuple[Any, Tensor]:
@@ -69,31 +84,45 @@ class StoppingRule:
         raise NotImplementedError
 
     def end_round(self, state: Any, num_drafted: Tensor, num_accepted: Tensor) -> Any:
-        """Take in a round's outcome, (B,) long each; return the state, unchanged in rows that drafted nothing."""
+        """Take in a round's outcome, (B,) long each.
+
+        Return the state, unchanged in rows that drafted nothing.
+        """
         new = self.learn(state, num_drafted, num_accepted)
         return state if new is state else unless(num_drafted == 0, state, new)
 
     def learn(self, state: Any, num_drafted: Tensor, num_accepted: Tensor) -> Any:
-        """Return the state after a round's outcome; what it returns for rows that drafted nothing is ignored."""
+        """Return the state after a round's outcome.
+
+        What it returns for rows that drafted nothing is ignored.
+        """
         return state
 
     @classmethod
     def open_parameters(cls, arguments: Mapping[str, Any]) -> frozenset[str]:
-        """Return the names of the constructor's arguments that are left to be fitted on dev prompts."""
+        """Return the names of the constructor's arguments that are left to be fitted on dev
+        prompts.
+        """
         return frozenset()
 
     @classmethod
-    def fit(cls, arguments: Mapping[str, Any], fitting: Any, head: Any, costs: StepCosts | None) -> dict[str, Any]:
+    def fit(
+        cls, arguments: Mapping[str, Any], fitting: Any, head: Any, costs: StepCosts | None
+    ) -> dict[str, Any]:
         """Return the constructor's arguments with the open ones fitted.
 
-        `fitting` fits to recorded drafts of dev prompts, by the methods of `specheads.evaluation.candidates.Tuning`; `head` is a
-        recorded one; `costs` are those of the rule's steps, None if no open parameter is in `fitted_to_costs`.
+        `fitting` fits to recorded drafts of dev prompts, by the methods of
+        `specheads.evaluation.candidates.Tuning`; `head` is a recorded one; `costs` are those of the
+        rule's steps, None if no open parameter is in `fitted_to_costs`.
         """
         return dict(arguments)
 
 
 def constants(value: float, like: Tensor) -> Tensor:
-    """Return a tensor of the shape and type of `like` that is `value` everywhere; for one row it is made once."""
+    """Return a tensor of the shape and type of `like` that is `value` everywhere.
+
+    For one row it is made once.
+    """
     if like.numel() == 1:
         return _constant(value, like.shape, like.dtype, like.device)
     return torch.full_like(like, value)
@@ -108,7 +137,11 @@ def unless(rows: Tensor, old: Any, new: Any) -> Any:
     """Return the state `new`, in the types of `old`, but `old` in some `rows` (B,) bool."""
 
     def chosen(old: Tensor, new: Tensor) -> Tensor:
-        return old if new is old else torch.where(rows.reshape(-1, *[1] * (new.dim() - 1)), old, new.to(old.dtype))
+        return (
+            old
+            if new is old
+            else torch.where(rows.reshape(-1, *[1] * (new.dim() - 1)), old, new.to(old.dtype))
+        )
 
     return tree_map(chosen, old, new)
 
@@ -127,7 +160,9 @@ class CountingState(NamedTuple):
 
 
 class _CountingRule(StoppingRule):
-    """The base of these rules: they stop after `max_tokens`, and at the first token with a `feature` below `threshold`."""
+    """The base of these rules: they stop after `max_tokens`, and at the first token with a
+    `feature` below `threshold`.
+    """
 
     feature: str | None = None
     threshold: float = 0.0
@@ -136,10 +171,14 @@ class _CountingRule(StoppingRule):
         zeros = torch.zeros(batch, dtype=torch.long, device=device)
         return CountingState(zeros, zeros + self.max_tokens, filled(batch, self.threshold, device))
 
-    def step(self, state: CountingState, features: Mapping[str, Tensor]) -> tuple[CountingState, Tensor]:
+    def step(
+        self, state: CountingState, features: Mapping[str, Tensor]
+    ) -> tuple[CountingState, Tensor]:
         state = state._replace(num_drafted=state.num_drafted + 1)
         stop = state.num_drafted >= state.max_tokens
-        return state, stop if self.feature is None else stop | (features[self.feature] < state.threshold)
+        return state, (
+            stop if self.feature is None else stop | (features[self.feature] < state.threshold)
+        )
 
 
 @dataclass(eq=False)
@@ -157,7 +196,9 @@ class FixedLength(_CountingRule):
 
 @dataclass(eq=False)
 class MaxProbability(_CountingRule):
-    """Stop at the first token whose distribution has no probability of at least `threshold` (BiLD, Kim et al. 2023)."""
+    """Stop at the first token whose distribution has no probability of at least `threshold` (BiLD,
+    Kim et al. 2023).
+    """
 
     feature = compile_key = "max_prob"
     needs = frozenset({"max_prob"})
@@ -169,7 +210,8 @@ class MaxProbability(_CountingRule):
 class Confidence(_CountingRule):
     """Stop at the first token that the draft gave a probability below `threshold`.
 
-    Source: `assistant_confidence_threshold` of assisted generation in transformers, as it is before it is retuned.
+    Source: `assistant_confidence_threshold` of assisted generation in transformers, as it is before
+    it is retuned.
     """
 
     feature = compile_key = "draft_prob"

@@ -1,4 +1,6 @@
-"""The base of rules on survival, the probability that all drafted tokens are accepted, and such rules without and with a head."""
+"""The base of rules on survival, the probability that all drafted tokens are accepted, and such
+rules without and with a head.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -22,27 +24,37 @@ class SurvivalState(NamedTuple):
     """The state of these rules."""
 
     num_drafted: Tensor  # (B,) long, in this round so far
-    survival: Tensor  # (B,) float64, estimated probability that every token assessed so far is accepted
+    survival: (
+        Tensor  # (B,) float64, estimated probability that every token assessed so far is accepted
+    )
     threshold: Tensor  # (B,) float64
     min_tokens: Tensor  # (B,) long
     max_tokens: Tensor  # (B,) long
-    # (B,) float64, drafted tokens of this prompt that were expected to be accepted; means nothing where rows step on after a stop
+    # (B,) float64, drafted tokens of this prompt that were expected to be accepted; means nothing
+    # where rows step on after a stop
     num_expected: Tensor
     memory: Any = ()  # a rule's other numbers and what it remembers, tensors (B, ...)
 
 
 class SurvivalRule(StoppingRule):
-    """The base of rules that stop once the probability of a rejection exceeds `threshold`, after `min_tokens` at the earliest."""
+    """The base of rules that stop once the probability of a rejection exceeds `threshold`, after
+    `min_tokens` at the earliest.
+    """
 
     threshold: float
     min_tokens: int
-    lag = 0  # how many drafted tokens the one that a step assesses comes before the one that the step drafts
+    # How many drafted tokens the one that a step assesses comes before the one that the step drafts
+    lag = 0
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        least, most = self.min_tokens, self.max_tokens
+        least = self.min_tokens
+        most = self.max_tokens
         if not is_count(least, least=1) or not is_count(most, least=least):
-            raise UserError(f"min_tokens={least} and max_tokens={most} must be integers with 1 <= min_tokens <= max_tokens.")
+            raise UserError(
+                f"min_tokens={least} and max_tokens={most} must be integers with 1 <= min_tokens <="
+                " max_tokens."
+            )
 
     def initial_memory(self, batch: int, device: torch.device) -> Any:
         """Return what a state has in its `memory` at the start of a prompt, tensors (B, ...)."""
@@ -57,29 +69,44 @@ class SurvivalRule(StoppingRule):
         return state.memory, self.acceptance(state, features)
 
     def start_prompt(self, batch: int, device: torch.device) -> SurvivalState:
-        zeros, ones = torch.zeros(batch, dtype=torch.long, device=device), filled(batch, 1.0, device)
-        bounds = (filled(batch, self.threshold, device), zeros + self.min_tokens, zeros + self.max_tokens)
-        return SurvivalState(zeros, ones, *bounds, filled(batch, 0.0, device), self.initial_memory(batch, device))
+        zeros = torch.zeros(batch, dtype=torch.long, device=device)
+        ones = filled(batch, 1.0, device)
+        bounds = (
+            filled(batch, self.threshold, device),
+            zeros + self.min_tokens,
+            zeros + self.max_tokens,
+        )
+        return SurvivalState(
+            zeros, ones, *bounds, filled(batch, 0.0, device), self.initial_memory(batch, device)
+        )
 
     def start_round(self, state: SurvivalState) -> SurvivalState:
         return super().start_round(state)._replace(survival=constants(1, state.survival))
 
     def num_expected(self, state: SurvivalState) -> Tensor | None:
-        # A token is accepted if it and all before it are, so the expected number is the sum of their survival.
+        # A token is accepted if it and all before it are, so the expected number is the sum of
+        # their survival.
         return state.num_expected
 
-    def step(self, state: SurvivalState, features: Mapping[str, Tensor]) -> tuple[SurvivalState, Tensor]:
+    def step(
+        self, state: SurvivalState, features: Mapping[str, Tensor]
+    ) -> tuple[SurvivalState, Tensor]:
         memory, acceptance = self.assess(state, features)
-        survival, num_drafted = state.survival * acceptance, state.num_drafted + 1
+        survival = state.survival * acceptance
+        num_drafted = state.num_drafted + 1
         stop = (1 - survival > state.threshold) & (num_drafted >= state.min_tokens)
         num_expected = state.num_expected + survival
-        new = state._replace(num_drafted=num_drafted, survival=survival, num_expected=num_expected, memory=memory)
+        new = state._replace(
+            num_drafted=num_drafted, survival=survival, num_expected=num_expected, memory=memory
+        )
         return new, stop | (num_drafted >= state.max_tokens)
 
 
 @dataclass(eq=False)
 class DraftProduct(SurvivalRule):
-    """Stop once the product of the draft's probabilities in a round is below `1 - threshold` (EAGLE-2, Li et al. 2024)."""
+    """Stop once the product of the draft's probabilities in a round is below `1 - threshold`
+    (EAGLE-2, Li et al. 2024).
+    """
 
     needs = frozenset({"draft_prob"})
     compile_key = "draft_product"
@@ -97,33 +124,39 @@ class DraftProduct(SurvivalRule):
 class _HeadMemory(NamedTuple):
     """The `memory` in the state of a `HeadRule`; another one with these fields may have more."""
 
-    slope: Tensor  # (B, indices), by the predicted token's index in the round; float32, as heads compute
+    # (B, indices), by the predicted token's index in the round; float32, as heads compute
+    slope: Tensor
     intercept: Tensor  # (B, indices)
 
 
 @dataclass(eq=False)
 class HeadRule(SurvivalRule):
-    """The base of rules that ask a head: acceptance is the sigmoid of its logit, calibrated by the token's index in the round.
+    """The base of rules that ask a head: acceptance is the sigmoid of its logit, calibrated by the
+    token's index in the round.
 
     The calibration is part of the state, so that compiled code serves every head of one shape.
     """
 
     uses_head = True
     head: AcceptanceHead = field(repr=False)  # a head that was trained for the draft in use
-    threshold: Any = argument(0.7, f"{REJECTION}, or auto", Probability)  # auto: what the head's config recommends
+    threshold: Any = argument(
+        0.7, f"{REJECTION}, or auto", Probability
+    )  # auto: what the head's config recommends
     min_tokens: Any = None  # None: 2 for `input_token` heads, 1 for `next_token` heads
     max_tokens: int = MAX_TOKENS
 
     def __post_init__(self) -> None:
         if not hasattr(self.head, "config"):
-            raise UserError(f"head={self.head!r} must be a head, for example specheads.load_head(folder).")
+            raise UserError(
+                f"head={self.head!r} must be a head, for example specheads.load_head(folder)."
+            )
         self.lag = int(self.head.config.predicts == "input_token")
         if self.threshold == "auto":
             self.threshold = (getattr(self.head.config, "recommended", None) or {}).get("threshold")
             if self.threshold is None:
                 raise UserError(
-                    "threshold=auto, but the head recommends none; run specheads evaluate head=<folder>, which stores it, or "
-                    "give a number, for example 0.7."
+                    "threshold=auto, but the head recommends none; run specheads evaluate"
+                    " head=<folder>, which stores it, or give a number, for example 0.7."
                 )
         if self.min_tokens is None:
             self.min_tokens = 1 + self.lag
@@ -136,24 +169,37 @@ class HeadRule(SurvivalRule):
         self.head.to(device)
 
     def initial_memory(self, batch: int, device: torch.device) -> Any:
-        return _HeadMemory(*IndexCalibration.from_dict(self.head.config.calibration).rows(batch, device))
+        return _HeadMemory(
+            *IndexCalibration.from_dict(self.head.config.calibration).rows(batch, device)
+        )
 
     def num_expected(self, state: SurvivalState) -> Tensor | None:
-        return None if self.lag else state.num_expected  # the last token of a draft has no prediction then
+        return (
+            None if self.lag else state.num_expected
+        )  # the last token of a draft has no prediction then
 
     def head_logit(self, state: SurvivalState, features: Mapping[str, Tensor]) -> Tensor:
         """Return the head's calibrated logit (B,)."""
-        return calibrated(self.head(features), state.num_drafted - self.lag, state.memory.slope, state.memory.intercept)
+        return calibrated(
+            self.head(features),
+            state.num_drafted - self.lag,
+            state.memory.slope,
+            state.memory.intercept,
+        )
 
     def acceptance(self, state: SurvivalState, features: Mapping[str, Tensor]) -> Tensor:
-        return torch.where(state.num_drafted >= self.lag, self.head_logit(state, features).sigmoid(), 1.0)
+        return torch.where(
+            state.num_drafted >= self.lag, self.head_logit(state, features).sigmoid(), 1.0
+        )
 
 
 class HeadThreshold(HeadRule):
-    """Stop once the probability that some drafted token is rejected exceeds `threshold` (SpecDec++, section 3.2).
+    """Stop once the probability that some drafted token is rejected exceeds `threshold` (SpecDec++,
+    section 3.2).
 
-    A head that predicts the `input_token` speaks of y_{j-1} at step j: y_j is submitted without a prediction, and the first step
-    predicts nothing. One that predicts the `next_token` speaks of y_j itself.
+    A head that predicts the `input_token` speaks of y_{j-1} at step j: y_j is submitted without a
+    prediction, and the first step predicts nothing. One that predicts the `next_token` speaks of
+    y_j itself.
     """
 
     fitted_to_costs = frozenset({"threshold"})
@@ -167,8 +213,12 @@ class HeadThreshold(HeadRule):
         return frozenset({"threshold"} if arguments.get("threshold") == "auto" else ())
 
     @classmethod
-    def fit(cls, arguments: Mapping[str, Any], fitting: Any, head: Any, costs: StepCosts | None) -> dict[str, Any]:
+    def fit(
+        cls, arguments: Mapping[str, Any], fitting: Any, head: Any, costs: StepCosts | None
+    ) -> dict[str, Any]:
         fitted = dict(arguments)
         if costs is not None and "threshold" in cls.open_parameters(arguments):
-            fitted["threshold"] = fitting.auto_threshold(head, fitted.get("max_tokens", MAX_TOKENS), costs)
+            fitted["threshold"] = fitting.auto_threshold(
+                head, fitted.get("max_tokens", MAX_TOKENS), costs
+            )
         return fitted

@@ -1,6 +1,8 @@
-"""A report as one HTML file that needs nothing else: what to use, coloured texts, interactive figures and tables.
+"""A report as one HTML file that needs nothing else: what to use, coloured texts, interactive
+figures and tables.
 
-Everything that a model or a config wrote reaches the page through templates that escape it; figures are JSON without a `<`.
+Everything that a model or a config wrote reaches the page through templates that escape it; figures
+are JSON without a `<`.
 """
 
 import json
@@ -36,10 +38,16 @@ class Panel(NamedTuple):
 
 def html_of(report: Report) -> str:
     """Return the page as text."""
-    figures, ratios, context, verdict = figures_of(report), conclusions.ratios_of(report), report.context, report.verdict
+    figures = figures_of(report)
+    ratios = conclusions.ratios_of(report)
+    context = report.context
+    verdict = report.verdict
     pair = " → ".join(str(context[key]) for key in ("draft", "target") if context.get(key))
     answers = [verdict.answer, *verdict.others] if verdict else []
-    panels = [Panel({"ratio": each.ratio}, each is answers[0], verdict_table(report, each)) for each in answers]
+    panels = [
+        Panel({"ratio": each.ratio}, each is answers[0], verdict_table(report, each))
+        for each in answers
+    ]
     return rendered(
         figures,
         title=f"Speculative decoding: {context.get('model') or pair or 'evaluation'}",
@@ -47,17 +55,30 @@ def html_of(report: Report) -> str:
         notes=conclusions.warnings_of(report),
         verdict=verdict,
         changes=conclusions.changes_text(report, verdict) if verdict else None,
-        answers=[(answer, conclusions.use_text(answer), panel) for answer, panel in zip(answers, panels, strict=True)],
+        answers=[
+            (answer, conclusions.use_text(answer), panel)
+            for answer, panel in zip(answers, panels, strict=True)
+        ],
         data_sets=[f"{data_set.name} ({data_set.role})" for data_set in report.data_sets],
         main_set=conclusions.main_data_set(report),
         ratios=[(ratio, conclusions.ratio_text(report, ratio)) for ratio in ratios],
         main_ratio=conclusions.first_ratio(report),
-        sections=sorted(_sections(report, figures), key=lambda each: (each["folded"], each["key"] == "speed")),
+        sections=sorted(
+            _sections(report, figures), key=lambda each: (each["folded"], each["key"] == "speed")
+        ),
     )
 
 
-def rendered(figures: Mapping[str, Figures], verdict: Verdict | None = None, overview: Any = (), **content: Any) -> str:
-    """Return a page with `figures`, by name, and what to use; `content` are the other values that page.html asks for."""
+def rendered(
+    figures: Mapping[str, Figures],
+    verdict: Verdict | None = None,
+    overview: Any = (),
+    **content: Any,
+) -> str:
+    """Return a page with `figures`, by name, and what to use.
+
+    `content` are the other values that page.html asks for.
+    """
     environment = Environment(
         loader=PackageLoader("specheads.evaluation.page", ""),
         autoescape=True,
@@ -76,24 +97,41 @@ def rendered(figures: Mapping[str, Figures], verdict: Verdict | None = None, ove
 
 
 def _sections(report: Report, figures: Mapping[str, Figures]) -> Iterator[dict[str, Any]]:
-    """Yield the sections of the report that are not empty, each with its template and the values that this needs."""
-    sets, ratios = list(enumerate(report.data_sets)), conclusions.ratios_of(report)
+    """Yield the sections of the report that are not empty, each with its template and the values
+    that this needs.
+    """
+    sets = list(enumerate(report.data_sets))
+    ratios = conclusions.ratios_of(report)
     selected = {"set": conclusions.main_data_set(report), "ratio": conclusions.first_ratio(report)}
 
     def panel(table: Table, **values: Any) -> Panel:
         return Panel(values, all(selected[name] == value for name, value in values.items()), table)
 
-    known = [f"{data.name}: {conclusions.information_text(data.information)}." for data in report.data_sets if data.information]
-    won = [(number, data, ratio) for number, data in sets for ratio in ratios if conclusions.winners_at(data, ratio)]
+    known = [
+        f"{data.name}: {conclusions.information_text(data.information)}."
+        for data in report.data_sets
+        if data.information
+    ]
+    won = [
+        (number, data, ratio)
+        for number, data in sets
+        for ratio in ratios
+        if conclusions.winners_at(data, ratio)
+    ]
     if won:
-        panels = [panel(winners_table(report, data, ratio), set=number, ratio=ratio) for number, data, ratio in won]
+        panels = [
+            panel(winners_table(report, data, ratio), set=number, ratio=ratio)
+            for number, data, ratio in won
+        ]
         yield section("winners", "The best of each family", panels=panels)
     for name in figures:
         yield section(name, PLOTS[name], "plot.html", texts=known if name == "reliability" else [])
     if report.live:
         yield section("live", "Live measurements", table=live_table(report))
     if report.batches:
-        yield section("batches", "Batches", tables=[batch_table(report, each) for each in report.batches])
+        yield section(
+            "batches", "Batches", tables=[batch_table(report, each) for each in report.batches]
+        )
     if report.texts:
         prompts: dict[str, list[TextSample]] = {}
         for sample in report.texts:
@@ -104,13 +142,26 @@ def _sections(report: Report, figures: Mapping[str, Figures]) -> Iterator[dict[s
 
 def section(key: str, title: str, template: str | None = None, **content: Any) -> dict[str, Any]:
     """Return a section of the page: its key, title and template with the values that this needs."""
-    return {"key": key, "title": title, "template": template or f"{key}.html", "folded": key not in OPEN, **content}
+    return {
+        "key": key,
+        "title": title,
+        "template": template or f"{key}.html",
+        "folded": key not in OPEN,
+        **content,
+    }
 
 
 def context_section(context: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """Yield the section of the configuration, the versions and the rest of a context, if it has any."""
-    plain = json.loads(json.dumps({key: value for key, value in context.items() if key != "config"}, default=str))
+    """Yield the section of the configuration, the versions and the rest of a context, if it has
+    any.
+    """
+    plain = json.loads(
+        json.dumps({key: value for key, value in context.items() if key != "config"}, default=str)
+    )
     rest = yaml.safe_dump(plain, sort_keys=False, allow_unicode=True, width=120)
-    parts = {"Resolved configuration": context.get("config"), "Context and versions": rest if plain else None}
+    parts = {
+        "Resolved configuration": context.get("config"),
+        "Context and versions": rest if plain else None,
+    }
     if shown := [(title, str(text)) for title, text in parts.items() if text]:
         yield section("context", "Configuration and versions", parts=shown)

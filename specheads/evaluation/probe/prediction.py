@@ -1,4 +1,7 @@
-"""What each way to decode would be worth, and the answer, from recorded prompts and measured steps; chosen on other prompts."""
+"""What each way to decode would be worth, and the answer, from recorded prompts and measured steps.
+
+Chosen on other prompts.
+"""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -9,7 +12,16 @@ from torch import Tensor
 
 from specheads.decoding.step_times import TARGET, StepTimes, bytes_of_step
 from specheads.decoding.stopping import MAX_TOKENS, FixedLength, Logistic
-from specheads.evaluation.candidates import CEILING, FIXED, ORACLE_BOUND, Candidate, CostTable, RuleChoice, Tuning, candidates
+from specheads.evaluation.candidates import (
+    CEILING,
+    FIXED,
+    ORACLE_BOUND,
+    Candidate,
+    CostTable,
+    RuleChoice,
+    Tuning,
+    candidates,
+)
 from specheads.evaluation.intervals import Interval, interval, resample_counts
 from specheads.evaluation.replayed_sets import Outcome, RecordedSet, counts_of
 from specheads.evaluation.report import MEASURED
@@ -21,29 +33,48 @@ from specheads.replay.recording import Recording
 from specheads.replay.replay import Counts
 from specheads.replay.response_batch import ResponseBatch
 
-PLAIN, FIXED_NAME, LOGISTIC = "the target alone", "fixed length", "logistic"
-BETTER, HEAD = "a better draft", "head of width "  # the last is followed by the width
+PLAIN = "the target alone"
+FIXED_NAME = "fixed length"
+LOGISTIC = "logistic"
+# the last is followed by the width
+BETTER = "a better draft"
+HEAD = "head of width "
 LENGTHS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16)
 THRESHOLDS = tuple(round(0.05 * step, 2) for step in range(2, 20))
 RULES = {
     FIXED: RuleChoice(FixedLength, {"num_tokens": list(LENGTHS)}),
     LOGISTIC: RuleChoice(
-        Logistic, {"threshold": list(THRESHOLDS), "weights": {"logit_max_prob": None, "bias": None}, "max_tokens": MAX_TOKENS}
+        Logistic,
+        {
+            "threshold": list(THRESHOLDS),
+            "weights": {"logit_max_prob": None, "bias": None},
+            "max_tokens": MAX_TOKENS,
+        },
     ),
 }
 FIXED_LENGTHS = candidates({FIXED: RULES[FIXED]}, {}, None)
-# Of the way from the best fixed length to the informed ceiling, what trained heads closed on mini at ratios 5 to 20, with less
-# than 1 % of a draft step for their cost: the least and the most on two sets of prompts, and a value between them
-# (docs/measurements/archive.md, what rules are worth). A probe of mini itself is therefore no test of them.
-HEAD_SHARES = {False: (0.29, 0.32, 0.37), True: (0.38, 0.43, 0.52)}  # the key: whether decoding is greedy
+# Of the way from the best fixed length to the informed ceiling, what trained heads closed on mini
+# at ratios 5 to 20, with less than 1 % of a draft step for their cost: the least and the most on
+# two sets of prompts, and a value between them (docs/measurements/archive.md, what rules are
+# worth). A probe of mini itself is
+# therefore no test
+# of them.
+HEAD_SHARES = {
+    False: (0.29, 0.32, 0.37),
+    True: (0.38, 0.43, 0.52),
+}  # the key: whether decoding is greedy
 CUT_SIZES = (4096, 8192, 16384)  # tokens that a draft's output might keep
 MORE_OVERLAP = 0.1  # half of what distillation added to the overlap of nano's and mini's drafts
 
 LARGEST_ERROR = 1.25  # a prediction may be off by so much from a few decoded prompts
 REMEDY = "probe again on a quiet machine, or with more repeats (repeats=, num_live_prompts=)"
-# Of speed, what a more complicated way to decode must gain over the simpler one. Decoded next to predicted gains of the embedded
-# pairs (docs/measurements/archive.md): rules and heads 2 to 6 % less.
-NOTICEABLE, WORTH_A_RULE, WORTH_TRAINING, WORTH_DISTILLING = 0.01, 0.05, 0.05, 0.05
+# Of speed, what a more complicated way to decode must gain over the simpler one. Decoded next to
+# predicted gains of the embedded pairs (docs/measurements/archive.md): rules and heads 2 to 6 %
+# less.
+NOTICEABLE = 0.01
+WORTH_A_RULE = 0.05
+WORTH_TRAINING = 0.05
+WORTH_DISTILLING = 0.05
 
 
 @torch.no_grad()
@@ -54,18 +85,29 @@ def agreement(
     missing: Sequence[Tensor] = (),
     advance: Callable[[int], object] = lambda prompts: None,
 ) -> list[np.ndarray]:
-    """Return how far a pair agrees before each token of the responses of a recording, by response (2 + m, N).
+    """Return how far a pair agrees before each token of the responses of a recording, by response
+    (2 + m, N).
 
-    Rows are the overlap of the two distributions, the target's probability of tokens that the draft never proposes, and the
-    overlaps of drafts without the `missing` tokens (V,) bool of each of m cuts.
+    Rows are the overlap of the two distributions, the target's probability of tokens that the draft
+    never proposes, and the overlaps of drafts without the `missing` tokens (V,) bool of each of m
+    cuts.
     """
-    rows, device, lacking = list[np.ndarray](), pair.draft_lm.device, pair.draft_lm.lacking
-    is_unknown = torch.zeros(pair.vocab_size, dtype=torch.bool, device=device) if lacking is None else lacking
+    rows = list[np.ndarray]()
+    device = pair.draft_lm.device
+    lacking = pair.draft_lm.lacking
+    is_unknown = (
+        torch.zeros(pair.vocab_size, dtype=torch.bool, device=device)
+        if lacking is None
+        else lacking
+    )
     for number, prompt in enumerate(recording.prompts):
         batch = ResponseBatch.of([np.array(prompt)], [np.array(recording.response(number))], device)
         logits = pair.draft_lm.logits(batch.states(pair.draft_lm))
         target = warp(pair.target_lm.logits(batch.states(pair.target_lm))).to(device)
-        drafts = [warp(logits), *(warp(logits.masked_fill(each.to(device), -torch.inf)) for each in missing)]
+        drafts = [
+            warp(logits),
+            *(warp(logits.masked_fill(each.to(device), -torch.inf)) for each in missing),
+        ]
         for model_id, each in ((pair.draft_id, drafts[0]), (pair.target_id, target)):
             check_finite(model_id, each)
         overlaps = [overlap(target, each) for each in drafts]
@@ -77,7 +119,9 @@ def agreement(
 
 @dataclass(frozen=True)
 class Cut:
-    """What a draft would be whose output has `size` tokens, those that are the most frequent in responses to other prompts."""
+    """What a draft would be whose output has `size` tokens, those that are the most frequent in
+    responses to other prompts.
+    """
 
     size: int
     step_bytes: float  # of weights that its step reads
@@ -87,32 +131,53 @@ class Cut:
 
 
 def missing_tokens(pair: Pair, recording: Recording) -> list[Tensor]:
-    """Return for each of CUT_SIZES which tokens (V,) bool are not kept; none for a draft whose output lacks tokens already."""
+    """Return for each of CUT_SIZES which tokens (V,) bool are not kept.
+
+    None for a draft whose output lacks tokens already.
+    """
     if pair.draft_lm.lacking is not None:
         return []
-    counts = torch.bincount(recording.tokens[: int(recording.lengths.sum())], minlength=pair.vocab_size)
+    counts = torch.bincount(
+        recording.tokens[: int(recording.lengths.sum())], minlength=pair.vocab_size
+    )
     counts[list(pair.stop_tokens)] = counts.sum()
-    # Of those that do not occur a tokenizer's first ones are kept, the most frequent in the text that made it.
+    # Of those that do not occur a tokenizer's first ones are kept, the most frequent in the text
+    # that made it.
     rank = counts.argsort(descending=True, stable=True).argsort()
     return [rank >= size for size in CUT_SIZES if size < pair.vocab_size]
 
 
 def cuts_of(
-    pair: Pair, times: StepTimes, halves: Sequence[RecordedSet], missing: Sequence[Sequence[Tensor]], overlaps: np.ndarray
+    pair: Pair,
+    times: StepTimes,
+    halves: Sequence[RecordedSet],
+    missing: Sequence[Sequence[Tensor]],
+    overlaps: np.ndarray,
 ) -> list[Cut]:
-    """Return what cuts of the draft's output would bring, from the tokens that are missing in each half, and overlaps (m,)."""
+    """Return what cuts of the draft's output would bring, from the tokens that are missing in each
+    half, and overlaps (m,).
+    """
     step_bytes, output_bytes = bytes_of_step(pair.draft_lm)
     tokens = [half.recording.tokens[: int(half.recording.lengths.sum())] for half in halves]
     cuts = []
     for size, acceptance, *masks in zip(CUT_SIZES, overlaps.tolist(), *missing, strict=False):
-        covered = torch.cat([~mask[ids] for mask, ids in zip(masks, tokens, strict=True)]).double().mean().item()
+        covered = (
+            torch.cat([~mask[ids] for mask, ids in zip(masks, tokens, strict=True)])
+            .double()
+            .mean()
+            .item()
+        )
         share = 1 - output_bytes / step_bytes * (1 - size / pair.vocab_size)
-        cuts.append(Cut(size, share * step_bytes, share * times.costs.draft_seconds, covered, acceptance))
+        cuts.append(
+            Cut(size, share * step_bytes, share * times.costs.draft_seconds, covered, acceptance)
+        )
     return cuts
 
 
 def better_draft(recording: Recording, gain: float, seed: int = 0) -> Recording:
-    """Return the recording of a draft whose tokens are accepted more often by a share `gain`, for fixed lengths only."""
+    """Return the recording of a draft whose tokens are accepted more often by a share `gain`, for
+    fixed lengths only.
+    """
     share = recording.accepted.double().mean().item()
     flipped = min(1.0, share * gain / max(1e-9, 1 - share))
     uniform = torch.rand(recording.accepted.shape, generator=torch.Generator().manual_seed(seed))
@@ -121,7 +186,9 @@ def better_draft(recording: Recording, gain: float, seed: int = 0) -> Recording:
 
 @dataclass(frozen=True)
 class Overheads:
-    """The seconds that decoding takes besides its steps: of a round with a draft, and of a token of the target alone."""
+    """The seconds that decoding takes besides its steps: of a round with a draft, and of a token of
+    the target alone.
+    """
 
     round_seconds: float = 0.0
     alone_seconds: float = 0.0
@@ -149,46 +216,79 @@ class Option:
 
     name: str
     speedup: Interval
-    gain: Interval  # speed-up over that of the best fixed length, a ratio, on the same resampled prompts
+    # Speed-up over that of the best fixed length, a ratio, on the same resampled prompts
+    gain: Interval
     value: str = ""  # what was chosen for it, such as a length
     is_bound: bool = False  # whether no decoder can reach it
     width: int | None = None  # the width of its head
 
 
-def predict(halves: Sequence[RecordedSet], times: StepTimes, greedy: bool, overheads: Overheads = Overheads()) -> list[Option]:
-    """Return every option, the target alone first; what one half of the prompts chooses is counted on the other, both ways."""
+def predict(
+    halves: Sequence[RecordedSet],
+    times: StepTimes,
+    greedy: bool,
+    overheads: Overheads = Overheads(),
+) -> list[Option]:
+    """Return every option, the target alone first.
+
+    What one half of the prompts chooses is counted on the other, both ways.
+    """
     table = _cost_table(times, overheads)
     resamples = resample_counts([group for half in halves for group in half.groups])
-    counted: dict[str, list[tuple[Candidate, Counts]]] = {}  # by option what each half chose, with its counts on the other
+    counted: dict[
+        str, list[tuple[Candidate, Counts]]
+    ] = {}  # by option what each half chose, with its counts on the other
 
     def count(name: str, rule: Candidate, recording: Recording) -> None:
         counted.setdefault(name, []).append((rule, counts_of(recording, [rule])[0]))
 
     for half, other in (halves, halves[::-1]):
-        better, better_other = (better_draft(each.recording, MORE_OVERLAP) for each in (half, other))
+        better, better_other = (
+            better_draft(each.recording, MORE_OVERLAP) for each in (half, other)
+        )
         rules = [*candidates(RULES, {}, Tuning(other.recording, table)), ORACLE_BOUND]
         for family, rule in best_rules(other.recording, rules, table).items():
             count(family, rule, half.recording)
         count(BETTER, best_rules(better_other, FIXED_LENGTHS, table)[FIXED], better)
     speeds = {}
     for name, made in counted.items():
-        seconds = [table.of(rule, MEASURED).seconds(counts.drafted, counts.rounds) for rule, counts in made]
+        seconds = [
+            table.of(rule, MEASURED).seconds(counts.drafted, counts.rounds) for rule, counts in made
+        ]
         tokens = np.concatenate([counts.tokens for _, counts in made])
         speeds[name] = (resamples @ tokens) / (resamples @ np.concatenate(seconds)) / table.alone
     options = [Option(PLAIN, Interval(1.0, 1.0, 1.0), interval(1 / speeds[FIXED]))]
     for name, samples in speeds.items():
-        value, bound = " or ".join(dict.fromkeys(rule.name for rule, _ in counted[name])), counted[name][0][0].bound
+        value = " or ".join(dict.fromkeys(rule.name for rule, _ in counted[name]))
+        bound = counted[name][0][0].bound
         value = "" if name == ORACLE_BOUND.family else value
-        options.append(Option(name.replace("_", " "), interval(samples), interval(samples / speeds[FIXED]), value, bound))
+        options.append(
+            Option(
+                name.replace("_", " "),
+                interval(samples),
+                interval(samples / speeds[FIXED]),
+                value,
+                bound,
+            )
+        )
     ceiling = [counts for _, counts in counted[CEILING]]
     # A head's rule takes about as many steps and rounds for each emitted token as the ceiling's.
-    drafted, rounds = (sum(getattr(each, name).sum() for each in ceiling) for name in ("drafted", "target_calls"))
+    drafted, rounds = (
+        sum(getattr(each, name).sum() for each in ceiling) for name in ("drafted", "target_calls")
+    )
     emitted = sum(each.tokens.sum() for each in ceiling)
-    # Where requests are served at once, drafts end one by one only where that is faster than one length for all.
-    best = speeds[CEILING] if times.costs.at_once == 1 else np.maximum(speeds[FIXED], speeds[CEILING])
+    # Where requests are served at once, drafts end one by one only where that is faster than one
+    # length for all.
+    best = (
+        speeds[CEILING] if times.costs.at_once == 1 else np.maximum(speeds[FIXED], speeds[CEILING])
+    )
     for name, costs in times.rules.items():
         if name != LOGISTIC:
-            slowed = (costs.step_seconds * drafted + costs.round_seconds * rounds) / emitted * table.alone
+            slowed = (
+                (costs.step_seconds * drafted + costs.round_seconds * rounds)
+                / emitted
+                * table.alone
+            )
             options.append(_head_option(name, speeds[FIXED], best, slowed, HEAD_SHARES[greedy]))
     return options
 
@@ -196,28 +296,47 @@ def predict(halves: Sequence[RecordedSet], times: StepTimes, greedy: bool, overh
 def _cost_table(times: StepTimes, overheads: Overheads) -> CostTable:
     costs = replace(times.costs, round_seconds=overheads.round_seconds)
     fit = CostFit(costs, {Logistic.__name__: times.rules[LOGISTIC]})
-    return CostTable({MEASURED: costs}, fit=fit, alone=1 / (costs.target_seconds + overheads.alone_seconds))
+    return CostTable(
+        {MEASURED: costs}, fit=fit, alone=1 / (costs.target_seconds + overheads.alone_seconds)
+    )
 
 
 def best_length(half: RecordedSet, times: StepTimes) -> int:
     """Return the fixed length that is the fastest on some prompts, by the times of steps."""
-    rule = best_rules(half.recording, FIXED_LENGTHS, _cost_table(times, Overheads(times.costs.round_seconds)))[FIXED]
+    rule = best_rules(
+        half.recording, FIXED_LENGTHS, _cost_table(times, Overheads(times.costs.round_seconds))
+    )[FIXED]
     return int(rule.parameters["num_tokens"])
 
 
-def best_rules(recording: Recording, rules: Sequence[Candidate], table: CostTable) -> dict[str, Candidate]:
+def best_rules(
+    recording: Recording, rules: Sequence[Candidate], table: CostTable
+) -> dict[str, Candidate]:
     """Return the fastest rule of each family on a recording at the measured costs."""
-    dev = RecordedSet("", "dev", recording, range(recording.num_prompts), counts_of(recording, rules))
+    dev = RecordedSet(
+        "", "dev", recording, range(recording.num_prompts), counts_of(recording, rules)
+    )
     outcome = Outcome(rules, table, [dev]).chosen()
     return {family: rules[number] for family, number in outcome.best[MEASURED].items()}
 
 
-def _head_option(name: str, fixed: np.ndarray, ceiling: np.ndarray, slowed: float, shares: Sequence[float]) -> Option:
-    """Return a head at the shares of the gap that heads have closed elsewhere, `slowed` by its cost for each emitted token."""
-    least, typical, most = (1 / (1 / (fixed + share * (ceiling - fixed)) + slowed) for share in shares)
-    least, most = np.minimum(least, most), np.maximum(least, most)  # in resamples whose ceiling is the slower one
+def _head_option(
+    name: str, fixed: np.ndarray, ceiling: np.ndarray, slowed: float, shares: Sequence[float]
+) -> Option:
+    """Return a head at the shares of the gap that heads have closed elsewhere, `slowed` by its cost
+    for each emitted token.
+    """
+    least, typical, most = (
+        1 / (1 / (fixed + share * (ceiling - fixed)) + slowed) for share in shares
+    )
+    least, most = (
+        np.minimum(least, most),
+        np.maximum(least, most),
+    )  # in resamples whose ceiling is the slower one
     speedup = Interval(float(typical[0]), interval(least).low, interval(most).high)
-    gain = Interval(float((typical / fixed)[0]), interval(least / fixed).low, interval(most / fixed).high)
+    gain = Interval(
+        float((typical / fixed)[0]), interval(least / fixed).low, interval(most / fixed).high
+    )
     return Option(name, speedup, gain, width=int(name.removeprefix(HEAD)))
 
 
@@ -234,27 +353,51 @@ CommandLine = Callable[..., str]  # it takes a verb and its words
 
 
 def answer_of(options: Sequence[Option], command_line: CommandLine) -> Answer:
-    """Return the answer that options give; `command_line` writes the command that comes next, with the pair."""
+    """Return the answer that options give.
+
+    `command_line` writes the command that comes next, with the pair.
+    """
     known = {option.name: option for option in options}
-    chosen, better = known[PLAIN], known[BETTER]
+    chosen = known[PLAIN]
+    better = known[BETTER]
     ladder = [(known[FIXED_NAME], NOTICEABLE), (known[LOGISTIC], WORTH_A_RULE)]
     heads = [option for option in options if option.width is not None]
-    ladder += [(max(heads, key=lambda option: option.speedup.value), WORTH_TRAINING)] if heads else []
+    ladder += (
+        [(max(heads, key=lambda option: option.speedup.value), WORTH_TRAINING)] if heads else []
+    )
     for option, least in ladder:
         if option.speedup.value > chosen.speedup.value * (1 + least):
             chosen = option
     evaluate = ("evaluate", "head=null")
     said, following = {
-        PLAIN: ("Do not speculate with this draft: nothing is clearly faster than", ("probe", "model.draft=<another draft>")),
+        PLAIN: (
+            "Do not speculate with this draft: nothing is clearly faster than",
+            ("probe", "model.draft=<another draft>"),
+        ),
         FIXED_NAME: (f"Draft a fixed number of tokens ({chosen.value})", evaluate),
-        LOGISTIC: (f"Stop by a logistic ({chosen.value})", (*evaluate, "stopping=[fixed_length,logistic]")),
-    }.get(chosen.name, (f"Train a head ({chosen.width} wide)", ("train", f"head.width={chosen.width}")))
-    text = f"{said}{'' if chosen is known[PLAIN] else f': {_times(chosen.speedup)} the speed of'} the target alone"
+        LOGISTIC: (
+            f"Stop by a logistic ({chosen.value})",
+            (*evaluate, "stopping=[fixed_length,logistic]"),
+        ),
+    }.get(
+        chosen.name,
+        (f"Train a head ({chosen.width} wide)", ("train", f"head.width={chosen.width}")),
+    )
+    text = (
+        f"{said}{'' if chosen is known[PLAIN] else f': {_times(chosen.speedup)} the speed of'} the"
+        " target alone"
+    )
     if chosen.name not in (PLAIN, FIXED_NAME):
         gain = chosen.gain
-        text += f", {gain.value - 1:+.1%} [{gain.low - 1:+.1%}, {gain.high - 1:+.1%}] over the best fixed length"
+        text += (
+            f", {gain.value - 1:+.1%} [{gain.low - 1:+.1%}, {gain.high - 1:+.1%}] over the best"
+            " fixed length"
+        )
     if better.gain.value > 1 + WORTH_DISTILLING and better.speedup.value > chosen.speedup.value:
-        text += f". A draft with {MORE_OVERLAP:.0%} more overlap would bring {_times(better.speedup)} by itself: distil it first"
+        text += (
+            f". A draft with {MORE_OVERLAP:.0%} more overlap would bring {_times(better.speedup)}"
+            " by itself: distil it first"
+        )
         following = ("distill",)
     return Answer(chosen.name, f"{text}.", command_line(*following))
 
@@ -264,7 +407,10 @@ def _times(speedup: Interval) -> str:
 
 
 def doubts_of(times: StepTimes, live: LiveCheck, options: Sequence[Option]) -> Iterator[str]:
-    """Yield the reasons why times, and the predictions from them, are not to be trusted; none if they are."""
+    """Yield the reasons why times, and the predictions from them, are not to be trusted.
+
+    None if they are.
+    """
     spread = times.costs.spread[TARGET]
     if spread > LARGEST_SPREAD:
         what = f"a step of the target took {spread:.2f} times its median on average"
@@ -272,6 +418,7 @@ def doubts_of(times: StepTimes, live: LiveCheck, options: Sequence[Option]) -> I
     predicted = next(option.speedup.value for option in options if option.name == FIXED_NAME)
     if not 1 / LARGEST_ERROR < predicted / live.speedup < LARGEST_ERROR:
         yield (
-            f"The best fixed length is predicted to be {predicted:.2f} times as fast as the target alone, but K={live.length} "
-            f"was {live.speedup:.2f} times as fast when decoded ({live.what}); {REMEDY}."
+            f"The best fixed length is predicted to be {predicted:.2f} times as fast as the target"
+            f" alone, but K={live.length} was {live.speedup:.2f} times as fast when decoded"
+            f" ({live.what}); {REMEDY}."
         )

@@ -1,4 +1,6 @@
-"""A probe: record some prompts, time the steps, predict what each way to decode is worth, and say what to do."""
+"""A probe: record some prompts, time the steps, predict what each way to decode is worth, and say
+what to do.
+"""
 
 import logging
 import statistics
@@ -22,7 +24,15 @@ from specheads.evaluation.decode import CONTEXT
 from specheads.evaluation.information import information
 from specheads.evaluation.intervals import Interval, halves, interval, resample_counts
 from specheads.evaluation.probe import prediction
-from specheads.evaluation.probe.prediction import HEAD, LOGISTIC, Answer, CommandLine, Cut, LiveCheck, Option
+from specheads.evaluation.probe.prediction import (
+    HEAD,
+    LOGISTIC,
+    Answer,
+    CommandLine,
+    Cut,
+    LiveCheck,
+    Option,
+)
 from specheads.evaluation.probe.served import Server, served_rounds
 from specheads.evaluation.prompt_sets import PromptData
 from specheads.evaluation.replayed_sets import RecordedSet, record_sets, survival
@@ -42,40 +52,61 @@ from specheads.settings import PositiveCount, Seed, Text, setting
 
 
 class Probe(Warped):
-    """How much of a pair is looked at; the defaults take about five minutes for the embedded pairs, and cold compilation."""
+    """How much of a pair is looked at.
+
+    The defaults take about five minutes for the embedded pairs, and cold compilation.
+    """
 
     seed: Seed = setting(0, "seed of everything that is sampled")
-    engine: EngineName = setting("auto", "how models are run while steps are timed: auto, eager, compiled, cuda_graph")
+    engine: EngineName = setting(
+        "auto", "how models are run while steps are timed: auto, eager, compiled, cuda_graph"
+    )
     serving: Literal["here", "vllm"] = setting(
         "here",
-        "whose rounds predictions are for: this project's decoder, or vLLM, which a trial times (vllm.python=, vllm.options=)",
+        "whose rounds predictions are for: this project's decoder, or vLLM, which a trial times"
+        " (vllm.python=, vllm.options=)",
     )
     at_once: PositiveCount = setting(1, "requests that vLLM serves at once (serving=vllm)")
     prompts: Text | None = setting(
-        None, "a file of prompts, with the templates of data= (for a pair of your own, data=alpaca); null: dev prompts of data="
+        None,
+        "a file of prompts, with the templates of data= (for a pair of your own, data=alpaca);"
+        " null: dev prompts of data=",
     )
-    num_prompts: PositiveCount = setting(48, "prompts to record; half of them choose for the others")
+    num_prompts: PositiveCount = setting(
+        48, "prompts to record; half of them choose for the others"
+    )
     num_live_prompts: PositiveCount = setting(4, "prompts to decode as a check")
     repeats: PositiveCount = setting(40, "times that each step is timed")
-    max_new_tokens: PositiveCount = setting(512, "longest response, in tokens", config="${data.max_new_tokens}")
+    max_new_tokens: PositiveCount = setting(
+        512, "longest response, in tokens", config="${data.max_new_tokens}"
+    )
 
 
 logger = logging.getLogger(__name__)
 SURVIVAL = 8  # places in a draft whose acceptance is reported
 
 
-def live_check(pair: Pair, prompts: Sequence[Sequence[int]], costs: StepCosts, length: int, how: Evaluation) -> LiveCheck:
-    """Decode prompts (ids) with the target alone and with a fixed length, and return what it took, overheads by medians."""
+def live_check(
+    pair: Pair, prompts: Sequence[Sequence[int]], costs: StepCosts, length: int, how: Evaluation
+) -> LiveCheck:
+    """Decode prompts (ids) with the target alone and with a fixed length, and return what it took,
+    overheads by medians.
+    """
     with progress("decoding", 2 * len(prompts)) as advance:
-        sweep = Sweep(pair, how, checked_window(pair, None))  # the memory of the steps that were timed, which are compiled
+        sweep = Sweep(
+            pair, how, checked_window(pair, None)
+        )  # the memory of the steps that were timed, which are compiled
         measured = sweep.run([TARGET_ALONE, fixed_length(length)], prompts, on_generation=advance)
-    verify, rounds = costs.verification, [[numbers for prompt in each.rounds for numbers in prompt] for each in measured]
+    verify = costs.verification
+    rounds = [[numbers for prompt in each.rounds for numbers in prompt] for each in measured]
     more = [
         draft + target - calls * costs.draft_seconds - verify[min(int(drafted), len(verify) - 1)]
         for _, drafted, calls, draft, target in rounds[1]
     ]
     alone = statistics.median(draft + target for *_, draft, target in rounds[0])
-    overheads = prediction.Overheads(max(0.0, statistics.median(more)), max(0.0, alone - costs.target_seconds))
+    overheads = prediction.Overheads(
+        max(0.0, statistics.median(more)), max(0.0, alone - costs.target_seconds)
+    )
     speed_alone, speed = (DecodeStats.total(each.stats).tokens_per_second for each in measured)
     return LiveCheck(f"{len(prompts)} prompts", length, speed_alone, speed, overheads)
 
@@ -88,7 +119,11 @@ class Probed:
     num_prompts: int
     num_tokens: int  # tokens of the responses
     overlap: Interval  # the expected acceptance of a drafted token
-    unknown: float | None  # the target's mean probability of tokens that the draft never proposes; None: it may propose all
+    unknown: (
+        float | None
+        # The target's mean probability of tokens that the draft never proposes; None: it may
+        # propose all
+    )
     cuts: Sequence[Cut]  # what a smaller output of the draft would bring
     survival: Sequence[float]  # the chance that at least 1, 2, ... tokens of a draft are accepted
     information: Information | None  # about the acceptance of a drafted token
@@ -101,7 +136,11 @@ class Probed:
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything as plain values, as in probe.json."""
-        return {**asdict(self), "ratio": self.times.costs.ratio, "live": {**asdict(self.live), "speedup": self.live.speedup}}
+        return {
+            **asdict(self),
+            "ratio": self.times.costs.ratio,
+            "live": {**asdict(self.live), "speedup": self.live.speedup},
+        }
 
 
 def probe(
@@ -113,12 +152,16 @@ def probe(
     command_line: CommandLine,
     context: Mapping[str, Any],
 ) -> Probed:
-    """Return what speculation would be worth for a pair on prompts like those of `data`. Raises UserError for too few prompts.
+    """Return what speculation would be worth for a pair on prompts like those of `data`.
+
+    Raises UserError for too few prompts.
 
     Args:
         server: where vLLM is, for serving=vllm.
-        data_folder: where recordings are kept, which a second probe or an evaluation of the same prompts reads again.
-        command_line: writes the command that comes next, from a verb and its words besides the pair.
+        data_folder: where recordings are kept, which a second probe or an evaluation of the same
+            prompts reads again.
+        command_line: writes the command that comes next, from a verb and its words besides the
+            pair.
         context: more that the result shall say of itself.
     """
     settings, prompts = settings.for_pair(pair), _prompts(pair, settings, data)
@@ -127,27 +170,50 @@ def probe(
     with progress("comparing distributions", len(prompts)) as advance:
         missing = [prediction.missing_tokens(pair, other.recording) for other in recorded[::-1]]
         parts = zip(recorded, missing, strict=True)
-        by_half = [prediction.agreement(pair, half.recording, settings.warp, some, advance) for half, some in parts]
+        by_half = [
+            prediction.agreement(pair, half.recording, settings.warp, some, advance)
+            for half, some in parts
+        ]
     widths = tuple(dict.fromkeys(max(8, pair.draft_lm.hidden_size // part) for part in (16, 8, 1)))
-    logger.info("probe: timing draft steps, verifications and heads of width %s", ", ".join(map(str, widths)))
-    decoder = SpeculativeDecoder(pair, stopping=FixedLength(LONGEST), warp=settings.warp, engine=settings.engine)
+    logger.info(
+        "probe: timing draft steps, verifications and heads of width %s",
+        ", ".join(map(str, widths)),
+    )
+    decoder = SpeculativeDecoder(
+        pair, stopping=FixedLength(LONGEST), warp=settings.warp, engine=settings.engine
+    )
     with progress("timing steps", settings.repeats) as advance:
-        rules, positions = _timed_rules(pair, widths), min(CONTEXT, pair.window // 2)
+        rules = _timed_rules(pair, widths)
+        positions = min(CONTEXT, pair.window // 2)
         times = step_times(decoder, rules, positions, settings.repeats, advance=advance)
     if settings.serving == "vllm":
-        logger.info("probe: timing rounds of vLLM, with the draft and without; its logs are in %s", data_folder)
+        logger.info(
+            "probe: timing rounds of vLLM, with the draft and without; its logs are in %s",
+            data_folder,
+        )
         limits = replace(data.limits, max_new_tokens=settings.max_new_tokens)
         ids = [ids for _, ids in prompts]
-        trial = served_rounds(pair, ids, settings.warp, limits, settings.at_once, widths[0], server, data_folder)
+        trial = served_rounds(
+            pair, ids, settings.warp, limits, settings.at_once, widths[0], server, data_folder
+        )
         times = trial.times(times)
         live = trial.check(prediction.best_length(recorded[0], times), times)
     else:
         checked = [ids for _, ids in prompts[: settings.num_live_prompts]]
         logger.info("probe: decoding %d prompts as a check", len(checked))
-        how = {name: getattr(settings, name) for name in ("warp", "max_new_tokens", "engine", "seed")}
-        live = live_check(pair, checked, times.costs, prediction.best_length(recorded[0], times), Evaluation(**how))
+        how = {
+            name: getattr(settings, name) for name in ("warp", "max_new_tokens", "engine", "seed")
+        }
+        live = live_check(
+            pair,
+            checked,
+            times.costs,
+            prediction.best_length(recorded[0], times),
+            Evaluation(**how),
+        )
     options = prediction.predict(recorded, times, settings.warp.greedy, live.overheads)
-    groups, agreed = [group for half in recorded for group in half.groups], [rows for part in by_half for rows in part]
+    groups = [group for half in recorded for group in half.groups]
+    agreed = [rows for part in by_half for rows in part]
     overlaps = [torch.from_numpy(np.concatenate([rows[0] for rows in part])) for part in by_half]
     resamples = resample_counts(groups)
     sums, lengths = np.array([[rows[0].sum(), rows.shape[1]] for rows in agreed]).T
@@ -172,8 +238,12 @@ def probe(
 
 
 def _timed_rules(pair: Pair, widths: Sequence[int]) -> dict[str, StoppingRule]:
-    """Return by name a logistic of the draft's confidence, and heads of random weights of some widths."""
-    rules: dict[str, StoppingRule] = {LOGISTIC: Logistic({"logit_max_prob": 1.0, "bias": 0.0}, 1.0, max_tokens=LONGEST)}
+    """Return by name a logistic of the draft's confidence, and heads of random weights of some
+    widths.
+    """
+    rules: dict[str, StoppingRule] = {
+        LOGISTIC: Logistic({"logit_max_prob": 1.0, "bias": 0.0}, 1.0, max_tokens=LONGEST)
+    }
     for width in widths:
         config = HeadConfig(pair.draft_lm.hidden_size, width=width, vocab_size=pair.vocab_size)
         head = AcceptanceHead(config).to(pair.draft_lm.device).requires_grad_(False).eval()
@@ -182,24 +252,34 @@ def _timed_rules(pair: Pair, widths: Sequence[int]) -> dict[str, StoppingRule]:
 
 
 def _prompts(pair: Pair, settings: Probe, data: PromptData) -> list[EncodedPrompt]:
-    """Return the first dev prompts that leave room for a response; test prompts where there are no dev prompts."""
+    """Return the first dev prompts that leave room for a response.
+
+    Test prompts where there are no dev prompts.
+    """
     loaded = unique(data.source.load(pair.chats))
-    of_split = [prompt for prompt in loaded if prompt.split == "dev"] or [each for each in loaded if each.split == "test"]
+    of_split = [prompt for prompt in loaded if prompt.split == "dev"] or [
+        each for each in loaded if each.split == "test"
+    ]
     prompts = encode_prompts(pair, of_split, data.limits)[: settings.num_prompts]
     if len(prompts) < 2:
         raise UserError(
-            f"there are {len(prompts)} dev prompts of at most {data.limits.max_prompt_tokens} tokens, and a probe needs 2; set "
-            "num_prompts, data.num_dev or data.max_prompt_tokens, or use a data set with more rows."
+            f"there are {len(prompts)} dev prompts of at most {data.limits.max_prompt_tokens}"
+            " tokens, and a probe needs 2; set num_prompts, data.num_dev or"
+            " data.max_prompt_tokens, or use a data set with more rows."
         )
     return prompts
 
 
-def _recorded(pair: Pair, settings: Probe, data: PromptData, folder: Path, prompts: Sequence[EncodedPrompt]) -> list[RecordedSet]:
+def _recorded(
+    pair: Pair, settings: Probe, data: PromptData, folder: Path, prompts: Sequence[EncodedPrompt]
+) -> list[RecordedSet]:
     limits = replace(data.limits, max_new_tokens=settings.max_new_tokens)
     recorder = Recorder(pair, settings.warp, limits, RecordSettings(), settings.seed, folder)
     groups = groups_of([prompt for prompt, _ in prompts])
     first = halves(groups)
-    parts = {name: np.flatnonzero(half).tolist() for name, half in (("first", first), ("second", ~first))}
+    parts = {
+        name: np.flatnonzero(half).tolist() for name, half in (("first", first), ("second", ~first))
+    }
     sets = {name: [prompts[number] for number in part] for name, part in parts.items()}
     return [
         RecordedSet(name, "dev", recording, [groups[number] for number in parts[name]])

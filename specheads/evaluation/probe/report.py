@@ -12,7 +12,8 @@ from specheads.evaluation.reporting import write_page
 from specheads.evaluation.tables import Cell, Table, estimate_cell, table_of, terminal
 from specheads.storage.files import amount
 
-MICRO, MILLI = 1e6, 1e-3
+MICRO = 1e6
+MILLI = 1e-3
 
 
 def print_probe(probed: Probed, console: Console | None = None) -> None:
@@ -28,16 +29,30 @@ def print_probe(probed: Probed, console: Console | None = None) -> None:
 
 
 def _measured(probed: Probed) -> list[tuple[str, str]]:
-    costs, live = probed.times.costs, probed.live
-    verified = ", ".join(f"{count} {costs.verification[count] / costs.target_seconds:.2f}x" for count in VERIFIED)
+    costs = probed.times.costs
+    live = probed.live
+    verified = ", ".join(
+        f"{count} {costs.verification[count] / costs.target_seconds:.2f}x" for count in VERIFIED
+    )
     widths = sorted(option.width for option in probed.options if option.width is not None)
     shares = {width: probed.times.share(f"{HEAD}{width}") for width in widths}
-    heads = ", ".join(f"{width} wide {f'{share:+.0%}' if share < 1 else 'more than a step'}" for width, share in shares.items())
+    heads = ", ".join(
+        f"{width} wide {f'{share:+.0%}' if share < 1 else 'more than a step'}"
+        for width, share in shares.items()
+    )
     survived = " ".join(f"{share:.0%}" for share in probed.survival)
     speed = f"{live.tokens_per_second:,.0f} tokens/s, {live.speedup:.2f}x the target alone"
-    lost = [] if probed.unknown is None else [("probability of tokens that the draft never proposes", f"{probed.unknown:.2%}")]
+    lost = (
+        []
+        if probed.unknown is None
+        else [("probability of tokens that the draft never proposes", f"{probed.unknown:.2%}")]
+    )
     about = probed.information
-    known = [] if about is None else [("uncertainty of a drafted token's acceptance", information_text(about))]
+    known = (
+        []
+        if about is None
+        else [("uncertainty of a drafted token's acceptance", information_text(about))]
+    )
     return [
         ("pair", probed.pair),
         ("prompts", f"{probed.num_prompts}, with responses of {probed.num_tokens:,} tokens"),
@@ -47,18 +62,30 @@ def _measured(probed: Probed) -> list[tuple[str, str]]:
         *known,
         (
             "a step of the target",
-            f"{costs.target_seconds * MICRO:,.0f} us, {costs.ratio:.1f} draft steps of {costs.draft_seconds * MICRO:,.0f} us",
+            (
+                f"{costs.target_seconds * MICRO:,.0f} us, {costs.ratio:.1f} draft steps of"
+                f" {costs.draft_seconds * MICRO:,.0f} us"
+            ),
         ),
         *(_cut(cut, probed) for cut in probed.cuts),
         ("verifying drafted tokens, over such a step", verified),
         ("what a head adds to a draft step", heads),
-        (f"decoded as a check ({live.what}, K={live.length})", f"{speed} ({live.alone_tokens_per_second:,.0f})"),
+        (
+            f"decoded as a check ({live.what}, K={live.length})",
+            f"{speed} ({live.alone_tokens_per_second:,.0f})",
+        ),
     ]
 
 
 def _cut(cut: Cut, probed: Probed) -> tuple[str, str]:
-    before, after = (f"{seconds / MILLI:.2f}" for seconds in (probed.times.costs.draft_seconds, cut.draft_seconds))
-    text = f"a step reads {amount(cut.step_bytes)} of weights, about {after} in place of {before} ms; {cut.coverage:.1%} of the "
+    before, after = (
+        f"{seconds / MILLI:.2f}"
+        for seconds in (probed.times.costs.draft_seconds, cut.draft_seconds)
+    )
+    text = (
+        f"a step reads {amount(cut.step_bytes)} of weights, about {after} in place of {before} ms;"
+        f" {cut.coverage:.1%} of the "
+    )
     text += f"target's tokens, overlap {cut.overlap:.1%} in place of {probed.overlap.value:.1%}"
     return f"with an output of {cut.size:,} tokens", text
 
@@ -67,7 +94,9 @@ def _options(probed: Probed) -> Table:
 
     def title(option: Option) -> Cell:
         more = f" ({MORE_OVERLAP:+.0%} overlap)" if option.name == BETTER else ""
-        tag = "best" if option.name == probed.answer.choice else "bound" if option.is_bound else None
+        tag = (
+            "best" if option.name == probed.answer.choice else "bound" if option.is_bound else None
+        )
         return Cell(option.name + more, option.name, tag=tag)
 
     columns = {
@@ -82,9 +111,19 @@ def _options(probed: Probed) -> Table:
 
 def html_of(probed: Probed) -> str:
     """Return the page as text."""
-    from specheads.evaluation.page.document import Panel, context_section, rendered, section  # imports jinja and plotly
+    from specheads.evaluation.page.document import (
+        Panel,
+        context_section,
+        rendered,
+        section,
+    )  # imports jinja and plotly
 
-    options = section("options", "What each way to decode is worth", "probe.html", panels=[Panel({}, True, _options(probed))])
+    options = section(
+        "options",
+        "What each way to decode is worth",
+        "probe.html",
+        panels=[Panel({}, True, _options(probed))],
+    )
     return rendered(
         {},
         title=f"Probe: {probed.pair}",

@@ -1,8 +1,10 @@
-"""A head in transformers' assisted generation: the head decides when a draft ends, and everything else is left to transformers.
+"""A head in transformers' assisted generation: the head decides when a draft ends, and everything
+else is left to transformers.
 
-Streamers, stopping criteria, logits processors, sampling and outputs of `generate` therefore work as usual. transformers does not
-pass the draft's hidden states to the criterion that ends a draft, so hooks on the draft catch them. As in all assisted
-generation, one prompt is decoded at a time, with a dynamic cache.
+Streamers, stopping criteria, logits processors, sampling and outputs of `generate` therefore work
+as usual. transformers does not pass the draft's hidden states to the criterion that ends a draft,
+so hooks on the draft catch them. As in all assisted generation, one prompt is decoded at a time,
+with a dynamic cache.
 """
 
 import copy
@@ -21,17 +23,23 @@ from transformers.generation.candidate_generator import AssistedCandidateGenerat
 from specheads.heads.features import drafting_features
 from specheads.heads.portable.standalone_head import DraftRound, StandaloneHead
 
-REPLACED = "_get_candidate_generator"  # a method of a target, not part of transformers' public interface
+REPLACED = (  # a method of a target, not part of transformers' public interface
+    "_get_candidate_generator"
+)
 _LOCK = threading.Lock()
 
 
 @contextmanager
 def _tapped(model: PreTrainedModel, temperature: float = 1.0) -> Iterator[dict[str, Tensor]]:
-    """Yield a dict for the last `hidden` (1, T, H) that a model's output embedding reads, and the model's `logits` (1, T, V).
+    """Yield a dict for the last `hidden` (1, T, H) that a model's output embedding reads, and the
+    model's `logits` (1, T, V).
 
-    A draft's temperature, which its config may name, divides these logits. Calls in other threads are ignored.
+    A draft's temperature, which its config may name, divides these logits. Calls in other threads
+    are ignored.
     """
-    thread, last, output_embedding = threading.get_ident(), dict[str, Tensor](), model.get_output_embeddings()
+    thread = threading.get_ident()
+    last = dict[str, Tensor]()
+    output_embedding = model.get_output_embeddings()
 
     def keep(module: torch.nn.Module, given: tuple[Any, ...], output: Any) -> None:
         if threading.get_ident() == thread and module is output_embedding:
@@ -50,7 +58,10 @@ def _tapped(model: PreTrainedModel, temperature: float = 1.0) -> Iterator[dict[s
 
 
 class HeadCandidates(AssistedCandidateGenerator):
-    """The drafts of one generation; a head decides where each ends. The base class is not public in transformers."""
+    """The drafts of one generation; a head decides where each ends.
+
+    The base class is not public in transformers.
+    """
 
     num_assistant_tokens: int  # the base class sets it
 
@@ -58,25 +69,40 @@ class HeadCandidates(AssistedCandidateGenerator):
         super().__init__(assistant_model=assisted.draft, **arguments)
         # transformers warns of a config beside settings of generation that are not in it.
         self.generation_config.use_cache = self.assistant_kwargs.pop("use_cache", True)
-        self._assisted, self._rounds = assisted, assisted.rounds
-        self.generation_config.assistant_confidence_threshold = 0.0  # switches off its rule; None would mean the default
-        self.generation_config.stop_strings = None  # the target looks for them, as it has the tokenizer
-        self._prepared: tuple[Any, Any] | None = None  # processors of logits and settings, once transformers has made them
+        self._assisted = assisted
+        self._rounds = assisted.rounds
+        self.generation_config.assistant_confidence_threshold = (
+            0.0  # switches off its rule; None would mean the default
+        )
+        self.generation_config.stop_strings = (
+            None  # the target looks for them, as it has the tokenizer
+        )
+        self._prepared: tuple[Any, Any] | None = (
+            None  # processors of logits and settings, once transformers has made them
+        )
 
     def get_candidates(self, input_ids: Tensor, **kwargs: Any) -> tuple[Tensor, Tensor | None]:
-        """Return the text (1, T) followed by a draft, and the logits that the draft was sampled from."""
+        """Return the text (1, T) followed by a draft, and the logits that the draft was sampled
+        from.
+        """
         temperature = getattr(self.assistant_model.config, "draft_temperature", 1.0)
         self._round = self._assisted.new_round()
         with _tapped(self.assistant_model, temperature) as self._last:
             return super().get_candidates(input_ids, **kwargs)
 
-    def update_candidate_strategy(self, input_ids: Tensor, scores: Tensor, num_matches: int) -> None:
-        """Take the result of a verification: scores (1, drafted + 1, V), and how many drafted tokens were accepted."""
+    def update_candidate_strategy(
+        self, input_ids: Tensor, scores: Tensor, num_matches: int
+    ) -> None:
+        """Take the result of a verification: scores (1, drafted + 1, V), and how many drafted
+        tokens were accepted.
+        """
         self._rounds.append((scores.shape[1] - 1, int(num_matches)))
 
     def _calculate_new_tokens(self, input_ids: Tensor) -> tuple[int, int]:
-        # The length that transformers adapts is put back, as it goes into the draft's config when generation ends.
-        before, self.num_assistant_tokens = self.num_assistant_tokens, self._assisted.new_round().max_tokens
+        # The length that transformers adapts is put back, as it goes into the draft's config when
+        # generation ends.
+        before = self.num_assistant_tokens
+        self.num_assistant_tokens = self._assisted.new_round().max_tokens
         try:
             return super()._calculate_new_tokens(input_ids)
         finally:
@@ -84,46 +110,85 @@ class HeadCandidates(AssistedCandidateGenerator):
 
     def _prepare_generation_args(self, *arguments: Any) -> dict[str, Any]:
         given = super()._prepare_generation_args(*arguments)
-        config = copy.copy(given["generation_config"])  # lengths go into it for the same reason as use_cache
-        config.min_new_tokens, config.max_new_tokens = given.pop("min_new_tokens"), given.pop("max_new_tokens")
-        return given | {"generation_config": config, "stopping_criteria": StoppingCriteriaList([self._stops])}
+        config = copy.copy(
+            given["generation_config"]
+        )  # lengths go into it for the same reason as use_cache
+        config.min_new_tokens = given.pop("min_new_tokens")
+        config.max_new_tokens = given.pop("max_new_tokens")
+        return given | {
+            "generation_config": config,
+            "stopping_criteria": StoppingCriteriaList([self._stops]),
+        }
 
     def _generate_candidates(self, given: dict[str, Any]) -> tuple[Tensor, Tensor]:
         """Return the text (1, T) followed by a draft, and the processed logits (1, drafted, V).
 
-        transformers calls the draft's `generate` for every draft, which prepares the same things anew and costs as much as two
-        steps of a small draft. Here it does so for the first one; the steps of later ones are those of transformers' `_sample`.
+        transformers calls the draft's `generate` for every draft, which prepares the same things
+        anew and costs as much as two steps of a small draft. Here it does so for the first one; the
+        steps of later ones are those of transformers' `_sample`.
         """
-        model, text, inputs = self.assistant_model, given[self.input_ids_key], dict(self.assistant_kwargs)
-        bounds, scores = given["generation_config"], list[Tensor]()
+        model = self.assistant_model
+        text = given[self.input_ids_key]
+        inputs = dict(self.assistant_kwargs)
+        bounds = given["generation_config"]
+        scores = list[Tensor]()
         masked = inputs.get("attention_mask") is not None and inputs.get("position_ids") is None
-        if self._prepared is None or inputs.get("past_key_values") is None or masked or bounds.min_new_tokens:
+        if (
+            self._prepared is None
+            or inputs.get("past_key_values") is None
+            or masked
+            or bounds.min_new_tokens
+        ):
             return super()._generate_candidates(given | {"custom_generate": self._first_draft})
         processors, config = self._prepared
-        ends = {config.eos_token_id} if isinstance(config.eos_token_id, int) else set(config.eos_token_id or ())
+        ends = (
+            {config.eos_token_id}
+            if isinstance(config.eos_token_id, int)
+            else set(config.eos_token_id or ())
+        )
         while len(scores) < bounds.max_new_tokens:
             unread = text.shape[1] - inputs["past_key_values"].get_seq_length()
             read = model.prepare_inputs_for_generation(text, next_sequence_length=unread, **inputs)
             with torch.no_grad():
                 output = model(**read, return_dict=True)
             inputs = model._update_model_kwargs_for_generation(output, inputs)
-            scores.append(processors(text, output.logits[:, -1].to(text.device, torch.float32, copy=True)))
-            token = scores[-1].softmax(-1).multinomial(1) if config.do_sample else scores[-1].argmax(-1, keepdim=True)
+            scores.append(
+                processors(text, output.logits[:, -1].to(text.device, torch.float32, copy=True))
+            )
+            token = (
+                scores[-1].softmax(-1).multinomial(1)
+                if config.do_sample
+                else scores[-1].argmax(-1, keepdim=True)
+            )
             text = torch.cat((text, token), dim=1)
             if self._stops(text).item() or token.item() in ends:
                 break
         return text, torch.stack(scores, dim=1)
 
     def _first_draft(
-        self, model: PreTrainedModel, input_ids: Tensor, logits_processor: Any, generation_config: Any, **given: Any
+        self,
+        model: PreTrainedModel,
+        input_ids: Tensor,
+        logits_processor: Any,
+        generation_config: Any,
+        **given: Any,
     ) -> Any:
-        """Return what transformers' `_sample` does; `generate` calls it with what it has prepared."""
+        """Return what transformers' `_sample` does.
+
+        `generate` calls it with what it has prepared.
+        """
         self._prepared = logits_processor, generation_config
-        return model._sample(input_ids, logits_processor, generation_config=generation_config, **given)
+        return model._sample(
+            input_ids, logits_processor, generation_config=generation_config, **given
+        )
 
     def _stops(self, text: Tensor, *others: Any, **kwargs: Any) -> Tensor:
-        """Return whether the draft ends, (1,); transformers asks after each token, besides its own criteria."""
-        token, logits = text[:, -1], self._last["logits"][:, -1, : self._assisted.head.config.get("vocab_size")]
+        """Return whether the draft ends, (1,).
+
+        Transformers asks after each token, besides its own criteria.
+        """
+        token = text[:, -1]
+        logits = self._last["logits"][:, -1, : self._assisted.head.config.get("vocab_size")]
         embedding = self.assistant_model.get_input_embeddings()
         features = drafting_features(
             self._assisted.head.inputs,
@@ -136,25 +201,37 @@ class HeadCandidates(AssistedCandidateGenerator):
 
 
 class Assisted:
-    """A target whose assisted generation by one draft uses a head, until `remove()` or the end of a `with`.
+    """A target whose assisted generation by one draft uses a head, until `remove()` or the end of a
+    `with`.
 
-    `rounds` belong to the generation that began last: the numbers of drafted and of accepted tokens. Where several objects serve
-    one draft, the latest is used; with `this_thread` an object serves only the thread that made it. Generations in different
-    threads do not disturb each other. Raises ValueError for `bounds` of bounds_of or models that do not fit the head.
+    `rounds` belong to the generation that began last: the numbers of drafted and of accepted
+    tokens. Where several objects serve one draft, the latest is used; with `this_thread` an object
+    serves only the thread that made it. Generations in different threads do not disturb each other.
+    Raises ValueError for `bounds` of bounds_of or models that do not fit the head.
     """
 
     rounds: list[tuple[int, int]]
 
     def __init__(
-        self, target: PreTrainedModel, draft: PreTrainedModel, head: StandaloneHead, this_thread: bool = False, **bounds: Any
+        self,
+        target: PreTrainedModel,
+        draft: PreTrainedModel,
+        head: StandaloneHead,
+        this_thread: bool = False,
+        **bounds: Any,
     ) -> None:
-        self.target, self.draft, self.bounds, self.rounds = target, draft, bounds, []
+        self.target = target
+        self.draft = draft
+        self.bounds = bounds
+        self.rounds = []
         self._thread = threading.get_ident() if this_thread else None
         self._num_generations = 0
         _check(target, draft, head)
         device = draft.get_input_embeddings().weight.device
         same = head.readout.weight.device == device
-        self.head = head if same else copy.deepcopy(head).to(device)  # the original may serve another draft elsewhere
+        self.head = (
+            head if same else copy.deepcopy(head).to(device)
+        )  # the original may serve another draft elsewhere
         self.new_round()
         with _LOCK:
             present = vars(target).get(REPLACED)
@@ -180,7 +257,8 @@ class Assisted:
         self.remove()
         if kind is None and not self._num_generations:
             warnings.warn(
-                "the head was never used: the target generated nothing with the head's draft as assistant_model=.",
+                "the head was never used: the target generated nothing with the head's draft as"
+                " assistant_model=.",
                 stacklevel=2,
             )
 
@@ -188,13 +266,18 @@ class Assisted:
         return DraftRound(self.head, **self.bounds)
 
     def serves(self, assistant_model: PreTrainedModel | None) -> bool:
-        """Whether this object serves a generation that begins in this thread with `assistant_model`."""
+        """Whether this object serves a generation that begins in this thread with
+        `assistant_model`.
+        """
         return assistant_model is self.draft and self._thread in (None, threading.get_ident())
 
-    def candidates(self, target_tokenizer: Any = None, assistant_tokenizer: Any = None, **arguments: Any) -> HeadCandidates:
+    def candidates(
+        self, target_tokenizer: Any = None, assistant_tokenizer: Any = None, **arguments: Any
+    ) -> HeadCandidates:
         if target_tokenizer is not None and assistant_tokenizer is not None:
             raise ValueError(
-                "the head reads the draft's tokens, so draft and target must share a tokenizer; leave out assistant_tokenizer=."
+                "the head reads the draft's tokens, so draft and target must share a tokenizer;"
+                " leave out assistant_tokenizer=."
             )
         self.rounds = []
         self._num_generations += 1
@@ -202,14 +285,19 @@ class Assisted:
 
 
 class _Dispatcher:
-    """Takes the place of a target's method that makes drafts while it has users: each an Assisted, of this file or a copy."""
+    """Takes the place of a target's method that makes drafts while it has users: each an Assisted,
+    of this file or a copy.
+    """
 
     def __init__(self, target: PreTrainedModel) -> None:
-        self.before, self.had = getattr(target, REPLACED), vars(target).get(REPLACED)
+        self.before = getattr(target, REPLACED)
+        self.had = vars(target).get(REPLACED)
         self.users: list[Assisted] = []
 
     def __call__(self, assistant_model: PreTrainedModel | None = None, **arguments: Any) -> Any:
-        """Return the generator of drafts: that of the latest user who serves the draft, else the target's original one."""
+        """Return the generator of drafts: that of the latest user who serves the draft, else the
+        target's original one.
+        """
         for user in reversed(self.users):
             if user.serves(assistant_model):
                 return user.candidates(**arguments)
@@ -217,27 +305,33 @@ class _Dispatcher:
 
 
 def _check(target: PreTrainedModel, draft: PreTrainedModel, head: StandaloneHead) -> None:
-    """Raise ValueError for models that do not fit the head, or for vocabularies of different sizes."""
-    size, actual = head.config["hidden_size"], draft.get_output_embeddings().weight.shape[1]
+    """Raise ValueError for models that do not fit the head, or for vocabularies of different
+    sizes.
+    """
+    size = head.config["hidden_size"]
+    actual = draft.get_output_embeddings().weight.shape[1]
     if actual != size:
         trained = (head.config.get("draft") or {}).get("id", "another draft")
         raise ValueError(
-            f"the head reads hidden states of size {size} of the draft, but those of {draft.name_or_path} have {actual}; it "
-            f"was trained for {trained}. Use that one, or train a head for this pair."
+            f"the head reads hidden states of size {size} of the draft, but those of"
+            f" {draft.name_or_path} have {actual}; it was trained for {trained}. Use that one, or"
+            " train a head for this pair."
         )
     if not hasattr(target, REPLACED):
         raise ValueError(
-            f"{type(target).__name__} of this transformers has no {REPLACED}, which a head replaces; use transformers 5.17 to "
-            "5.23."
+            f"{type(target).__name__} of this transformers has no {REPLACED}, which a head"
+            " replaces; use transformers 5.17 to 5.23."
         )
     if getattr(draft.config, "draft_vocab_size", None) is not None:
         raise ValueError(
-            f"the draft {draft.name_or_path} has an output over some tokens, whose numbers transformers takes for tokens; "
-            "decode with specheads, or use a draft with all tokens."
+            f"the draft {draft.name_or_path} has an output over some tokens, whose numbers"
+            " transformers takes for tokens; decode with specheads, or use a draft with all"
+            " tokens."
         )
     of_draft, of_target = (model.config.get_text_config().vocab_size for model in (draft, target))
     if of_draft != of_target:
         raise ValueError(
-            f"the draft has {of_draft} logits and the target {of_target}, so transformers assumes different tokenizers. If they "
-            "share one, give both the same number: model.resize_token_embeddings(len(tokenizer))."
+            f"the draft has {of_draft} logits and the target {of_target}, so transformers assumes"
+            " different tokenizers. If they share one, give both the same number:"
+            " model.resize_token_embeddings(len(tokenizer))."
         )

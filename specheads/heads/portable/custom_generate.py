@@ -2,9 +2,10 @@
 
     target.generate(**inputs, custom_generate="<folder or hub id>", trust_remote_code=True, draft_model=draft)
 
-`draft_model` is the model that the head in the folder was trained for; where the hub's commits of both are known, they
-must be equal, unless `any_draft=True`. `threshold`, `min_tokens` and `max_tokens` change when drafts end; `acceptance_head` is
-the folder or hub id of another head, `revision` and `token` belong to a hub id. All other arguments are passed to `generate`.
+`draft_model` is the model that the head in the folder was trained for; where the hub's commits of
+both are known, they must be equal, unless `any_draft=True`. `threshold`, `min_tokens` and
+`max_tokens` change when drafts end; `acceptance_head` is the folder or hub id of another head,
+`revision` and `token` belong to a hub id. All other arguments are passed to `generate`.
 """
 
 import sys
@@ -17,7 +18,9 @@ from transformers import PreTrainedModel
 from specheads.heads.portable.assisted import Assisted
 from specheads.heads.portable.standalone_head import StandaloneHead
 
-_LOADED: dict[tuple[str, float, str], StandaloneHead] = {}  # by folder, the time its weights were written, and device
+_LOADED: dict[
+    tuple[str, float, str], StandaloneHead
+] = {}  # by folder, the time its weights were written, and device
 
 
 def generate(
@@ -33,20 +36,31 @@ def generate(
     assistant_model: PreTrainedModel | None = None,
     **arguments: Any,
 ) -> Any:
-    """Return what `model.generate` returns; raises ValueError without a draft model, or for a head that does not fit it."""
+    """Return what `model.generate` returns.
+
+    Raises ValueError without a draft model, or for a head that does not fit it.
+    """
     draft_model = assistant_model if draft_model is None else draft_model
     if draft_model is None:
-        raise ValueError("draft_model= is missing: give the draft that the head was trained for, as its config.json names it.")
-    # transformers does not pass on the folder or hub id that it loaded this code from, which is where the head lies.
+        raise ValueError(
+            "draft_model= is missing: give the draft that the head was trained for, as its"
+            " config.json names it."
+        )
+    # transformers does not pass on the folder or hub id that it loaded this code from, which is
+    # where the head lies.
     location = acceptance_head or sys._getframe(1).f_locals.get("custom_generate")
     if location is None:
-        raise ValueError("the location of the head is not known; give acceptance_head=<folder or hub id>.")
+        raise ValueError(
+            "the location of the head is not known; give acceptance_head=<folder or hub id>."
+        )
     head = _head(str(location), draft_model, {"revision": revision, "token": token})
-    trained, present = (head.config.get("draft") or {}).get("commit"), getattr(draft_model.config, "_commit_hash", None)
+    trained = (head.config.get("draft") or {}).get("commit")
+    present = getattr(draft_model.config, "_commit_hash", None)
     if not any_draft and trained and present and trained != present:
         raise ValueError(
-            f"the head was trained for {head.config['draft'].get('id')} at commit {trained}, but the draft is "
-            f"{draft_model.name_or_path} at {present}; load that one, or give any_draft=True."
+            f"the head was trained for {head.config['draft'].get('id')} at commit {trained}, but"
+            f" the draft is {draft_model.name_or_path} at {present}; load that one, or give"
+            " any_draft=True."
         )
     bounds = {"threshold": threshold, "min_tokens": min_tokens, "max_tokens": max_tokens}
     with Assisted(model, draft_model, head, this_thread=True, **bounds):

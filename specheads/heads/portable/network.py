@@ -12,27 +12,42 @@ Head = TypeVar("Head", bound=nn.Module)
 
 
 def assemble(inputs: Sequence[str], features: Mapping[str, Tensor], dtype: torch.dtype) -> Tensor:
-    """Return the input (..., input_size) of a network from named features, each (..., size) or (...)."""
+    """Return the input (..., input_size) of a network from named features, each (..., size) or
+    (...).
+    """
     columns = []
     for name in inputs:
-        feature, value = FEATURES[name], features[name].to(dtype)
+        feature = FEATURES[name]
+        value = features[name].to(dtype)
         value = value if feature.transform is None else feature.transform(value)
         columns.append(value.unsqueeze(-1) if feature.size is None else value)
     return torch.cat(columns, dim=-1)
 
 
-def load_tensors(make: Callable[[], Head], config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Head:
-    """Return the head that `make` returns for `config`, with these tensors in float32; ValueError if they do not fit it."""
+def load_tensors(
+    make: Callable[[], Head], config: Mapping[str, Any], tensors: Mapping[str, Tensor]
+) -> Head:
+    """Return the head that `make` returns for `config`, with these tensors in float32.
+
+    ValueError if they do not fit it.
+    """
     if config["depth"] > len(tensors):
-        raise ValueError(f"there are {len(tensors)} tensors, too few for depth={config['depth']} in config.json")
+        raise ValueError(
+            f"there are {len(tensors)} tensors, too few for depth={config['depth']} in config.json"
+        )
     with torch.device("meta"):  # what a damaged config asks for may not fit into memory
         head = make()
-    shapes = [{name: tuple(tensor.shape) for name, tensor in each.items()} for each in (head.state_dict(), tensors)]
+    shapes = [
+        {name: tuple(tensor.shape) for name, tensor in each.items()}
+        for each in (head.state_dict(), tensors)
+    ]
     for name in sorted(shapes[0].keys() | shapes[1].keys()):
         wanted, actual = (each.get(name, "no such tensor") for each in shapes)
         if wanted != actual:
             raise ValueError(f"tensor {name!r} is {actual}, expected {wanted} from config.json")
-    head.load_state_dict({name: tensor.to(torch.float32, copy=True) for name, tensor in tensors.items()}, assign=True)
+    head.load_state_dict(
+        {name: tensor.to(torch.float32, copy=True) for name, tensor in tensors.items()}, assign=True
+    )
     return head.requires_grad_(False).eval()
 
 
@@ -57,8 +72,12 @@ class Network(nn.Module):
 
     def __init__(self, config: Mapping[str, Any]) -> None:
         super().__init__()
-        self.inputs, width = tuple(config["inputs"]), config["width"]
-        size = input_size(self.inputs, {**config, "embedding_size": config.get("embedding_size") or config["hidden_size"]})
+        self.inputs = tuple(config["inputs"])
+        width = config["width"]
+        size = input_size(
+            self.inputs,
+            {**config, "embedding_size": config.get("embedding_size") or config["hidden_size"]},
+        )
         self.register_buffer("input_mean", torch.zeros(size))
         self.register_buffer("input_scale", torch.ones(size))
         projected = config["predicts"] == "next_token" or size != width
@@ -81,6 +100,10 @@ class Network(nn.Module):
         return self.readout(x).squeeze(-1)
 
     def deviation(self, inputs: Tensor, golden: Tensor) -> float | None:
-        """Return the largest difference from golden logits (N,) of inputs (N, input_size), or None if it is only rounding."""
+        """Return the largest difference from golden logits (N,) of inputs (N, input_size), or None
+        if it is only rounding.
+        """
         difference = (self.score(inputs) - golden).abs().max().item()
-        return None if difference < 1e-3 * (1 + golden.abs().max().item()) else difference  # also where it is NaN
+        return (
+            None if difference < 1e-3 * (1 + golden.abs().max().item()) else difference
+        )  # also where it is NaN

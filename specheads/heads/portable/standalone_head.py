@@ -1,13 +1,15 @@
-"""An acceptance head on its own: needs torch and safetensors, and the folder's config.json and model.safetensors.
+"""An acceptance head on its own: needs torch and safetensors, and the folder's config.json and
+model.safetensors.
 
     head = StandaloneHead.load(".")                       # the folder that this file lies in
     round = DraftRound(head)                              # one for every draft, batch 1
     while not round.stops(features):                      # after each drafted token
         ...
 
-`features` are those of the token just drafted, by the names in `head.inputs`, each (1, size) or (1,). `drafting_features`
-computes those of the draft from its logits, the token, `hidden` (the input of the draft's output embedding from which the logits
-were computed; the same for both kinds of head) and the draft's input embedding.
+`features` are those of the token just drafted, by the names in `head.inputs`, each (1, size) or
+(1,). `drafting_features` computes those of the draft from its logits, the token, `hidden` (the
+input of the draft's output embedding from which the logits were computed; the same for both kinds
+of head) and the draft's input embedding.
 """
 
 import json
@@ -29,83 +31,129 @@ class StandaloneHead(Network):
     """A head and its config, a dict (see config.json)."""
 
     def __init__(self, config: Mapping[str, Any]) -> None:
-        """Make a head with random weights from the content of a config.json of the present format."""
+        """Make a head with random weights from the content of a config.json of the present
+        format.
+        """
         super().__init__(config)
         self.config = dict(config)
         self._fitted: Tensor | None = None
 
     @classmethod
     def load(cls, folder: str | Path) -> "StandaloneHead":
-        """Return the head of a folder, on the CPU in float32; raises ValueError for another format, or damaged files."""
+        """Return the head of a folder, on the CPU in float32.
+
+        Raises ValueError for another format, or damaged files.
+        """
         try:
             config = json.loads((Path(folder) / "config.json").read_text(encoding="utf-8"))
-            tensors, golden = (read_tensors(Path(folder) / f"{name}.safetensors") for name in ("model", "golden"))
+            tensors, golden = (
+                read_tensors(Path(folder) / f"{name}.safetensors") for name in ("model", "golden")
+            )
             if (version := config.get("format_version")) != FORMAT_VERSION:
-                raise ValueError(f"it has head format {version!r}; this file reads {FORMAT_VERSION}.")
+                raise ValueError(
+                    f"it has head format {version!r}; this file reads {FORMAT_VERSION}."
+                )
             head = load_tensors(lambda: cls(config), config, tensors)
             if not head._lines(1, torch.device("cpu")).isfinite().all():
                 raise ValueError("its calibration is not of finite numbers")
             difference = head.deviation(golden["inputs"], golden["logits"])
         except (ValueError, LookupError, TypeError, AttributeError, RuntimeError) as error:
-            raise ValueError(f"{folder} holds no head that can be read ({error}); get its files again.") from error
+            raise ValueError(
+                f"{folder} holds no head that can be read ({error}); get its files again."
+            ) from error
         if difference is not None:
             raise ValueError(
-                f"{folder}: outputs differ from golden.safetensors by {difference:.3g}; the files are damaged, get them again."
+                f"{folder}: outputs differ from golden.safetensors by {difference:.3g}; the files"
+                " are damaged, get them again."
             )
         return head
 
     def acceptance(self, features: Mapping[str, Tensor], index: Tensor) -> Tensor:
-        """Return the calibrated chances (B,) that tokens at `index` (B,) long in their drafts are accepted."""
-        device = self.readout.weight.device  # a draft may be spread over several, its head is on one
+        """Return the calibrated chances (B,) that tokens at `index` (B,) long in their drafts are
+        accepted.
+        """
+        device = (
+            self.readout.weight.device
+        )  # a draft may be spread over several, its head is on one
         index = index.to(device)
         logits = self({name: value.to(device) for name, value in features.items()})
         return calibrated(logits, index, *self._lines(len(index), device)).sigmoid()
 
     def _lines(self, count: int, device: torch.device) -> Tensor:
-        """Return slopes and intercepts (2, count, indices) of the calibration; all rows are the same."""
+        """Return slopes and intercepts (2, count, indices) of the calibration.
+
+        All rows are the same.
+        """
         if self._fitted is None or self._fitted.device != device:
             fitted = self.config.get("calibration") or {"slope": [1.0], "intercept": [0.0]}
-            self._fitted = torch.tensor([fitted["slope"], fitted["intercept"]], device=device)[:, None]
+            self._fitted = torch.tensor([fitted["slope"], fitted["intercept"]], device=device)[
+                :, None
+            ]
         return self._fitted.expand(2, count, -1)
 
 
 def bounds_of(
-    config: Mapping[str, Any], threshold: float | None = None, min_tokens: int | None = None, max_tokens: int | None = None
+    config: Mapping[str, Any],
+    threshold: float | None = None,
+    min_tokens: int | None = None,
+    max_tokens: int | None = None,
 ) -> dict[str, Any]:
-    """Return the bounds of drafts by name: the arguments, or else what the head's config recommends, or else the usual bounds.
+    """Return the bounds of drafts by name: the arguments, or else what the head's config
+    recommends, or else the usual bounds.
 
-    A `min_tokens` that is not given is never above `max_tokens`. Raises ValueError for bounds that are not possible.
+    A `min_tokens` that is not given is never above `max_tokens`. Raises ValueError for bounds that
+    are not possible.
     """
-    usual = {"threshold": 0.7, "min_tokens": 2 if config["predicts"] == "input_token" else 1, "max_tokens": 20}
-    known = {name: value for name, value in (config.get("recommended") or {}).items() if name in usual}
+    usual = {
+        "threshold": 0.7,
+        "min_tokens": 2 if config["predicts"] == "input_token" else 1,
+        "max_tokens": 20,
+    }
+    known = {
+        name: value for name, value in (config.get("recommended") or {}).items() if name in usual
+    }
     given = {"threshold": threshold, "min_tokens": min_tokens, "max_tokens": max_tokens}
     bounds = usual | known | {name: value for name, value in given.items() if value is not None}
     if not isinstance(bounds["threshold"], int | float) or not 0 <= bounds["threshold"] <= 1:
         raise ValueError(
-            f"threshold={bounds['threshold']!r} must be a number from 0 to 1, the chance of a rejection above which a draft ends."
+            f"threshold={bounds['threshold']!r} must be a number from 0 to 1, the chance of a"
+            " rejection above which a draft ends."
         )
     longest = bounds["max_tokens"] = int(bounds["max_tokens"])
-    bounds["min_tokens"] = int(bounds["min_tokens"]) if min_tokens is not None else min(int(bounds["min_tokens"]), longest)
+    bounds["min_tokens"] = (
+        int(bounds["min_tokens"])
+        if min_tokens is not None
+        else min(int(bounds["min_tokens"]), longest)
+    )
     if not 0 < bounds["min_tokens"] <= longest:
         raise ValueError(
-            f"min_tokens={bounds['min_tokens']} must be a positive integer of at most max_tokens, which is {longest}."
+            f"min_tokens={bounds['min_tokens']} must be a positive integer of at most max_tokens,"
+            f" which is {longest}."
         )
     return bounds
 
 
 class DraftRound:
-    """Ends a draft once the chance that one of its tokens is rejected exceeds a threshold (SpecDec++, section 3.2)."""
+    """Ends a draft once the chance that one of its tokens is rejected exceeds a threshold
+    (SpecDec++, section 3.2).
+    """
 
     def __init__(self, head: StandaloneHead, **bounds: Any) -> None:
         """Begin a draft. `bounds` are arguments of `bounds_of`, which may raise ValueError."""
         self.head = head
         self.threshold, self.min_tokens, self.max_tokens = bounds_of(head.config, **bounds).values()
-        self.num_drafted, self.survival = 0, 1.0
+        self.num_drafted = 0
+        self.survival = 1.0
 
     @torch.no_grad()
     def stops(self, features: Mapping[str, Tensor]) -> bool:
-        """Take the features of the token just drafted; return whether it is the last one of the draft."""
-        index = self.num_drafted - (self.head.config["predicts"] == "input_token")  # the index of what the head predicts
+        """Take the features of the token just drafted.
+
+        Return whether it is the last one of the draft.
+        """
+        index = self.num_drafted - (
+            self.head.config["predicts"] == "input_token"
+        )  # the index of what the head predicts
         if index >= 0:
             place = torch.tensor([index], device=self.head.readout.weight.device)
             self.survival *= self.head.acceptance(features, place).item()

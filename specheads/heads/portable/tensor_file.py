@@ -1,4 +1,6 @@
-"""Tensors in a safetensors file with their checksum, so that no damage goes unnoticed: exported files carry a copy of this."""
+"""Tensors in a safetensors file with their checksum, so that no damage goes unnoticed: exported
+files carry a copy of this.
+"""
 
 import hashlib
 from collections.abc import Mapping
@@ -20,19 +22,38 @@ def checksum_of(tensors: Mapping[str, Tensor]) -> str:
 
 
 def write_tensors(tensors: Mapping[str, Tensor], path: Path) -> None:
-    """Write tensors on the CPU, and their checksum: the only metadata, as several are written in a random order."""
-    whole = {name: tensor.clone(memory_format=torch.contiguous_format) for name, tensor in tensors.items()}  # may share memory
+    """Write tensors on the CPU, and their checksum: the only metadata, as several are written in a
+    random order.
+    """
+    whole = {
+        name: tensor.clone(memory_format=torch.contiguous_format)
+        for name, tensor in tensors.items()
+    }  # may share memory
     save_file(whole, path, metadata={"sha256": checksum_of(whole)})
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:
-    """Return the tensors of a file; raises ValueError if it is no safetensors file, or was changed since it was written."""
+    """Return the tensors of a file.
+
+    Raises ValueError if it is no safetensors file, or was changed since it was written.
+    """
     try:
         with safe_open(path, "pt") as file:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
             known = (file.metadata() or {}).get("sha256")
-        if known is not None and known != checksum_of(tensors):  # files of earlier versions have none
-            raise ValueError("its tensors are not those that were written, as their checksum differs")
-    except (SafetensorError, ValueError, TypeError, RuntimeError) as error:  # all of these happen with damaged headers
-        raise ValueError(f"{path} cannot be read ({error}); it is damaged or not a safetensors file.") from None
+        if known is not None and known != checksum_of(
+            tensors
+        ):  # files of earlier versions have none
+            raise ValueError(
+                "its tensors are not those that were written, as their checksum differs"
+            )
+    except (
+        SafetensorError,
+        ValueError,
+        TypeError,
+        RuntimeError,
+    ) as error:  # all of these happen with damaged headers
+        raise ValueError(
+            f"{path} cannot be read ({error}); it is damaged or not a safetensors file."
+        ) from None
     return tensors

@@ -1,4 +1,6 @@
-"""The decoding of an experiment: every prompt by every method in turn, with a journal from which a killed run resumes."""
+"""The decoding of an experiment: every prompt by every method in turn, with a journal from which a
+killed run resumes.
+"""
 
 import logging
 import math
@@ -41,20 +43,37 @@ REPLAYED = ("target", "oracle")  # baselines
 Meter = Callable[[], float]  # returns joules since an arbitrary moment
 
 
-def decode(pair: Pair, settings: Reproduction, prompts: Sequence[EncodedPrompt], run: Path, heads: Heads) -> dict[str, Tally]:
-    """Decode all prompts with all methods, interleaved prompt by prompt in an order that rotates; return what each did.
+def decode(
+    pair: Pair, settings: Reproduction, prompts: Sequence[EncodedPrompt], run: Path, heads: Heads
+) -> dict[str, Tally]:
+    """Decode all prompts with all methods, interleaved prompt by prompt in an order that rotates.
+
+    Return what each did.
 
     Prompts that the journal of an interrupted run in the folder `run` has are not decoded again.
     """
-    methods, ids = [method.keys for method in settings.methods], [tokens for _, tokens in prompts]
-    journal = open_journal(run / "generations.jsonl", pair, settings, prompts, heads, methods=methods)
+    methods = [method.keys for method in settings.methods]
+    ids = [tokens for _, tokens in prompts]
+    journal = open_journal(
+        run / "generations.jsonl", pair, settings, prompts, heads, methods=methods
+    )
     window = min(pair.window, max(map(len, ids)) + settings.max_new_tokens)
-    total, meter = len(settings.methods) * len(prompts), energy_meter(pair)
-    logger.info("%d methods x %d prompts = %d responses, into %s", len(settings.methods), len(prompts), total, run)
+    total = len(settings.methods) * len(prompts)
+    meter = energy_meter(pair)
+    logger.info(
+        "%d methods x %d prompts = %d responses, into %s",
+        len(settings.methods),
+        len(prompts),
+        total,
+        run,
+    )
     with progress("decoding", total) as advance:
         decoders: dict[str, Decoder] = {}
         if len(journal.entries) < len(prompts):
-            decoders = {method.name: decoder_of(method, pair, settings, heads, window) for method in settings.methods}
+            decoders = {
+                method.name: decoder_of(method, pair, settings, heads, window)
+                for method in settings.methods
+            }
             compile_ahead(decoder.prepare for decoder in decoders.values())
             for decoder in decoders.values():  # each decodes a prompt that is not counted
                 decoder.warm_up()
@@ -65,51 +84,108 @@ def decode(pair: Pair, settings: Reproduction, prompts: Sequence[EncodedPrompt],
                 journal.add(number, _decoded(pair, decoders, number, prompt, settings, meter))
                 advance(len(decoders))
     entries = [journal.entries[number] for number in range(len(ids))]
-    shares = {method.name: method.drafting.share(pair) for method in settings.methods if isinstance(method.drafting, LayerSkip)}
+    shares = {
+        method.name: method.drafting.share(pair)
+        for method in settings.methods
+        if isinstance(method.drafting, LayerSkip)
+    }
     names = [method.name for method in settings.methods]
-    return {name: tally([entry[name] for entry in entries], settings.ratio, shares.get(name, 0.0)) for name in names}
+    return {
+        name: tally([entry[name] for entry in entries], settings.ratio, shares.get(name, 0.0))
+        for name in names
+    }
 
 
-def replayed(pair: Pair, settings: Reproduction, prompts: Sequence[EncodedPrompt], data: Path, heads: Heads) -> dict[str, Tally]:
-    """Return what each method does on recorded responses, with the cost and the predictions of its head before calibration.
+def replayed(
+    pair: Pair, settings: Reproduction, prompts: Sequence[EncodedPrompt], data: Path, heads: Heads
+) -> dict[str, Tally]:
+    """Return what each method does on recorded responses, with the cost and the predictions of its
+    head before calibration.
 
-    Divergence and AUROC are of the true acceptance probabilities. Raises UserError for a method that cannot be replayed.
+    Divergence and AUROC are of the true acceptance probabilities. Raises UserError for a method
+    that cannot be replayed.
     """
     for method in settings.methods:
-        if method.drafting or method.verification or method.warp or (method.stopping is None) != (method.baseline in REPLAYED):
-            raise UserError(f"replay=true, but {method.name} is more than a stopping rule, the target or the oracle alone.")
-    recorder = Recorder(pair, settings.warp, ResponseLimits(settings.max_new_tokens), RecordSettings(), settings.seed, data)
-    (recording,) = record_sets(recorder, {"": prompts}, [each.head for each in heads.values()], ground_truth=True).values()
+        if (
+            method.drafting
+            or method.verification
+            or method.warp
+            or (method.stopping is None) != (method.baseline in REPLAYED)
+        ):
+            raise UserError(
+                f"replay=true, but {method.name} is more than a stopping rule, the target or the"
+                " oracle alone."
+            )
+    recorder = Recorder(
+        pair,
+        settings.warp,
+        ResponseLimits(settings.max_new_tokens),
+        RecordSettings(),
+        settings.seed,
+        data,
+    )
+    (recording,) = record_sets(
+        recorder, {"": prompts}, [each.head for each in heads.values()], ground_truth=True
+    ).values()
     known = {name: recorded_head(each.head) for name, each in heads.items()}
-    of_heads = {name: (counted_share(heads[name].head, pair.draft_lm), _quality(recording, head)) for name, head in known.items()}
-    walked = iter(replay(recording, [_rule(method, known) for method in settings.methods if method.stopping]))
-    target, tallies = recording.lengths.numpy() * recording.num_samples, dict[str, Tally]()
+    of_heads = {
+        name: (counted_share(heads[name].head, pair.draft_lm), _quality(recording, head))
+        for name, head in known.items()
+    }
+    walked = iter(
+        replay(recording, [_rule(method, known) for method in settings.methods if method.stopping])
+    )
+    target = recording.lengths.numpy() * recording.num_samples
+    tallies = dict[str, Tally]()
     seconds = math.nan * target
     for method in settings.methods:
         if method.baseline == "target":
             counts = Counts(target, 0 * target, 0 * target, target[:, None])
         else:
-            counts = (next(walked) if method.stopping else oracle(recording)).per_prompt(recording.num_prompts)
-        spent = (counts.drafted, counts.accepted, counts.discarded, counts.target_calls, counts.drafted)
+            counts = (next(walked) if method.stopping else oracle(recording)).per_prompt(
+                recording.num_prompts
+            )
+        spent = (
+            counts.drafted,
+            counts.accepted,
+            counts.discarded,
+            counts.target_calls,
+            counts.drafted,
+        )
         rows = np.stack([counts.tokens, *spent, seconds, seconds], axis=1).tolist()
         entries = [[asdict(DecodeStats(*row)), math.nan, math.nan] for row in rows]
         share, quality = of_heads[_head(method, known)] if method.needs_head else (0.0, {})
         made = tally(entries, settings.ratio)
-        tallies[method.name] = priced({**made, **quality, "head_steps": share * counts.drafted}, settings.ratio)
+        tallies[method.name] = priced(
+            {**made, **quality, "head_steps": share * counts.drafted}, settings.ratio
+        )
     return tallies
 
 
 def _quality(recording: Recording, head: RecordedHead) -> Tally:
-    """Return by prompt (P,) the sums of what the divergence and the AUROC of a recorded head are made of."""
+    """Return by prompt (P,) the sums of what the divergence and the AUROC of a recorded head are
+    made of.
+    """
     logits, _, _, node = head_logits(recording, head)
-    truth, prompt, rows = recording.features[GROUND_TRUTH][node].double(), recording.prompt_of(node), []
+    truth = recording.features[GROUND_TRUTH][node].double()
+    prompt = recording.prompt_of(node)
+    rows = []
     for number in range(recording.num_prompts):
         own = prompt == number
-        count, accepted = int(own.sum()), truth[own].sum().item()
+        count = int(own.sum())
+        accepted = truth[own].sum().item()
         pairs = accepted * (count - accepted)
         ordered = pairs * auroc(logits[own], truth[own]) if pairs else 0.0
-        rows.append((count and count * binary_kl(logits[own], truth[own]).item(), count, ordered, pairs))
-    return dict(zip(("divergence", "num_predicted", "num_in_order", "num_pairs"), np.array(rows, dtype=float).T, strict=True))
+        rows.append(
+            (count and count * binary_kl(logits[own], truth[own]).item(), count, ordered, pairs)
+        )
+    return dict(
+        zip(
+            ("divergence", "num_predicted", "num_in_order", "num_pairs"),
+            np.array(rows, dtype=float).T,
+            strict=True,
+        )
+    )
 
 
 def _head(method: Method, heads: Mapping[str, Any]) -> str:
@@ -122,7 +198,9 @@ def _rule(method: Method, heads: Mapping[str, Any]) -> Any:
     return method.stopping.cls(**method.stopping.arguments, **given)
 
 
-def decoder_of(method: Method, pair: Pair, settings: Reproduction, heads: Heads, window: int) -> Decoder:
+def decoder_of(
+    method: Method, pair: Pair, settings: Reproduction, heads: Heads, window: int
+) -> Decoder:
     """Return the decoder of a method, with memory for `window` positions."""
     warp = method.warp or settings.warp
     if method.baseline == "target":
@@ -131,43 +209,72 @@ def decoder_of(method: Method, pair: Pair, settings: Reproduction, heads: Heads,
         return BlockSearch(pair, method.block, method.beams, warp, settings.engine, window)
     if method.baseline == "oracle":
         raise UserError(f"{method.name} knows every outcome, so it cannot decode; use replay=true.")
-    rule = _rule(method, {name: each.head for name, each in heads.items()}) if method.stopping else None
-    return SpeculativeDecoder(pair, method.drafting, rule, method.verification, warp, settings.engine, window)
+    rule = (
+        _rule(method, {name: each.head for name, each in heads.items()})
+        if method.stopping
+        else None
+    )
+    return SpeculativeDecoder(
+        pair, method.drafting, rule, method.verification, warp, settings.engine, window
+    )
 
 
 def _decoded(
-    pair: Pair, decoders: Mapping[str, Decoder], number: int, prompt: Sequence[int], settings: Reproduction, meter: Meter | None
+    pair: Pair,
+    decoders: Mapping[str, Decoder],
+    number: int,
+    prompt: Sequence[int],
+    settings: Reproduction,
+    meter: Meter | None,
 ) -> Entry:
-    """Return by method, of its response to a prompt: the counts of its rounds, its nats, its joules."""
-    names, entry = list(decoders), {}
-    first, seed = number % len(names), response_seed(settings.seed, number, 0)
+    """Return by method, of its response to a prompt: the counts of its rounds, its nats, its
+    joules.
+    """
+    names = list(decoders)
+    entry = {}
+    first = number % len(names)
+    seed = response_seed(settings.seed, number, 0)
     for name in names[first:] + names[:first]:
         before = meter() if meter else None
         out = decoders[name].generate(prompt, settings.max_new_tokens, seed)
         joules = None if meter is None or before is None else meter() - before
-        entry[name] = [asdict(out.stats), response_nats(pair.target_lm, prompt, out.tokens.tolist()), joules]
+        entry[name] = [
+            asdict(out.stats),
+            response_nats(pair.target_lm, prompt, out.tokens.tolist()),
+            joules,
+        ]
     return entry
 
 
 @torch.no_grad()
 def response_nats(lm: LanguageModel, prompt: Sequence[int], response: Sequence[int]) -> float:
-    """Return the negative log-likelihood of a response to a prompt, in nats. Raises UserError where it is NaN."""
+    """Return the negative log-likelihood of a response to a prompt, in nats.
+
+    Raises UserError where it is NaN.
+    """
     tokens = torch.tensor([[*prompt, *response]], device=lm.device)
     states = lm.hidden_states(tokens[:, :-1], use_cache=False)[0, len(prompt) - 1 :]
-    expected, pieces = tokens[0, len(prompt) :], slices(len(response), lm.vocab_size, SLICE_ELEMENTS)
-    nats = sum(cross_entropy(lm.logits(states[piece]), expected[piece], reduction="sum").item() for piece in pieces)
+    expected = tokens[0, len(prompt) :]
+    pieces = slices(len(response), lm.vocab_size, SLICE_ELEMENTS)
+    nats = sum(
+        cross_entropy(lm.logits(states[piece]), expected[piece], reduction="sum").item()
+        for piece in pieces
+    )
     if math.isnan(nats):
         raise UserError(nan_message(lm.name))
     return nats
 
 
 def energy_meter(pair: Pair) -> Meter | None:
-    """Return the meter of the GPUs that hold a pair, or None, with the reason in the log, where there is none.
+    """Return the meter of the GPUs that hold a pair, or None, with the reason in the log, where
+    there is none.
 
-    NVML's counter is of whole NVIDIA boards, without the host. It moves about ten times a second, so that only sums over many
-    responses say something.
+    NVML's counter is of whole NVIDIA boards, without the host. It moves about ten times a second,
+    so that only sums over many responses say something.
     """
-    devices = {weight.device for lm in (pair.target_lm, pair.draft_lm) for weight in lm.model.parameters()}
+    devices = {
+        weight.device for lm in (pair.target_lm, pair.draft_lm) for weight in lm.model.parameters()
+    }
     gpus = sorted((device for device in devices if device.type == "cuda"), key=str)
     if not gpus or torch.version.hip:
         logger.info("energy is not measured: it is that of NVIDIA's GPUs")
@@ -175,7 +282,10 @@ def energy_meter(pair: Pair) -> Meter | None:
     try:
         import pynvml
     except ImportError:
-        logger.info("energy is not measured: pip install 'specheads[energy]' for nvidia-ml-py, which reads NVIDIA's counter")
+        logger.info(
+            "energy is not measured: pip install 'specheads[energy]' for nvidia-ml-py, which reads"
+            " NVIDIA's counter"
+        )
         return None
     try:
         pynvml.nvmlInit()
@@ -188,6 +298,9 @@ def energy_meter(pair: Pair) -> Meter | None:
 
         joules()
     except pynvml.NVMLError as error:
-        logger.info("energy is not measured: %s; NVML counts whole GPUs since Volta, not their parts (MIG)", error)
+        logger.info(
+            "energy is not measured: %s; NVML counts whole GPUs since Volta, not their parts (MIG)",
+            error,
+        )
         return None
     return joules

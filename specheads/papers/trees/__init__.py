@@ -1,1 +1,3 @@
-"""SpecInfer (Miao et al. 2024): drafts of several candidates form a tree, which the target reads at once."""
+"""SpecInfer (Miao et al. 2024): drafts of several candidates form a tree, which the target reads at
+once.
+"""

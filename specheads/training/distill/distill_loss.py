@@ -1,4 +1,6 @@
-"""The loss of a draft on the tokens of responses: a divergence of its distributions from the target's."""
+"""The loss of a draft on the tokens of responses: a divergence of its distributions from the
+target's.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,9 +17,16 @@ Divergence = Callable[[Tensor, Tensor], Tensor]
 
 
 def forward_kl(target: Tensor, draft: Tensor) -> Tensor:
-    """Return KL(t || d); of a draft that lacks tokens, for which no weight could do anything, that of the others by t's share."""
-    both, probs = (target > -torch.inf) & (draft > -torch.inf), target.exp()
-    lost = probs.masked_fill(draft > -torch.inf, 0).sum(dim=-1)  # exactly 0 where nothing is lacking
+    """Return KL(t || d).
+
+    Of a draft that lacks tokens, for which no weight could do anything, that of the others by t's
+    share.
+    """
+    both = (target > -torch.inf) & (draft > -torch.inf)
+    probs = target.exp()
+    lost = probs.masked_fill(draft > -torch.inf, 0).sum(
+        dim=-1
+    )  # exactly 0 where nothing is lacking
     divergence = torch.where(both, probs * (target - draft).masked_fill(~both, 0), 0.0).sum(dim=-1)
     return divergence + torch.special.entr((1 - lost).clamp_min(0))
 
@@ -32,35 +41,51 @@ DIVERGENCES: dict[str, Divergence] = {"forward_kl": forward_kl, "total_variation
 
 @dataclass(frozen=True)
 class TargetDistributions:
-    """The target's log-probabilities (n, V); with `ids` (n, k), those of these tokens and then that of all others (n, k + 1)."""
+    """The target's log-probabilities (n, V).
+
+    With `ids` (n, k), those of these tokens and then that of all others (n, k + 1).
+    """
 
     log_probs: Tensor
     ids: Tensor | None = None
 
     def same_outcomes(self, log_probs: Tensor, kept: Tensor | None = None) -> Tensor:
-        """Return the log-probabilities of the same outcomes from those of all tokens (n, V), or of `kept` ones (n, V_kept)."""
+        """Return the log-probabilities of the same outcomes from those of all tokens (n, V), or of
+        `kept` ones (n, V_kept).
+        """
         if kept is None:
             return log_probs if self.ids is None else _with_rest(log_probs.gather(1, self.ids))
         if self.ids is None:
-            return log_probs.new_full(self.log_probs.shape, -torch.inf).index_copy(1, kept, log_probs)
+            return log_probs.new_full(self.log_probs.shape, -torch.inf).index_copy(
+                1, kept, log_probs
+            )
         places = torch.searchsorted(kept, self.ids).clamp_max(len(kept) - 1)
-        return _with_rest(log_probs.gather(1, places).masked_fill(kept[places] != self.ids, -torch.inf))
+        return _with_rest(
+            log_probs.gather(1, places).masked_fill(kept[places] != self.ids, -torch.inf)
+        )
 
 
 @dataclass(frozen=True)
 class DistributionSource:
-    """Returns the distributions of a slice of the N tokens, each of which takes so many numbers meanwhile."""
+    """Returns the distributions of a slice of the N tokens, each of which takes so many numbers
+    meanwhile.
+    """
 
     of: Callable[[slice], TargetDistributions]
     size: int
 
 
 def _with_rest(log_probs: Tensor) -> Tensor:
-    """Return log-probabilities (n, k) of some tokens, followed by that of all other tokens, (n, k + 1)."""
+    """Return log-probabilities (n, k) of some tokens, followed by that of all other tokens, (n, k +
+    1).
+    """
     rest = (1 - log_probs.exp().sum(dim=-1, keepdim=True)).clamp_min(0)
-    # Rounding may leave a small rest where there is none: a rest of that size counts as none, and has no gradient.
+    # Rounding may leave a small rest where there is none: a rest of that size counts as none, and
+    # has no gradient.
     limits = torch.finfo(log_probs.dtype)
-    return torch.cat([log_probs, torch.where(rest > 4 * limits.eps, rest, limits.tiny).log()], dim=-1)
+    return torch.cat(
+        [log_probs, torch.where(rest > 4 * limits.eps, rest, limits.tiny).log()], dim=-1
+    )
 
 
 def most_likely(log_probs: Tensor, count: int) -> TargetDistributions:
@@ -80,26 +105,43 @@ def computed_distributions(target: LanguageModel, hidden: Tensor) -> Distributio
 
 
 def stored_distributions(ids: Tensor, log_probs: Tensor) -> DistributionSource:
-    """Return a source of stored distributions; `ids` (N, k) and `log_probs` (N, k + 1) are as in TargetDistributions."""
-    return DistributionSource(lambda piece: TargetDistributions(log_probs[piece].float(), ids[piece].long()), ids.shape[1])
+    """Return a source of stored distributions.
+
+    `ids` (N, k) and `log_probs` (N, k + 1) are as in TargetDistributions.
+    """
+    return DistributionSource(
+        lambda piece: TargetDistributions(log_probs[piece].float(), ids[piece].long()), ids.shape[1]
+    )
 
 
 def token_losses(
     draft: LanguageModel, hidden: Tensor, distributions: DistributionSource, divergence: str
 ) -> tuple[Tensor, Tensor]:
-    """Return each token's loss (N,) and overlap of both distributions (N,), from the draft's states `hidden` (N, H) before it."""
+    """Return each token's loss (N,) and overlap of both distributions (N,), from the draft's states
+    `hidden` (N, H) before it.
+    """
 
     def of(hidden: Tensor, piece: slice) -> tuple[Tensor, Tensor]:
         distribution = distributions.of(piece)
         target = distribution.log_probs.to(hidden.device)
-        # Of a reduced output the kept tokens alone: spread over all, they would take most of a step's time.
+        # Of a reduced output the kept tokens alone: spread over all, they would take most of a
+        # step's time.
         log_probs = distribution.same_outcomes(draft.kept_logits(hidden).log_softmax(dim=-1), kept)
-        return DIVERGENCES[divergence](target, log_probs), overlap(target.exp(), log_probs.detach().exp())
+        return DIVERGENCES[divergence](target, log_probs), overlap(
+            target.exp(), log_probs.detach().exp()
+        )
 
     kept = draft.kept_tokens
-    pieces = slices(len(hidden), max(distributions.size, draft.vocab_size if kept is None else len(kept)), SLICE_ELEMENTS)
+    pieces = slices(
+        len(hidden),
+        max(distributions.size, draft.vocab_size if kept is None else len(kept)),
+        SLICE_ELEMENTS,
+    )
     if len(pieces) == 1:
         return of(hidden, pieces[0])
     # Distributions are computed again for the gradient: kept, they would be larger than the draft.
-    losses, overlaps = zip(*(checkpoint(of, hidden[piece], piece, use_reentrant=False) for piece in pieces), strict=True)
+    losses, overlaps = zip(
+        *(checkpoint(of, hidden[piece], piece, use_reentrant=False) for piece in pieces),
+        strict=True,
+    )
     return torch.cat(losses), torch.cat(overlaps)

@@ -1,14 +1,21 @@
-"""Training a draft with Lightning, to propose what its target would say; the target is in no checkpoint.
+"""Training a draft with Lightning, to propose what its target would say.
 
-The weights of a draft may be spread over processes. FSDP2 (torch's fully_shard) gathers them while the forward pass of a class
-runs; `within_forward` makes one of a function.
+The target is in no checkpoint.
+
+The weights of a draft may be spread over processes. FSDP2 (torch's fully_shard) gathers them while
+the forward pass of a class runs; `within_forward` makes one of a function.
 """
 
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import torch
-from lightning.pytorch.strategies import DeepSpeedStrategy, FSDPStrategy, ModelParallelStrategy, Strategy
+from lightning.pytorch.strategies import (
+    DeepSpeedStrategy,
+    FSDPStrategy,
+    ModelParallelStrategy,
+    Strategy,
+)
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method
@@ -17,7 +24,12 @@ from transformers import PreTrainedModel
 from specheads.pair.pair import Pair
 from specheads.replay.response_batch import ResponseBatch
 from specheads.training.curve_module import CurveModule
-from specheads.training.distill.distill_loss import DistributionSource, computed_distributions, stored_distributions, token_losses
+from specheads.training.distill.distill_loss import (
+    DistributionSource,
+    computed_distributions,
+    stored_distributions,
+    token_losses,
+)
 from specheads.training.distill.draft_quality import quality_of, quality_sums
 from specheads.training.distill.muon import MuonAndAdamW, matrices_of_layers
 from specheads.training.distill.samples import Sample, batch_of
@@ -27,29 +39,41 @@ Result = TypeVar("Result")
 
 
 class DistillModule(CurveModule):
-    """A draft, its loss against the target's distributions, and the figures that say how good it is."""
+    """A draft, its loss against the target's distributions, and the figures that say how good it
+    is.
+    """
 
     def __init__(self, pair: Pair, settings: Distillation) -> None:
         super().__init__()
-        self.draft, self.settings = pair.draft, settings
+        self.draft = pair.draft
+        self.settings = settings
         self.pair = pair  # no module, so Lightning does not count its weights as this one's
         self._quality_sums: list[Tensor] = []
         self.before: dict[str, float] = {}  # quality on dev prompts before the first step
 
     def configure_model(self) -> None:
-        """Spread the draft over the processes if the strategy is FSDP2; Lightning calls this before it makes the optimizer."""
-        if isinstance(self.trainer.strategy, ModelParallelStrategy) and not isinstance(self.draft, FSDPModule):
+        """Spread the draft over the processes if the strategy is FSDP2.
+
+        Lightning calls this before it makes the optimizer.
+        """
+        if isinstance(self.trainer.strategy, ModelParallelStrategy) and not isinstance(
+            self.draft, FSDPModule
+        ):
             shard(self.draft, self.trainer.strategy.device_mesh["data_parallel"])
 
     def on_train_start(self) -> None:
         self.log_history()
         if not self.history:
-            self.record({f"dev/{name}": value for name, value in self.before.items()}, beforehand=True)
+            self.record(
+                {f"dev/{name}": value for name, value in self.before.items()}, beforehand=True
+            )
 
     def training_step(self, samples: Sequence[Sample], batch_index: int) -> Tensor:
         losses, overlaps = within_forward(self.draft, self.losses, samples)
         overlap = torch.stack([overlaps.sum(), overlaps.new_tensor(len(overlaps))])[:, None]
-        return self.loss_of_batch(batch_index, losses.sum()[None], losses.new_tensor([len(losses)]), overlap)
+        return self.loss_of_batch(
+            batch_index, losses.sum()[None], losses.new_tensor([len(losses)]), overlap
+        )
 
     @torch.no_grad()
     def scale_gradients(self, factors: Tensor) -> None:
@@ -62,31 +86,47 @@ class DistillModule(CurveModule):
         return dict(zip(("loss", "overlap"), values, strict=True))
 
     def losses(self, samples: Sequence[Sample]) -> tuple[Tensor, Tensor]:
-        """Return losses and overlaps (N,) of all response tokens of samples that all have stored distributions, or none."""
-        batch, draft = batch_of(samples, self.device), self.pair.draft_lm
+        """Return losses and overlaps (N,) of all response tokens of samples that all have stored
+        distributions, or none.
+        """
+        batch = batch_of(samples, self.device)
+        draft = self.pair.draft_lm
         states = batch.states(draft, together=isinstance(self.draft, FSDPModule))
-        return token_losses(draft, states, self._distributions(samples, batch), self.settings.divergence)
+        return token_losses(
+            draft, states, self._distributions(samples, batch), self.settings.divergence
+        )
 
     @torch.no_grad()
     def _distributions(self, samples: Sequence[Sample], batch: ResponseBatch) -> DistributionSource:
         if stored := [sample.stored for sample in samples if sample.stored is not None]:
             ids = torch.cat([tensors["ids"] for tensors in stored])
-            log_probs = torch.cat([tensors["log_probs"].float() for tensors in stored])  # autocast on a CPU joins no float16
+            log_probs = torch.cat(
+                [tensors["log_probs"].float() for tensors in stored]
+            )  # autocast on a CPU joins no float16
             return stored_distributions(ids.to(self.device), log_probs.to(self.device))
         target = self.pair.target_lm
         return computed_distributions(target, batch.states(target))
 
     def configure_optimizers(self) -> dict[str, Any]:
-        settings, trainer = self.settings.optimizer.for_width(self.pair.draft_lm.hidden_size), self.trainer
+        settings = self.settings.optimizer.for_width(self.pair.draft_lm.hidden_size)
+        trainer = self.trainer
         weights = [weight for weight in self.draft.parameters() if weight.requires_grad]
-        split = isinstance(trainer.strategy, FSDPStrategy | DeepSpeedStrategy)  # without regard to matrices
+        split = isinstance(
+            trainer.strategy, FSDPStrategy | DeepSpeedStrategy
+        )  # without regard to matrices
         matrices = () if split else matrices_of_layers(self.draft)
         dtype = torch.bfloat16 if trainer.precision == "bf16-mixed" else torch.float32
-        return self.scheduled(MuonAndAdamW(weights, matrices, settings.lr, settings.weight_decay, dtype), settings)
+        return self.scheduled(
+            MuonAndAdamW(weights, matrices, settings.lr, settings.weight_decay, dtype), settings
+        )
 
     def validation_step(self, samples: Sequence[Sample], batch_index: int) -> None:
-        with torch.autocast(self.device.type, enabled=False):  # the same precision as before training and after it
-            sums = within_forward(self.draft, quality_sums, self.pair, samples, self.settings.warp, self.device)
+        with torch.autocast(
+            self.device.type, enabled=False
+        ):  # the same precision as before training and after it
+            sums = within_forward(
+                self.draft, quality_sums, self.pair, samples, self.settings.warp, self.device
+            )
         self._quality_sums.append(sums * self.trainer.datamodule.has_rows("dev", batch_index))
 
     def on_validation_epoch_end(self) -> None:
@@ -103,14 +143,18 @@ def shards_weights(strategy: Strategy) -> bool:
 
 
 def shard(draft: PreTrainedModel, mesh: DeviceMesh) -> None:
-    """Spread the weights of a draft over the processes of a mesh; gradients are averaged over them."""
+    """Spread the weights of a draft over the processes of a mesh.
+
+    Gradients are averaged over them.
+    """
     layers = getattr(draft, "_no_split_modules", None) or ()
     for module in draft.modules():
         if type(module).__name__ in layers:
             fully_shard(module, mesh=mesh)
     fully_shard(draft, mesh=mesh)
     if torch.distributed.get_backend(mesh.get_group()) != "nccl":
-        # Gloo has summed where the mean was asked for (pytorch #162338); asked for sums, FSDP2 divides them itself.
+        # Gloo has summed where the mean was asked for (pytorch #162338); asked for sums, FSDP2
+        # divides them itself.
         for module in draft.modules():
             if isinstance(module, FSDPModule):
                 module.set_force_sum_reduction_for_comms(True)
@@ -119,5 +163,8 @@ def shard(draft: PreTrainedModel, mesh: DeviceMesh) -> None:
 
 
 def within_forward(draft: Any, call: Callable[..., Result], *arguments: Any) -> Result:
-    """Call, as the forward pass of a draft that is spread; its layers run equally often in all processes."""
+    """Call, as the forward pass of a draft that is spread.
+
+    Its layers run equally often in all processes.
+    """
     return draft.called(call, *arguments) if hasattr(draft, "called") else call(*arguments)

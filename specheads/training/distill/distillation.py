@@ -17,7 +17,14 @@ from transformers import PreTrainedModel
 from specheads.errors import UserError
 from specheads.heads.card import inert
 from specheads.interrupts import deferred
-from specheads.pair.draft_vocabulary import FORM, borrow_embedding, borrows_embedding, check_embedding, keep_tokens, stored_as
+from specheads.pair.draft_vocabulary import (
+    FORM,
+    borrow_embedding,
+    borrows_embedding,
+    check_embedding,
+    keep_tokens,
+    stored_as,
+)
 from specheads.pair.language_model import short_name
 from specheads.pair.needs import memory_of, memory_parts
 from specheads.pair.padding import SLICE_ELEMENTS
@@ -44,7 +51,9 @@ DROPOUT = ("p", "dropout", "attention_dropout", "activation_dropout", "hidden_dr
 
 @dataclass(frozen=True)
 class DistilledDraft:
-    """The folder of a distilled draft, and its quality on test prompts before and after, which only the first process has."""
+    """The folder of a distilled draft, and its quality on test prompts before and after, which only
+    the first process has.
+    """
 
     folder: Path
     before: Mapping[str, float] = field(default_factory=dict)
@@ -58,10 +67,12 @@ def distill(
     run: Path,
     loggers: Sequence[Logger] = (),
 ) -> DistilledDraft:
-    """Train the pair's draft, in place and in float32, to propose what its target would say, and write it to `run`/draft.
+    """Train the pair's draft, in place and in float32, to propose what its target would say, and
+    write it to `run`/draft.
 
-    Load the pair with `new_draft=settings.initial_draft`. A function that makes the data is called after all else was checked.
-    `loggers` get the curves. Raises UserError for settings that do not fit the pair, the data or the machine.
+    Load the pair with `new_draft=settings.initial_draft`. A function that makes the data is called
+    after all else was checked. `loggers` get the curves. Raises UserError for settings that do not
+    fit the pair, the data or the machine.
     """
     run = Path(run)
     _check_initial_draft(settings, pair)
@@ -69,8 +80,11 @@ def distill(
     if settings.embedding == "target":  # before responses are made, which takes longest
         check_embedding(pair.draft, pair.target)
     settings = _with_precision(settings.for_pair(pair), pair)
-    device, dtype = pair.draft_lm.device, pair.draft.dtype
-    trainer, checkpoints = new_trainer(settings, run, loggers, device.type, _provenance(settings, pair))
+    device = pair.draft_lm.device
+    dtype = pair.draft.dtype
+    trainer, checkpoints = new_trainer(
+        settings, run, loggers, device.type, _provenance(settings, pair)
+    )
     check_strategy(pair, trainer)
     data = data() if callable(data) else data
     train = train_samples(data, pair, settings)
@@ -103,18 +117,32 @@ def distill(
             module.draft.to(device)  # Lightning leaves it on the CPU, and it is measured next
         states = trainer.strategy.lightning_module_state_dict()  # gathered from all processes
     if not trainer.is_global_zero:
-        return DistilledDraft(run / "draft")  # the first process of a distributed run writes for all
-    weights = {name.removeprefix("draft."): weight for name, weight in states.items() if name.startswith("draft.")}
+        return DistilledDraft(
+            run / "draft"
+        )  # the first process of a distributed run writes for all
+    weights = {
+        name.removeprefix("draft."): weight
+        for name, weight in states.items()
+        if name.startswith("draft.")
+    }
     description = draft_provenance(pair, settings, data.folder, len(train))
-    description |= {"steps": trainer.global_step, "seconds": round(checkpoints.seconds, 1), "test": {"before": before}}
+    description |= {
+        "steps": trainer.global_step,
+        "seconds": round(checkpoints.seconds, 1),
+        "test": {"before": before},
+    }
     after = _export(pair, weights, dtype, run / "draft", description, splits, settings)
     for each in trainer.loggers:
-        each.log_metrics({f"test/{name}": value for name, value in after.items()}, trainer.global_step)
+        each.log_metrics(
+            {f"test/{name}": value for name, value in after.items()}, trainer.global_step
+        )
     return DistilledDraft(run / "draft", before, after)
 
 
 def _reduced(pair: Pair, train: Samples, dev: Samples, settings: Distillation) -> Pair:
-    """Return the pair with the `settings.draft_vocabulary`: the most frequent tokens of the train responses."""
+    """Return the pair with the `settings.draft_vocabulary`: the most frequent tokens of the train
+    responses.
+    """
     if settings.draft_vocabulary is None:
         return pair
 
@@ -124,8 +152,14 @@ def _reduced(pair: Pair, train: Samples, dev: Samples, settings: Distillation) -
 
     occurring = counts(train)
     occurring[list(pair.stop_tokens)] = occurring.sum()
-    has = np.ones(pair.vocab_size, bool) if (lacking := pair.draft_lm.lacking) is None else ~lacking.cpu().numpy()
-    kept = np.argsort(np.where(has, -occurring, 1), kind="stable")[: min(settings.draft_vocabulary, has.sum())]
+    has = (
+        np.ones(pair.vocab_size, bool)
+        if (lacking := pair.draft_lm.lacking) is None
+        else ~lacking.cpu().numpy()
+    )
+    kept = np.argsort(np.where(has, -occurring, 1), kind="stable")[
+        : min(settings.draft_vocabulary, has.sum())
+    ]
     before = sum(weight.numel() for weight in pair.draft.parameters())
     keep_tokens(pair.draft, torch.from_numpy(kept))
     shared = 0
@@ -134,12 +168,14 @@ def _reduced(pair: Pair, train: Samples, dev: Samples, settings: Distillation) -
         shared = pair.draft.get_input_embeddings().weight.numel()
     in_dev = counts(dev)
     logger.info(
-        "the draft's output keeps %d of %d tokens, which are %.1f %% of those of dev responses: %s parameters of its own in "
-        "place of %s",
+        "the draft's output keeps %d of %d tokens, which are %.1f %% of those of dev responses: %s"
+        " parameters of its own in place of %s",
         len(kept),
         pair.vocab_size,
         100 * in_dev[kept].sum() / max(1, in_dev.sum()),
-        amount(sum(weight.numel() for weight in pair.draft.parameters()) - shared, "billion", "million"),
+        amount(
+            sum(weight.numel() for weight in pair.draft.parameters()) - shared, "billion", "million"
+        ),
         amount(before, "billion", "million"),
     )
     return replace(pair)  # its draft in two steps has the new output
@@ -147,34 +183,53 @@ def _reduced(pair: Pair, train: Samples, dev: Samples, settings: Distillation) -
 
 def _needs(pair: Pair, train: Samples, settings: Distillation, trainer: Trainer, run: Path) -> str:
     """Return how much memory and disk training takes, for the log."""
-    draft, batch = pair.draft_lm, settings.loader.batch_size / trainer.world_size
-    weights, itemsize = sum(weight.numel() for weight in pair.draft.parameters()), pair.draft.dtype.itemsize
+    draft = pair.draft_lm
+    batch = settings.loader.batch_size / trainer.world_size
+    weights = sum(weight.numel() for weight in pair.draft.parameters())
+    itemsize = pair.draft.dtype.itemsize
     positions = batch * max(len(response) for row in train.answers for response in row)
-    # For the gradient a layer keeps about twice what it takes without; with checkpoints one layer does at a time.
+    # For the gradient a layer keeps about twice what it takes without; with checkpoints one layer
+    # does at a time.
     num_kept = 2 * (1 if settings.gradient_checkpointing else draft.config.num_hidden_layers)
     tokens = num_kept * (positions + batch * max(map(len, train.prompts)))
     parts = trainer.world_size if shards_weights(trainer.strategy) else 1
-    here = (trained_bytes(pair.draft) - weights * itemsize) / parts  # the weights themselves are there
+    here = (
+        trained_bytes(pair.draft) - weights * itemsize
+    ) / parts  # the weights themselves are there
     state = {"gradients and the optimizer's state": here}
-    memory = memory_of("distilling", draft, memory_parts(draft, 0, tokens, 2 * positions, 2 * SLICE_ELEMENTS), state)
+    memory = memory_of(
+        "distilling",
+        draft,
+        memory_parts(draft, 0, tokens, 2 * positions, 2 * SLICE_ELEMENTS),
+        state,
+    )
     # A checkpoint with the optimizer's state in float32, and the draft.
     return f"{memory}, {space_of('distilling', weights * (12 + itemsize), run)}"
 
 
 def _with_precision(settings: Distillation, pair: Pair) -> Distillation:
-    """Return settings whose `trainer.precision` is not auto: CUDA is fastest in bfloat16, and float64 is for tests."""
+    """Return settings whose `trainer.precision` is not auto: CUDA is fastest in bfloat16, and
+    float64 is for tests.
+    """
     if settings.trainer.precision != "auto":
         return settings
-    dtype, device_type = pair.draft.dtype, pair.draft_lm.device.type
+    dtype = pair.draft.dtype
+    device_type = pair.draft_lm.device.type
     half = dtype == torch.bfloat16 or (device_type == "cuda" and dtype != torch.float64)
     precision = "bf16-mixed" if half else "32-true"
-    logger.info("trainer.precision=auto: %s, as the draft is in %s on %s", precision, short_name(dtype), device_type)
+    logger.info(
+        "trainer.precision=auto: %s, as the draft is in %s on %s",
+        precision,
+        short_name(dtype),
+        device_type,
+    )
     return settings.but(trainer=settings.trainer.but(precision=precision))
 
 
 def prepare(draft: PreTrainedModel, gradient_checkpointing: bool = False) -> None:
     """Make a draft ready to be trained: weights in float32 that may change, and no dropout."""
-    # Half-precision weights would round small steps away. Dropout would depend on a random state that no checkpoint holds.
+    # Half-precision weights would round small steps away. Dropout would depend on a random state
+    # that no checkpoint holds.
     draft.to(torch.promote_types(draft.dtype, torch.float32)).requires_grad_(True).train()
     if borrows_embedding(draft):
         draft.get_input_embeddings().requires_grad_(False)
@@ -184,13 +239,19 @@ def prepare(draft: PreTrainedModel, gradient_checkpointing: bool = False) -> Non
                 setattr(module, name, 0.0)
     if gradient_checkpointing:
         if hasattr(draft, "activation_checkpointing_enable"):  # the name since transformers 5.23
-            draft.activation_checkpointing_enable(activation_checkpointing_kwargs={"use_reentrant": False})
+            draft.activation_checkpointing_enable(
+                activation_checkpointing_kwargs={"use_reentrant": False}
+            )
         else:
-            draft.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+            draft.gradient_checkpointing_enable(
+                gradient_checkpointing_kwargs={"use_reentrant": False}
+            )
 
 
 def _provenance(settings: Distillation, pair: Pair) -> dict[str, Any]:
-    """Return what decides the numbers of a run, besides its data: a run is resumed only if none of it has changed."""
+    """Return what decides the numbers of a run, besides its data: a run is resumed only if none of
+    it has changed.
+    """
     return {
         "draft": pair.draft_revision,
         "target": pair.target_revision,
@@ -203,17 +264,23 @@ def _check_initial_draft(settings: Distillation, pair: Pair) -> None:
     initial = settings.initial_draft
     if initial is not None and pair.draft_id != initial.name:
         raise UserError(
-            f"init_layers={shown(settings.init_layers)} trains a new draft, but the pair has the draft {pair.draft_id}; load the "
-            "pair with load_pair(..., new_draft=settings.initial_draft)."
+            f"init_layers={shown(settings.init_layers)} trains a new draft, but the pair has the"
+            f" draft {pair.draft_id}; load the pair with load_pair(...,"
+            " new_draft=settings.initial_draft)."
         )
 
 
 def check_strategy(pair: Pair, trainer: Trainer) -> None:
     """Raise UserError for what several processes cannot do."""
-    if trainer.num_devices > 1 and getattr(pair.target, "hf_device_map", None) and not is_quantized(pair.target):
+    if (
+        trainer.num_devices > 1
+        and getattr(pair.target, "hf_device_map", None)
+        and not is_quantized(pair.target)
+    ):
         raise UserError(
-            f"{trainer.num_devices} processes on a machine with model.device_map: each would spread a target over all GPUs; use "
-            "one process per machine (trainer.devices=1), or a target that fits each GPU and model.device_map=null."
+            f"{trainer.num_devices} processes on a machine with model.device_map: each would spread"
+            " a target over all GPUs; use one process per machine (trainer.devices=1), or a target"
+            " that fits each GPU and model.device_map=null."
         )
 
 
@@ -226,24 +293,38 @@ def _export(
     splits: Mapping[str, Samples],
     settings: Distillation,
 ) -> dict[str, float]:
-    """Write the draft, with `weights` and the best temperature on dev prompts; return its quality on test prompts in `dtype`."""
+    """Write the draft, with `weights` and the best temperature on dev prompts.
+
+    Return its quality on test prompts in `dtype`.
+    """
     auto = torch.bfloat16 if dtype == torch.float32 else dtype
     form = "Q8_0" if settings.stored_dtype == "int8" else None
-    stored = auto if settings.stored_dtype in ("auto", "int8") else getattr(torch, settings.stored_dtype)
+    stored = (
+        auto if settings.stored_dtype in ("auto", "int8") else getattr(torch, settings.stored_dtype)
+    )
     setattr(pair.draft.config, FORM, form)
     temporary = folder.with_name(f".{folder.name}.tmp")
     shutil.rmtree(temporary, ignore_errors=True)
     with without_bars():
-        pair.draft.save_pretrained(temporary, state_dict=stored_as(pair.draft, weights, stored, form))
-    pair.draft.config.dtype = stored  # save_pretrained has set it to that of the weights in training
+        pair.draft.save_pretrained(
+            temporary, state_dict=stored_as(pair.draft, weights, stored, form)
+        )
+    pair.draft.config.dtype = (
+        stored  # save_pretrained has set it to that of the weights in training
+    )
     pair.draft.config.save_pretrained(temporary)
     pair.tokenizer.save_pretrained(temporary)
     measured = settings.warp, settings.loader.batch_size
     exported = replace(pair, draft=load_draft(temporary, pair, dtype).model)
-    after = draft_quality(with_fitted_temperature(exported, splits["dev"], *measured), splits["test"], *measured)
+    after = draft_quality(
+        with_fitted_temperature(exported, splits["dev"], *measured), splits["test"], *measured
+    )
     exported.draft.config.dtype = stored  # it was measured in another
     exported.draft.config.save_pretrained(temporary)
-    description |= {"temperature": draft_temperature(exported.draft.config), "test": {**description["test"], "after": after}}
+    description |= {
+        "temperature": draft_temperature(exported.draft.config),
+        "test": {**description["test"], "after": after},
+    }
     write_json(temporary / "distill.json", description)
     (temporary / "README.md").write_text(_model_card(description))
     shutil.rmtree(folder, ignore_errors=True)
@@ -251,13 +332,19 @@ def _export(
     return after
 
 
-def draft_provenance(pair: Pair, settings: Distillation, data: Path, num_prompts: int) -> dict[str, Any]:
+def draft_provenance(
+    pair: Pair, settings: Distillation, data: Path, num_prompts: int
+) -> dict[str, Any]:
     """Return where a distilled draft comes from: models, settings, data."""
     return {
         "name": pair.name,
         "draft": pair.origin("draft"),
         "target": pair.origin("target"),
-        "init": {"layers": settings.init_layers, "vocabulary": settings.draft_vocabulary, "embedding": settings.embedding},
+        "init": {
+            "layers": settings.init_layers,
+            "vocabulary": settings.draft_vocabulary,
+            "embedding": settings.embedding,
+        },
         "loss": {"divergence": settings.divergence},
         "samples": settings.samples,
         "optimizer": settings.optimizer.for_width(pair.draft_lm.hidden_size).values(),
@@ -273,21 +360,29 @@ def _model_card(description: Mapping[str, Any]) -> str:
     rows = {
         "target": f"{inert(target['id'])} (revision {inert(target['revision'])})",
         "initial draft": f"{inert(draft['id'])} (revision {inert(draft['revision'])})",
-        "trained on": f"{WHOSE[description['samples']]} responses to {description['num_prompts']:,} prompts",
+        "trained on": (
+            f"{WHOSE[description['samples']]} responses to {description['num_prompts']:,} prompts"
+        ),
         "loss": ", ".join(f"{name} {value}" for name, value in loss.items()),
         "steps": f"{description['steps']:,} in {description['seconds']:,} s",
         "draft temperature": f"{description['temperature']:g}, fitted on dev prompts",
-        "measured under": ", ".join(f"{name} {value}" for name, value in description["warp"].items()),
+        "measured under": ", ".join(
+            f"{name} {value}" for name, value in description["warp"].items()
+        ),
     }
-    before, after = description["test"]["before"], description["test"]["after"]
-    figures = "".join(f"| {name} | {before[name]:.4f} | {value:.4f} |\n" for name, value in after.items())
+    before = description["test"]["before"]
+    after = description["test"]["after"]
+    figures = "".join(
+        f"| {name} | {before[name]:.4f} | {value:.4f} |\n" for name, value in after.items()
+    )
     settings = "".join(f"| {name} | {value} |\n" for name, value in rows.items())
     return (
-        "---\nlibrary_name: transformers\ntags: [speculative-decoding, draft-model]\n---\n# Draft model\n\n"
-        "A draft for speculative decoding, distilled to propose what its target would say.\n\n"
-        f"| | |\n|---|---|\n{settings}\n"
-        "Measured on the target's responses to held-out prompts. Overlap is the expected acceptance of a drafted token, 1 - TV; "
-        f"the block efficiency follows from it.\n\n| | before | after |\n|---|---|---|\n{figures}\n"
-        '```python\npair = specheads.load_pair(draft="<this folder>", target="<the target>")\n```\n\n'
-        "Acceptance heads of another draft do not fit this one: train one with `specheads train model.draft=<this folder>`.\n"
+        "---\nlibrary_name: transformers\ntags: [speculative-decoding, draft-model]\n---\n# Draft"
+        " model\n\nA draft for speculative decoding, distilled to propose what its target would"
+        f" say.\n\n| | |\n|---|---|\n{settings}\nMeasured on the target's responses to held-out"
+        " prompts. Overlap is the expected acceptance of a drafted token, 1 - TV; the block"
+        " efficiency follows from it.\n\n| | before | after"
+        f' |\n|---|---|---|\n{figures}\n```python\npair = specheads.load_pair(draft="<this'
+        ' folder>", target="<the target>")\n```\n\nAcceptance heads of another draft do not fit'
+        " this one: train one with `specheads train model.draft=<this folder>`.\n"
     )

@@ -1,4 +1,6 @@
-"""How good a draft is for its target along the target's responses, and the draft's temperature with the largest overlap."""
+"""How good a draft is for its target along the target's responses, and the draft's temperature with
+the largest overlap.
+"""
 
 import logging
 from collections.abc import Iterator, Sequence
@@ -20,29 +22,45 @@ from specheads.training.distill.samples import Sample, Samples, batch_of
 
 logger = logging.getLogger(__name__)
 
-# In the order of their distance from 1, which stays where none is better. A draft is rarely best outside of them.
+# In the order of their distance from 1, which stays where none is better. A draft is rarely best
+# outside of them.
 TEMPERATURES = (1.0, 0.95, 1.05, 0.9, 1.1, 0.85, 1.15, 0.8, 1.2, 0.75, 0.7)
 BLOCK = 4  # drafted tokens per round of the block efficiencies that are recorded
 MEANINGS = {
     "overlap": "the share of drafted tokens that the target accepts",
     "kl": "KL(target || draft) in nats, of the tokens that the draft has",
     "agreement": "the share of tokens at which both models hold the same one most likely",
-    f"block_efficiency_{BLOCK}": f"tokens per call of the target with {BLOCK} drafted ones, by the overlap",
+    f"block_efficiency_{BLOCK}": (
+        f"tokens per call of the target with {BLOCK} drafted ones, by the overlap"
+    ),
 }
 
 
 def block_efficiency(overlap: float, num_tokens: int = BLOCK) -> float:
-    """Return the expected tokens per round, `(1 - a^(K+1)) / (1 - a)` for overlap a (Leviathan et al. 2023, equation 1)."""
+    """Return the expected tokens per round, `(1 - a^(K+1)) / (1 - a)` for overlap a (Leviathan et
+    al. 2023, equation 1).
+    """
     return sum(overlap**count for count in range(num_tokens + 1))
 
 
-def _logits_of(pair: Pair, draft: LanguageModel, samples: Sequence[Sample], device: torch.device) -> Iterator[tuple[Tensor, ...]]:
-    """Yield the logits (n, V) of target and draft along responses, a slice at a time; raises UserError where they are NaN."""
-    batch, models = batch_of(samples, device), (pair.target_lm, draft)
+def _logits_of(
+    pair: Pair, draft: LanguageModel, samples: Sequence[Sample], device: torch.device
+) -> Iterator[tuple[Tensor, ...]]:
+    """Yield the logits (n, V) of target and draft along responses, a slice at a time.
+
+    Raises UserError where they are NaN.
+    """
+    batch = batch_of(samples, device)
+    models = (pair.target_lm, draft)
     # The layers of a sharded draft must run equally often in all processes.
-    states = [batch.states(pair.target_lm), batch.states(draft, together=isinstance(pair.draft, FSDPModule))]
+    states = [
+        batch.states(pair.target_lm),
+        batch.states(draft, together=isinstance(pair.draft, FSDPModule)),
+    ]
     for piece in slices(len(states[0]), pair.vocab_size, SLICE_ELEMENTS):
-        logits = tuple(lm.logits(hidden[piece]).to(device) for lm, hidden in zip(models, states, strict=True))
+        logits = tuple(
+            lm.logits(hidden[piece]).to(device) for lm, hidden in zip(models, states, strict=True)
+        )
         for model_id, each in zip((pair.target_id, pair.draft_id), logits, strict=True):
             check_numbers(model_id, each)
         yield logits
@@ -50,7 +68,9 @@ def _logits_of(pair: Pair, draft: LanguageModel, samples: Sequence[Sample], devi
 
 @torch.no_grad()
 def quality_sums(pair: Pair, samples: Sequence[Sample], warp: Warp, device: torch.device) -> Tensor:
-    """Return (4,) sums over response tokens: overlap under `warp`, KL(t || d), same most likely token (1 or 0), and 1."""
+    """Return (4,) sums over response tokens: overlap under `warp`, KL(t || d), same most likely
+    token (1 or 0), and 1.
+    """
     sums = torch.zeros(4, dtype=torch.float64)
     for logits in _logits_of(pair, pair.draft_lm, samples, device):
         target_token, draft_token = (each.argmax(-1) for each in logits)
@@ -59,21 +79,30 @@ def quality_sums(pair: Pair, samples: Sequence[Sample], warp: Warp, device: torc
             forward_kl(*(each.log_softmax(-1) for each in logits)).sum(),
             (target_token == draft_token).sum(),
         )
-        sums += torch.tensor([*(part.item() for part in parts), len(logits[0])], dtype=torch.float64)
+        sums += torch.tensor(
+            [*(part.item() for part in parts), len(logits[0])], dtype=torch.float64
+        )
     return sums.to(device, torch.float32 if device.type == "mps" else torch.float64)
 
 
 def quality_of(sums: Tensor) -> dict[str, float]:
     """Return the figures of a draft, by name, from sums (4,) over tokens."""
     share, divergence, agreement = (sums[:3] / sums[3]).tolist()
-    return {"overlap": share, "kl": divergence, "agreement": agreement, f"block_efficiency_{BLOCK}": block_efficiency(share)}
+    return {
+        "overlap": share,
+        "kl": divergence,
+        "agreement": agreement,
+        f"block_efficiency_{BLOCK}": block_efficiency(share),
+    }
 
 
 def draft_quality(pair: Pair, samples: Samples, warp: Warp, batch_size: int) -> dict[str, float]:
     """Return the figures of a pair's draft, with its present weights, over all samples."""
-    device, was_training = pair.draft_lm.device, pair.draft.training
+    device = pair.draft_lm.device
+    was_training = pair.draft.training
     pair.draft.eval()
-    keys, sums = [(0, row) for row in range(len(samples))], list[Tensor]()
+    keys = [(0, row) for row in range(len(samples))]
+    sums = list[Tensor]()
     with progress("measuring the draft", len(keys)) as advance:
         for first in range(0, len(keys), batch_size):
             batch = [samples[key] for key in keys[first : first + batch_size]]
@@ -85,24 +114,39 @@ def draft_quality(pair: Pair, samples: Samples, warp: Warp, batch_size: int) -> 
 
 @torch.no_grad()
 def overlaps_at(pair: Pair, samples: Samples, warp: Warp, batch_size: int) -> dict[float, float]:
-    """Return the mean overlap under `warp` along the responses for each temperature of the pair's draft."""
-    draft = LanguageModel(pair.draft, pair.vocab_size, known=pair.known_to_draft)  # without a temperature of its own
-    sums, count = torch.zeros(len(TEMPERATURES), dtype=torch.float64), 0
+    """Return the mean overlap under `warp` along the responses for each temperature of the pair's
+    draft.
+    """
+    draft = LanguageModel(
+        pair.draft, pair.vocab_size, known=pair.known_to_draft
+    )  # without a temperature of its own
+    sums = torch.zeros(len(TEMPERATURES), dtype=torch.float64)
+    count = 0
     with progress("temperatures of the draft", len(samples)) as advance:
         for first in range(0, len(samples), batch_size):
             batch = [samples[0, row] for row in range(first, min(first + batch_size, len(samples)))]
             for target_logits, logits in _logits_of(pair, draft, batch, draft.device):
                 expected = warp(target_logits)
-                sums += torch.tensor([overlap(expected, warp(logits / each)).sum().item() for each in TEMPERATURES]).double()
+                sums += torch.tensor(
+                    [overlap(expected, warp(logits / each)).sum().item() for each in TEMPERATURES]
+                ).double()
                 count += len(logits)
             advance(len(batch))
     return dict(zip(TEMPERATURES, (sums / count).tolist(), strict=True))
 
 
 def with_fitted_temperature(pair: Pair, samples: Samples, warp: Warp, batch_size: int) -> Pair:
-    """Write the temperature with the largest overlap into the config of the pair's draft; return the pair that drafts at it."""
+    """Write the temperature with the largest overlap into the config of the pair's draft.
+
+    Return the pair that drafts at it.
+    """
     overlaps = overlaps_at(pair, samples, warp, batch_size)
     best = max(overlaps, key=overlaps.__getitem__)  # the first of equals
     set_draft_temperature(pair.draft, best)
-    logger.info("draft temperature %g: overlap %.4f on dev prompts, %.4f at 1", best, overlaps[best], overlaps[1.0])
+    logger.info(
+        "draft temperature %g: overlap %.4f on dev prompts, %.4f at 1",
+        best,
+        overlaps[best],
+        overlaps[1.0],
+    )
     return replace(pair)

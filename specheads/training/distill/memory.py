@@ -1,4 +1,6 @@
-"""Whether a draft can be trained at all, and its weights fit a GPU next to the target, before anything is loaded."""
+"""Whether a draft can be trained at all, and its weights fit a GPU next to the target, before
+anything is loaded.
+"""
 
 import torch
 from transformers import PreTrainedModel
@@ -11,12 +13,20 @@ from specheads.training.distill.muon import matrices_of_layers
 from specheads.training.distill.settings import Distillation
 
 GIB = 2**30
-SHARDED = ("fsdp", "deepspeed", "model_parallel")  # how the strategies begin that spread a draft over devices
+SHARDED = (
+    "fsdp",
+    "deepspeed",
+    "model_parallel",
+)  # how the strategies begin that spread a draft over devices
 
 
 def trained_bytes(draft: PreTrainedModel) -> int:
-    """Return the bytes of a draft's weights in training, with gradients and the optimizer's state (Rajbhandari et al. 2020)."""
-    by_muon = sum(weight.numel() for weight in matrices_of_layers(draft))  # which has one moment in float32, and AdamW two
+    """Return the bytes of a draft's weights in training, with gradients and the optimizer's state
+    (Rajbhandari et al. 2020).
+    """
+    by_muon = sum(
+        weight.numel() for weight in matrices_of_layers(draft)
+    )  # which has one moment in float32, and AdamW two
     return 16 * sum(weight.numel() for weight in draft.parameters()) - 4 * by_muon
 
 
@@ -24,13 +34,16 @@ def check_trainable(quantized: bool, draft_id: str) -> None:
     """Raise UserError for a draft whose weights are quantized."""
     if quantized:
         raise UserError(
-            f"the draft {draft_id} is quantized, and its weights cannot be trained; leave out model.draft_quantization, and "
-            "quantize the draft that training makes."
+            f"the draft {draft_id} is quantized, and its weights cannot be trained; leave out"
+            " model.draft_quantization, and quantize the draft that training makes."
         )
 
 
 def check_config(config: PairConfig, settings: Distillation) -> None:
-    """Raise UserError for a draft that cannot be trained, from the configs of models alone; nothing is allocated."""
+    """Raise UserError for a draft that cannot be trained, from the configs of models alone.
+
+    Nothing is allocated.
+    """
     check_trainable(config.draft_quantization is not None, str(config.draft))
     device = torch.device(checked_device(config.device))
     if device.type != "cuda" or str(settings.trainer.other("strategy")).startswith(SHARDED):
@@ -45,14 +58,21 @@ def check_config(config: PairConfig, settings: Distillation) -> None:
     if config.device_map:  # how much of it comes to this device is known once it is loaded
         beside = 0.0
     else:
-        width = QUANTIZATIONS[config.quantization].num_bytes if config.quantization else target.dtype.itemsize
+        width = (
+            QUANTIZATIONS[config.quantization].num_bytes
+            if config.quantization
+            else target.dtype.itemsize
+        )
         beside = width * sum(weight.numel() for weight in target.parameters())
-    # What its layers keep for the gradient comes on top; where that does not fit, `errors.user_error` says what makes it smaller.
-    state, free = trained_bytes(draft), torch.cuda.mem_get_info(device)[0]
+    # What its layers keep for the gradient comes on top; where that does not fit,
+    # `errors.user_error` says what makes it smaller.
+    state = trained_bytes(draft)
+    free = torch.cuda.mem_get_info(device)[0]
     if state + beside > free:
         raise UserError(
-            f"training the draft does not fit the GPU: at least {(state + beside) / GIB:.1f} GiB, of which {state / GIB:.1f} for "
-            f"its weights with gradients and the optimizer's state and {beside / GIB:.1f} for the target, but "
-            f"{free / GIB:.1f} GiB are free. Train a smaller draft (init_layers=, or another model.draft=), or spread it with "
-            "trainer.devices= and +trainer.strategy=fsdp2."
+            f"training the draft does not fit the GPU: at least {(state + beside) / GIB:.1f} GiB,"
+            f" of which {state / GIB:.1f} for its weights with gradients and the optimizer's state"
+            f" and {beside / GIB:.1f} for the target, but {free / GIB:.1f} GiB are free. Train a"
+            " smaller draft (init_layers=, or another model.draft=), or spread it with"
+            " trainer.devices= and +trainer.strategy=fsdp2."
         )

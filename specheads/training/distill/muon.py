@@ -1,6 +1,8 @@
-"""The optimizer of a draft: matrices of its layers move by Muon (Jordan et al. 2024), all else by AdamW.
+"""The optimizer of a draft: matrices of its layers move by Muon (Jordan et al. 2024), all else by
+AdamW.
 
-One learning rate fits both (Liu et al. 2025, section 2.2). torch.optim.Muon is for bfloat16: 46 times slower with AVX2 alone.
+One learning rate fits both (Liu et al. 2025, section 2.2). torch.optim.Muon is for bfloat16: 46
+times slower with AVX2 alone.
 """
 
 from collections.abc import Callable, Iterable
@@ -11,25 +13,46 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 from transformers import PreTrainedModel
 
-_QUINTIC = (3.4445, -4.7750, 2.0315)  # of x, x^3 and x^5: in five turns singular values from 0.001 to 1 come close to 1 (Jordan)
-_TURNS, _MOMENTUM, _SIZE = 5, 0.95, 0.2  # 0.2: the root mean square of AdamW's steps (Liu et al.)
+_QUINTIC = (
+    3.4445,
+    -4.7750,
+    2.0315,
+)  # of x, x^3 and x^5: in five turns singular values from 0.001 to 1 come close to 1 (Jordan)
+# 0.2: the root mean square of AdamW's steps (Liu et al.)
+_TURNS = 5
+_MOMENTUM = 0.95
+_SIZE = 0.2
 
 
 def matrices_of_layers(model: PreTrainedModel) -> list[nn.Parameter]:
     """Return the matrices that are neither embeddings nor the output."""
     output = model.get_output_embeddings()
-    tables = {id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding) or module is output}
-    return [weight for weight in model.parameters() if weight.ndim == 2 and id(weight) not in tables]
+    tables = {
+        id(module.weight)
+        for module in model.modules()
+        if isinstance(module, nn.Embedding) or module is output
+    }
+    return [
+        weight for weight in model.parameters() if weight.ndim == 2 and id(weight) not in tables
+    ]
 
 
 class MuonAndAdamW(torch.optim.AdamW):
     """AdamW of weights, and Muon of those among them that are `matrices`, computed in `dtype`."""
 
     def __init__(
-        self, weights: Iterable[Tensor], matrices: Iterable[Tensor], lr: float, weight_decay: float, dtype: torch.dtype
+        self,
+        weights: Iterable[Tensor],
+        matrices: Iterable[Tensor],
+        lr: float,
+        weight_decay: float,
+        dtype: torch.dtype,
     ) -> None:
-        super().__init__(weights, lr, weight_decay=weight_decay)  # one group: sharded checkpoints know weights by their order
-        self._matrices, self._dtype = set(map(id, matrices)), dtype
+        super().__init__(
+            weights, lr, weight_decay=weight_decay
+        )  # one group: sharded checkpoints know weights by their order
+        self._matrices = set(map(id, matrices))
+        self._dtype = dtype
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -53,10 +76,14 @@ class MuonAndAdamW(torch.optim.AdamW):
     def _move(self, weight: Tensor, gradient: Tensor, lr: float, weight_decay: float) -> None:
         state = self.state[weight]
         if not state:
-            state.update(step=torch.zeros(()), momentum=torch.zeros_like(weight))  # AdamW expects steps when it is loaded
+            state.update(
+                step=torch.zeros(()), momentum=torch.zeros_like(weight)
+            )  # AdamW expects steps when it is loaded
         momentum = state["momentum"].lerp_(gradient, 1 - _MOMENTUM)
         direction = gradient.lerp(momentum, _MOMENTUM)
-        if isinstance(direction, DTensor):  # FSDP2: every process computes the whole, and keeps its part
+        if isinstance(
+            direction, DTensor
+        ):  # FSDP2: every process computes the whole, and keeps its part
             whole = orthogonalized(direction.full_tensor(), self._dtype)
             direction = distribute_tensor(whole, direction.device_mesh, direction.placements)
         else:
@@ -66,7 +93,9 @@ class MuonAndAdamW(torch.optim.AdamW):
 
 
 def orthogonalized(matrix: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return a matrix (M, N) with singular values near 1 in place of its own, computed in `dtype` (Newton-Schulz)."""
+    """Return a matrix (M, N) with singular values near 1 in place of its own, computed in `dtype`
+    (Newton-Schulz).
+    """
     wide = matrix.shape[0] <= matrix.shape[1]
     x = (matrix if wide else matrix.T).to(dtype)
     x = x / x.norm().clamp_min(torch.finfo(torch.float32).tiny)

@@ -1,4 +1,6 @@
-"""The settings of a distillation: every key of `specheads distill`, with its constraint and its sentence of help."""
+"""The settings of a distillation: every key of `specheads distill`, with its constraint and its
+sentence of help.
+"""
 
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -21,90 +23,114 @@ from specheads.training.settings import Loader, Optimizer, TrainerSettings, Trai
 if TYPE_CHECKING:
     from specheads.pair.initial_draft import TargetLayers
 
-LR_TIMES_WIDTH = 0.16  # the learning rate that was best for nano's draft, times its width; updates of wider layers add up
+# The learning rate that was best for nano's draft, times its width; updates of wider layers add up
+LR_TIMES_WIDTH = 0.16
 
 
 class _DraftOptimizer(Settings):
     """Muon and AdamW, with a default learning rate that depends on the draft's width."""
 
     lr: PositiveNumber | None = setting(
-        None, "the highest learning rate; it falls to 0 as a cosine; null: 0.16 / the draft's hidden size"
+        None,
+        "the highest learning rate; it falls to 0 as a cosine; null: 0.16 / the draft's hidden"
+        " size",
     )
     weight_decay: NonNegativeNumber = setting(0.0, "the weight decay; 0: none")
-    warmup_share: Probability = setting(0.03, "the share of all steps in which the learning rate rises; 0: none")
+    warmup_share: Probability = setting(
+        0.03, "the share of all steps in which the learning rate rises; 0: none"
+    )
 
     def for_width(self, width: int) -> Optimizer:
         """Return the settings for a model whose hidden states have `width` numbers."""
-        return Optimizer(**self.values() | {"lr": LR_TIMES_WIDTH / width if self.lr is None else self.lr})
+        return Optimizer(
+            **self.values() | {"lr": LR_TIMES_WIDTH / width if self.lr is None else self.lr}
+        )
 
 
 class _DraftLoader(Loader):
-    batch_size: PositiveCount = setting(16, "texts per batch, of all processes together: each takes an equal part")
+    batch_size: PositiveCount = setting(
+        16, "texts per batch, of all processes together: each takes an equal part"
+    )
 
 
 class _DraftTrainer(TrainerSettings):
     precision: Literal["32-true", "bf16-mixed", "16-mixed", "auto"] = setting(
         "auto",
-        "the precision of arithmetic; auto: bf16-mixed on CUDA and for a draft in bfloat16, else 32-true; with half precision "
-        "the other products on CUDA are in TF32; weights are always trained in float32, as half-precision weights lose small "
-        "steps",
+        "the precision of arithmetic; auto: bf16-mixed on CUDA and for a draft in bfloat16, else"
+        " 32-true; with half precision the other products on CUDA are in TF32; weights are always"
+        " trained in float32, as half-precision weights lose small steps",
     )
 
 
 class Distillation(Training):
     """The settings of a distillation. Raises UserError for the first mistake."""
 
-    # Responses that the draft itself writes taught less (docs/measurements/archive.md, distilled drafts).
+    # Responses that the draft itself writes taught less (docs/measurements/archive.md, distilled
+    # drafts).
     samples: Literal["text", "target"] = setting(
-        "target", "whose responses to the train prompts the draft learns from: text (the data set's own) or target (the target's)"
+        "target",
+        "whose responses to the train prompts the draft learns from: text (the data set's own) or"
+        " target (the target's)",
     )
     init_layers: PositiveCount | tuple[Count, ...] | None = setting(
-        None, "the target's layers that the draft begins with, [0,3,5], or how many, spread evenly; null: it begins as it is"
+        None,
+        "the target's layers that the draft begins with, [0,3,5], or how many, spread evenly; null:"
+        " it begins as it is",
     )
     draft_vocabulary: PositiveCount | None = setting(
         None,
-        "how many tokens the draft's output keeps: the most frequent ones of the responses to train prompts, and those that end "
-        "one; the draft never proposes the others; null: all",
+        "how many tokens the draft's output keeps: the most frequent ones of the responses to train"
+        " prompts, and those that end one; the draft never proposes the others; null: all",
     )
     embedding: Literal["own", "target"] = setting(
         "own",
-        "the draft's input embeddings: its own, or target: those of the target, which are not trained and not stored; needs "
-        "draft_vocabulary",
+        "the draft's input embeddings: its own, or target: those of the target, which are not"
+        " trained and not stored; needs draft_vocabulary",
     )
     stored_dtype: Literal["auto", "float32", "bfloat16", "float16", "int8"] = setting(
         "auto",
-        "the type of the weights in the new draft's folder; auto: bfloat16 for a draft in float32, else its own; int8: linear "
-        "maps in 8 bits with a factor for 32 inputs, which only specheads reads",
+        "the type of the weights in the new draft's folder; auto: bfloat16 for a draft in float32,"
+        " else its own; int8: linear maps in 8 bits with a factor for 32 inputs, which only"
+        " specheads reads",
         decides=False,
     )
     divergence: Literal["total_variation", "forward_kl"] = setting(
         "total_variation",
-        "the divergence of the draft's distribution from the target's, for each token: total_variation (the probability of a "
-        "rejection) or forward_kl",
+        "the divergence of the draft's distribution from the target's, for each token:"
+        " total_variation (the probability of a rejection) or forward_kl",
         key="loss.divergence",
     )
     target_probs_budget: NonNegativeNumber = setting(
         16,
-        "the largest size, in GiB, of the target's distributions that are stored if they are read again (the 64 most likely "
-        "tokens of each, and the rest); larger ones take a forward pass of the target per text and epoch; 0: none are stored",
+        "the largest size, in GiB, of the target's distributions that are stored if they are read"
+        " again (the 64 most likely tokens of each, and the rest); larger ones take a forward pass"
+        " of the target per text and epoch; 0: none are stored",
         decides=False,  # which responses are read from the store decides, see load_splits
     )
     gradient_checkpointing: Flag = setting(
         False,
-        "whether the draft's layers run again for the gradient, which takes less memory and a third more time",
+        "whether the draft's layers run again for the gradient, which takes less memory and a third"
+        " more time",
         decides=False,
     )
     optimizer: _DraftOptimizer = setting(_DraftOptimizer(), "how weights are updated")
     loader: _DraftLoader = setting(_DraftLoader(), "how texts are loaded")
     num_dev_prompts: PositiveCount = setting(
-        100, "dev prompts on whose responses the draft is measured after each epoch", key="validation.num_prompts", decides=False
+        100,
+        "dev prompts on whose responses the draft is measured after each epoch",
+        key="validation.num_prompts",
+        decides=False,
     )
-    trainer: _DraftTrainer = setting(_DraftTrainer(), "arguments of lightning.Trainer", decides=False)
+    trainer: _DraftTrainer = setting(
+        _DraftTrainer(), "arguments of lightning.Trainer", decides=False
+    )
 
     @property
     def initial_draft(self) -> "TargetLayers | None":
         """What makes the draft before training; None: it is the pair's."""
-        from specheads.pair.initial_draft import TargetLayers  # imports transformers, which takes seconds
+        from specheads.pair.initial_draft import (
+            TargetLayers,
+        )  # imports transformers, which takes seconds
 
         return None if self.init_layers is None else TargetLayers(self.init_layers)
 
@@ -112,11 +138,17 @@ class Distillation(Training):
     def check_values(self) -> "Distillation":
         if self.embedding == "target" and self.draft_vocabulary is None:
             raise UserError(
-                "embedding=target stores no input embeddings, and a draft whose output has all tokens may share them; give for "
-                "example draft_vocabulary=16384."
+                "embedding=target stores no input embeddings, and a draft whose output has all"
+                " tokens may share them; give for example draft_vocabulary=16384."
             )
         return self
 
     def cache_key(self, width: int) -> dict[str, Any]:
-        """Return the settings that decide the result of a training for a draft of this width, except for models and data."""
-        return cache_key(self) | cache_key(self.optimizer.for_width(width), "optimizer") | self.trainer.cache_key()
+        """Return the settings that decide the result of a training for a draft of this width,
+        except for models and data.
+        """
+        return (
+            cache_key(self)
+            | cache_key(self.optimizer.for_width(width), "optimizer")
+            | self.trainer.cache_key()
+        )

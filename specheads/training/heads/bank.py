@@ -23,24 +23,36 @@ class HeadSpec:
 
 
 class HeadStack(nn.Module):
-    """G networks of the same inputs, width and depth as one batched computation; parameters of a name are one tensor (G, ...)."""
+    """G networks of the same inputs, width and depth as one batched computation.
+
+    Parameters of a name are one tensor (G, ...).
+    """
 
     input_mean: Tensor
     input_scale: Tensor
 
     def __init__(self, networks: Sequence[Network]) -> None:
         super().__init__()
-        first, self.count = networks[0], len(networks)
+        first = networks[0]
+        self.count = len(networks)
         self.inputs = first.inputs
         self.register_buffer("input_mean", first.get_buffer("input_mean").clone())
         self.register_buffer("input_scale", first.get_buffer("input_scale").clone())
-        self.projection = _Stacked(networks, "projection") if isinstance(first.projection, nn.Linear) else None
-        stacked = [_Stacked(networks, f"blocks.{level}.linear") for level in range(len(first.blocks))]
-        self.blocks = nn.ModuleList(nn.ModuleDict({"linear": block}) for block in stacked)  # names are those of the networks
+        self.projection = (
+            _Stacked(networks, "projection") if isinstance(first.projection, nn.Linear) else None
+        )
+        stacked = [
+            _Stacked(networks, f"blocks.{level}.linear") for level in range(len(first.blocks))
+        ]
+        self.blocks = nn.ModuleList(
+            nn.ModuleDict({"linear": block}) for block in stacked
+        )  # names are those of the networks
         self.readout = _Stacked(networks, "readout")
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Return logits (G, N), in the order in which the networks were given, of assembled inputs (N, input_size)."""
+        """Return logits (G, N), in the order in which the networks were given, of assembled inputs
+        (N, input_size).
+        """
         x = (inputs - self.input_mean) * self.input_scale
         x = x.expand(self.count, *x.shape) if self.projection is None else self.projection.shared(x)
         for block in self.blocks:
@@ -48,7 +60,9 @@ class HeadStack(nn.Module):
         return self.readout(x).squeeze(-1)
 
     def lend(self, networks: Sequence[Network]) -> None:
-        """Let networks of the shapes and order of the given ones share this stack's memory, so that changes appear in both."""
+        """Let networks of the shapes and order of the given ones share this stack's memory, so that
+        changes appear in both.
+        """
         for place, network in enumerate(networks):
             state = {name: values.detach()[place] for name, values in self.named_parameters()}
             network.load_state_dict(state | dict(self.named_buffers()), assign=True)
@@ -59,12 +73,18 @@ class HeadStack(nn.Module):
         """Multiply each network's gradient by its factor (G,)."""
         for parameter in self.parameters():
             if parameter.grad is not None:
-                parameter.grad.mul_(factors.to(parameter.grad.dtype).reshape(-1, *[1] * (parameter.grad.dim() - 1)))
+                parameter.grad.mul_(
+                    factors.to(parameter.grad.dtype).reshape(-1, *[1] * (parameter.grad.dim() - 1))
+                )
 
     @torch.no_grad()
     def clip_gradients(self, largest: float) -> None:
-        """Scale each network's gradient down to the norm `largest` if it is longer, as if the network were trained alone."""
-        gradients = [parameter.grad for parameter in self.parameters() if parameter.grad is not None]
+        """Scale each network's gradient down to the norm `largest` if it is longer, as if the
+        network were trained alone.
+        """
+        gradients = [
+            parameter.grad for parameter in self.parameters() if parameter.grad is not None
+        ]
         squares = sum(gradient.flatten(1).double().square().sum(dim=1) for gradient in gradients)
         self.scale_gradients((largest / (torch.as_tensor(squares).sqrt() + 1e-6)).clamp_max(1.0))
 
@@ -73,8 +93,12 @@ class _Stacked(nn.Module):
     def __init__(self, networks: Sequence[Network], name: str) -> None:
         super().__init__()
         maps = [cast(nn.Linear, network.get_submodule(name)) for network in networks]
-        self.weight = nn.Parameter(torch.stack([linear_map.weight.detach() for linear_map in maps]))  # (G, O, I)
-        self.bias = nn.Parameter(torch.stack([linear_map.bias.detach() for linear_map in maps]))  # (G, O)
+        self.weight = nn.Parameter(
+            torch.stack([linear_map.weight.detach() for linear_map in maps])
+        )  # (G, O, I)
+        self.bias = nn.Parameter(
+            torch.stack([linear_map.bias.detach() for linear_map in maps])
+        )  # (G, O)
 
     def forward(self, x: Tensor) -> Tensor:
         """Return (G, N, O) of inputs (G, N, I)."""
@@ -87,7 +111,10 @@ class _Stacked(nn.Module):
 
 
 class HeadBank(nn.Module):
-    """Heads of one kind, batched by shape, each of which learns as if alone; tensors (heads, ...) are in the order of `specs`."""
+    """Heads of one kind, batched by shape, each of which learns as if alone.
+
+    Tensors (heads, ...) are in the order of `specs`.
+    """
 
     def __init__(self, specs: list[HeadSpec], seed: int) -> None:
         super().__init__()
@@ -98,9 +125,13 @@ class HeadBank(nn.Module):
             with torch.random.fork_rng(devices=[]):
                 torch.manual_seed(seed)
                 heads.append(AcceptanceHead(spec.config))
-            groups.setdefault((heads[-1].inputs, spec.config.width, spec.config.depth), []).append(number)
+            groups.setdefault((heads[-1].inputs, spec.config.width, spec.config.depth), []).append(
+                number
+            )
         # Each stack with the numbers of its heads.
-        self.stacks_and_groups = [(HeadStack([heads[number] for number in group]), group) for group in groups.values()]
+        self.stacks_and_groups = [
+            (HeadStack([heads[number] for number in group]), group) for group in groups.values()
+        ]
         self.stacks = nn.ModuleList(stack for stack, _ in self.stacks_and_groups)
 
     @property
@@ -114,15 +145,23 @@ class HeadBank(nn.Module):
     @property
     def heads(self) -> dict[str, AcceptanceHead]:
         """The heads by name; they share the bank's memory."""
-        heads = [AcceptanceHead(spec.config).requires_grad_(False).train(self.training) for spec in self.specs]
+        heads = [
+            AcceptanceHead(spec.config).requires_grad_(False).train(self.training)
+            for spec in self.specs
+        ]
         for stack, group in self.stacks_and_groups:
             stack.lend([heads[number] for number in group])
         return {spec.name: head for spec, head in zip(self.specs, heads, strict=True)}
 
     def forward(self, features: Mapping[str, Tensor]) -> Tensor:
         """Return logits (heads, N)."""
-        logits = torch.cat([stack(self._assembled(stack, features)) for stack, _ in self.stacks_and_groups])
-        numbers = torch.tensor([number for _, group in self.stacks_and_groups for number in group], device=logits.device)
+        logits = torch.cat(
+            [stack(self._assembled(stack, features)) for stack, _ in self.stacks_and_groups]
+        )
+        numbers = torch.tensor(
+            [number for _, group in self.stacks_and_groups for number in group],
+            device=logits.device,
+        )
         return logits[numbers.argsort()]
 
     def standardise(self, features: Mapping[str, Tensor]) -> None:
@@ -141,7 +180,11 @@ class HeadBank(nn.Module):
         return assemble(stack.inputs, features, stack.readout.weight.dtype)
 
     def losses(self, logits: Tensor, label: Tensor) -> tuple[Tensor, Tensor]:
-        """Return sums of losses and sums of weights, (heads,) both, for logits (heads, N) and acceptance probabilities (N,)."""
+        """Return sums of losses and sums of weights, (heads,) both, for logits (heads, N) and
+        acceptance probabilities (N,).
+        """
         rows = zip(logits, self.specs, strict=True)
-        sums, weights = zip(*(weighted_bce(row, label, spec.reject_weight) for row, spec in rows), strict=True)
+        sums, weights = zip(
+            *(weighted_bce(row, label, spec.reject_weight) for row, spec in rows), strict=True
+        )
         return torch.stack(sums), torch.stack(weights)

@@ -26,15 +26,24 @@ class HeadModule(CurveModule):
 
     def __init__(self, bank: HeadBank, draft: LanguageModel, optimizer: Optimizer) -> None:
         super().__init__()
-        self.bank, self.optimizer = bank, optimizer
+        self.bank = bank
+        self.optimizer = optimizer
         self.lm = draft  # no module, so that its weights are not registered as this one's
         self._collected: list[tuple[Tensor, Tensor, Tensor]] = []  # see `_collect`
         self.test_results: dict[str, dict[str, float]] = {}
-        self.divergences: dict[str, dict[str, float]] = {}  # each head's KL on train and dev prompts (SpecDec++, table 3)
+        self.divergences: dict[
+            str, dict[str, float]
+        ] = {}  # each head's KL on train and dev prompts (SpecDec++, table 3)
 
-    def features(self, batch: HeadBatch, needs: frozenset[str] | None = None, predicts: str | None = None) -> dict[str, Tensor]:
-        """Return the features of a batch: those that the bank reads, or those that `needs` and `predicts` ask for."""
-        lm, predicts, needs = self.lm, predicts or self.bank.predicts, needs or self.bank.needs
+    def features(
+        self, batch: HeadBatch, needs: frozenset[str] | None = None, predicts: str | None = None
+    ) -> dict[str, Tensor]:
+        """Return the features of a batch: those that the bank reads, or those that `needs` and
+        `predicts` ask for.
+        """
+        lm = self.lm
+        predicts = predicts or self.bank.predicts
+        needs = needs or self.bank.needs
         stored = batch.features if predicts == self.bank.predicts else {}
         features = {name: value for name, value in stored.items() if name in needs}
         missing = needs - features.keys()
@@ -44,27 +53,41 @@ class HeadModule(CurveModule):
         return features | (head_features(lm, batch, predicts, missing) if missing else {})
 
     def on_fit_start(self) -> None:
-        """Move the draft to the device of the heads; fix the scale of look-ahead inputs from the first batches."""
+        """Move the draft to the device of the heads.
+
+        Fix the scale of look-ahead inputs from the first batches.
+        """
         self.lm.model.to(self.device)
         if self.bank.predicts == "next_token" and self.trainer.ckpt_path is None:
             loader = self.trainer.datamodule.loader("train", shared=False)
             parts = [self.features(batch.to(self.device)) for batch in islice(loader, 8)]
-            self.bank.standardise({name: torch.cat([part[name] for part in parts]) for name in parts[0]})
+            self.bank.standardise(
+                {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
+            )
         self.log_history()
 
     def training_step(self, batch: HeadBatch, batch_index: int) -> Tensor:
-        return self.loss_of_batch(batch_index, *self.bank.losses(self.bank(self.features(batch)), batch.label))
+        return self.loss_of_batch(
+            batch_index, *self.bank.losses(self.bank(self.features(batch)), batch.label)
+        )
 
     def scale_gradients(self, factors: Tensor) -> None:
         self.bank.scale_gradients(factors)
 
     def named_values(self, values: Sequence[float]) -> dict[str, float]:
-        return {f"{spec.name}/loss": value for spec, value in zip(self.bank.specs, values, strict=True)}
+        return {
+            f"{spec.name}/loss": value for spec, value in zip(self.bank.specs, values, strict=True)
+        }
 
     def configure_gradient_clipping(
-        self, optimizer: torch.optim.Optimizer, gradient_clip_val: float | None = None, gradient_clip_algorithm: str | None = None
+        self,
+        optimizer: torch.optim.Optimizer,
+        gradient_clip_val: float | None = None,
+        gradient_clip_algorithm: str | None = None,
     ) -> None:
-        """Limit the gradient of each head separately, so that it learns as if it were trained alone."""
+        """Limit the gradient of each head separately, so that it learns as if it were trained
+        alone.
+        """
         if gradient_clip_val and gradient_clip_algorithm in (None, "norm"):
             self.bank.clip_gradients(gradient_clip_val)
         else:
@@ -100,7 +123,9 @@ class HeadModule(CurveModule):
         inputs = torch.cat([self.rival_features(batch).cpu() for batch in train])
         self.test_results |= _rivals(torch.cat(rivals), labels, fit_logistic(inputs, known))
         predicted = torch.cat([self.bank(self.features(batch)).cpu() for batch in train], dim=1)
-        last = {name: value for _, metrics in self.history for name, value in metrics.items()}  # the last validation's
+        last = {
+            name: value for _, metrics in self.history for name, value in metrics.items()
+        }  # the last validation's
         for spec, row in zip(self.bank.specs, predicted, strict=True):
             self.divergences[spec.name] = {"train": binary_kl(row, known).item()}
             if (dev := last.get(f"dev/{spec.name}/kl")) is not None:
@@ -111,10 +136,16 @@ class HeadModule(CurveModule):
     def _measured(self, logits: Tensor, labels: Tensor) -> dict[str, float]:
         """Return metrics of all heads, for logits (heads, n) and labels (n,)."""
         rows = zip(self.bank.specs, logits, strict=True)
-        return {f"{spec.name}/{name}": value for spec, row in rows for name, value in prediction_metrics(row, labels).items()}
+        return {
+            f"{spec.name}/{name}": value
+            for spec, row in rows
+            for name, value in prediction_metrics(row, labels).items()
+        }
 
     def rival_features(self, batch: HeadBatch) -> Tensor:
-        """Return (n, 3) the features of rules without a head, log d(y), max d and entropy, of drafted tokens."""
+        """Return (n, 3) the features of rules without a head, log d(y), max d and entropy, of
+        drafted tokens.
+        """
         features = self.features(batch, frozenset(RECORDED), "next_token")
         return assemble(RECORDED, features, features["entropy"].dtype)
 
@@ -133,7 +164,9 @@ class HeadModule(CurveModule):
         return torch.cat(logits, dim=1), torch.cat(labels), list(more)
 
     def configure_optimizers(self) -> dict[str, Any]:
-        optimizer = torch.optim.AdamW(self.bank.parameters(), lr=self.optimizer.lr, weight_decay=self.optimizer.weight_decay)
+        optimizer = torch.optim.AdamW(
+            self.bank.parameters(), lr=self.optimizer.lr, weight_decay=self.optimizer.weight_decay
+        )
         return self.scheduled(optimizer, self.optimizer)
 
     def check_not_constant(self, features: dict[str, Tensor]) -> None:
@@ -141,13 +174,16 @@ class HeadModule(CurveModule):
             for name, head in self.bank.heads.items():
                 if not head(features).std().item() >= LEAST_SPREAD:  # also where it is NaN
                     raise UserError(
-                        f"head {name} predicts a constant, or NaN, after training; train longer (trainer.max_epochs), on more "
-                        "prompts (data.num_train), or with another learning rate (optimizer.lr). Its checkpoint is kept."
+                        f"head {name} predicts a constant, or NaN, after training; train longer"
+                        " (trainer.max_epochs), on more prompts (data.num_train), or with another"
+                        " learning rate (optimizer.lr). Its checkpoint is kept."
                     )
 
 
 def _rivals(features: Tensor, labels: Tensor, weights: Tensor) -> dict[str, dict[str, float]]:
-    """Return metrics on the same tokens without a head: of the draft's numbers (n, 3), and of their logistic."""
+    """Return metrics on the same tokens without a head: of the draft's numbers (n, 3), and of their
+    logistic.
+    """
     logistic = features.double() @ weights[:-1] + weights[-1]
     return {
         "draft probability": {"auroc": auroc(features[:, 0], labels)},

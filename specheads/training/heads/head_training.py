@@ -1,4 +1,6 @@
-"""Training heads: one pass over the draft's states for all of them, and the folders that they are exported to."""
+"""Training heads: one pass over the draft's states for all of them, and the folders that they are
+exported to.
+"""
 
 import json
 import logging
@@ -39,7 +41,8 @@ logger = logging.getLogger(__name__)
 class TrainedHeads:
     """Heads that were trained together, in `folder`: the head, or the folders of the heads `names`.
 
-    `test` has metrics on test prompts by name, also of rules without a head; `calibrated` and `information` are on dev prompts.
+    `test` has metrics on test prompts by name, also of rules without a head; `calibrated` and
+    `information` are on dev prompts.
     """
 
     folder: Path
@@ -56,24 +59,34 @@ def train_heads(
     run: Path,
     loggers: Sequence[Logger] = (),
 ) -> TrainedHeads:
-    """Train heads on the pair's draft, calibrate them where that helps and export them to `run`/heads.
+    """Train heads on the pair's draft, calibrate them where that helps and export them to
+    `run`/heads.
 
-    An unfinished training in `run` is resumed. A function that makes the data is called once the settings have been checked.
-    `loggers` get the curves. Raises UserError for a data set without one of the splits, and for heads that learned nothing.
+    An unfinished training in `run` is resumed. A function that makes the data is called once the
+    settings have been checked. `loggers` get the curves. Raises UserError for a data set without
+    one of the splits, and for heads that learned nothing.
     """
     run = Path(run)
     if settings.trainer.other("strategy") == FSDP2:
         raise UserError(
-            f"trainer.strategy={FSDP2} spreads the weights of a draft over processes, and heads are small; leave it out, or use "
-            "specheads distill."
+            f"trainer.strategy={FSDP2} spreads the weights of a draft over processes, and heads are"
+            " small; leave it out, or use specheads distill."
         )
     settings = settings.for_pair(pair)
-    kinds, made = settings.kinds(), cache(data) if callable(data) else lambda: data
-    results, names, is_first = dict[str, dict[str, float]](), list[str](), True
+    kinds = settings.kinds()
+    made = cache(data) if callable(data) else lambda: data
+    results = dict[str, dict[str, float]]()
+    names = list[str]()
+    is_first = True
     for kind in kinds:
-        specs, found, is_first = _train_kind(pair, made, kind, run, loggers, "last" if len(kinds) == 1 else kind.heads)
+        specs, found, is_first = _train_kind(
+            pair, made, kind, run, loggers, "last" if len(kinds) == 1 else kind.heads
+        )
         names += specs
-        for name, metrics in found.items():  # rules without a head are measured on each kind's texts
+        for (
+            name,
+            metrics,
+        ) in found.items():  # rules without a head are measured on each kind's texts
             results[name if name in specs or len(kinds) == 1 else f"{name}, {kind.heads}"] = metrics
     if not is_first:
         return TrainedHeads(run, names)  # the first process of a distributed run writes the files
@@ -81,26 +94,42 @@ def train_heads(
     folder = run / "heads" / (names[0] if len(names) == 1 else "")
     if settings.calibration is None:
         return TrainedHeads(folder, names, results)
-    limits, parent = made().limits, made().folder.parent
+    limits = made().limits
+    parent = made().folder.parent
     recorder = Recorder(pair, settings.warp, limits, RecordSettings(), settings.seed, parent)
-    calibrated, known = calibrate(settings.calibration, recorder, made().prompts, [run / "heads" / name for name in names])
+    calibrated, known = calibrate(
+        settings.calibration, recorder, made().prompts, [run / "heads" / name for name in names]
+    )
     return TrainedHeads(folder, names, results, calibrated, known)
 
 
 def _train_kind(
-    pair: Pair, data: Callable[[], GeneratedData], settings: HeadTraining, run: Path, loggers: Sequence[Logger], checkpoint: str
+    pair: Pair,
+    data: Callable[[], GeneratedData],
+    settings: HeadTraining,
+    run: Path,
+    loggers: Sequence[Logger],
+    checkpoint: str,
 ) -> tuple[list[str], dict[str, dict[str, float]], bool]:
-    """Train and export the heads of one kind; return their names, the metrics on test prompts, and whether files were written."""
+    """Train and export the heads of one kind.
+
+    Return their names, the metrics on test prompts, and whether files were written.
+    """
     specs = settings.specs(pair)
-    provenance = {"head": json.dumps([asdict(spec) for spec in specs], sort_keys=True)} | settings.cache_key()
-    trainer, checkpoints = new_trainer(settings, run, loggers, pair.draft_lm.device.type, provenance, checkpoint)
+    provenance = {
+        "head": json.dumps([asdict(spec) for spec in specs], sort_keys=True)
+    } | settings.cache_key()
+    trainer, checkpoints = new_trainer(
+        settings, run, loggers, pair.draft_lm.device.type, provenance, checkpoint
+    )
     folder = data().folder
     checkpoints.provenance["data"] = folder.name
     module = HeadModule(HeadBank(specs, settings.seed), pair.draft_lm, settings.optimizer)
     loaders = _loaders(folder, settings, pair, module)
     train = load_split(folder, "train")
     counts = {"num_prompts": len(set(train["prompt_id"][:])), "num_responses": len(train)}
-    earlier, names = checkpoint_to_resume(checkpoints), [spec.name for spec in specs]
+    earlier = checkpoint_to_resume(checkpoints)
+    names = [spec.name for spec in specs]
     with deferred() as checkpoints.request:
         logger.info(
             "training %s: %d responses to %d train prompts, %d epochs, %s, into %s%s, %s",
@@ -111,7 +140,9 @@ def _train_kind(
             "each on texts mixed anew" if settings.response_share < 1 else "all on the same texts",
             run,
             f", resumed from {earlier}" if earlier else "",
-            memory_of("training", pair.draft_lm, memory_parts(pair.draft_lm)),  # it reads the test texts
+            memory_of(
+                "training", pair.draft_lm, memory_parts(pair.draft_lm)
+            ),  # it reads the test texts
         )
         trainer.fit(module, loaders, ckpt_path=earlier)
         trainer.test(module, loaders, verbose=False)
@@ -122,17 +153,33 @@ def _train_kind(
 
 
 def _loaders(folder: Path, settings: HeadTraining, pair: Pair, module: HeadModule) -> ResumableData:
-    """Return the loaders of all splits of a data set; the draft's states are stored first if the settings ask for it."""
+    """Return the loaders of all splits of a data set.
+
+    The draft's states are stored first if the settings ask for it.
+    """
     mixing = settings.predicts, settings.response_share, settings.seed
-    splits: dict[str, Any] = {split: MixedResponses(load_split(folder, split), *mixing) for split in SPLITS}
+    splits: dict[str, Any] = {
+        split: MixedResponses(load_split(folder, split), *mixing) for split in SPLITS
+    }
     if settings.response_share == 1:  # mixed texts differ from epoch to epoch
         read = {split: splits[split] for split in ("train", "dev")}  # these are read in every epoch
-        splits |= FeatureStore(folder, pair.draft_lm, read, module.bank.needs).stored(settings.features_budget)
+        splits |= FeatureStore(folder, pair.draft_lm, read, module.bank.needs).stored(
+            settings.features_budget
+        )
     return ResumableData(splits, **settings.loader.values(), seed=settings.seed, collate=collate)
 
 
-def _export(module: HeadModule, loaders: ResumableData, run: Path, trained: Mapping[str, Any], learned: TrainPrompts) -> None:
-    """Write every head, how it was `trained` and on which prompts; raises UserError for one whose predictions do not vary."""
+def _export(
+    module: HeadModule,
+    loaders: ResumableData,
+    run: Path,
+    trained: Mapping[str, Any],
+    learned: TrainPrompts,
+) -> None:
+    """Write every head, how it was `trained` and on which prompts.
+
+    Raises UserError for one whose predictions do not vary.
+    """
     device = module.lm.device
     module.to(device)  # Lightning leaves the heads on the CPU
     with torch.no_grad():
@@ -148,6 +195,7 @@ def _export(module: HeadModule, loaders: ResumableData, run: Path, trained: Mapp
             "test": module.test_results[spec.name],
             "kl": module.divergences[spec.name],
         }
-        head.config, head.train_prompts = replace(head.config, train=provenance), learned
+        head.config = replace(head.config, train=provenance)
+        head.train_prompts = learned
         inputs = head.assemble({name: value[:NUM_GOLDEN] for name, value in features.items()})
         save_head(head, run / "heads" / spec.name, inputs)

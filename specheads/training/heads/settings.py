@@ -1,4 +1,6 @@
-"""The settings of head training, and the heads that they describe: one for each combination of values in lists."""
+"""The settings of head training, and the heads that they describe: one for each combination of
+values in lists.
+"""
 
 import itertools
 from collections.abc import Mapping, Sequence
@@ -24,22 +26,35 @@ from specheads.settings import (
 from specheads.training.heads.bank import HeadSpec
 from specheads.training.settings import Optimizer, Training
 
-# The paper mixes because its heads read the drafted token. A look-ahead head does not, and the probability that a round survives
-# is a product of probabilities that each assume that all earlier tokens are accepted: the context to learn from is the target's
-# response. Measured on nano: docs/measurements/archive.md, kinds of heads.
+# The paper mixes because its heads read the drafted token. A look-ahead head does not, and the
+# probability that a round survives is a product of probabilities that each assume that all earlier
+# tokens are accepted: the context to learn from is the target's response. Measured on nano:
+# docs/measurements/archive.md, kinds of
+# heads.
 Predicts = Literal["next_token", "input_token"]
-KINDS: Mapping[str, Predicts] = {"lookahead": "next_token", "specdecpp": "input_token"}  # what the heads of each kind predict
+KINDS: Mapping[str, Predicts] = {
+    "lookahead": "next_token",
+    "specdecpp": "input_token",
+}  # what the heads of each kind predict
 RESPONSE_SHARE = {"input_token": 0.15, "next_token": 1.0}
 REJECT_WEIGHT = {"input_token": 6.0, "next_token": 1.0}
-LARGEST_RESPONSE_SHARE = {"input_token": 0.99, "next_token": 1.0}  # at 1, an input_token head would have nothing to predict
+LARGEST_RESPONSE_SHARE = {
+    "input_token": 0.99,
+    "next_token": 1.0,
+}  # at 1, an input_token head would have nothing to predict
 
 
 def checked_share(predicts: str, response_share: float | None) -> float:
-    """Return the probability that a position keeps the target's token, for None that of the kind; raises UserError for others."""
-    share, largest = RESPONSE_SHARE[predicts] if response_share is None else response_share, LARGEST_RESPONSE_SHARE[predicts]
+    """Return the probability that a position keeps the target's token, for None that of the kind.
+
+    Raises UserError for others.
+    """
+    share = RESPONSE_SHARE[predicts] if response_share is None else response_share
+    largest = LARGEST_RESPONSE_SHARE[predicts]
     if not 0 <= share <= largest:
         raise UserError(
-            f"mixing.response_share={shown(share)} must be a number from 0 to {largest:g} for {predicts} heads, for example 0.15."
+            f"mixing.response_share={shown(share)} must be a number from 0 to {largest:g} for"
+            f" {predicts} heads, for example 0.15."
         )
     return share
 
@@ -51,24 +66,28 @@ def _alike(value: tuple[str | tuple[str, ...], ...]) -> tuple[str | tuple[str, .
 
 
 class _HeadShape(Settings):
-    depth: OneOrMore[Count] = setting(3, "the number of residual blocks; 0: a linear head; or a list")
+    depth: OneOrMore[Count] = setting(
+        3, "the number of residual blocks; 0: a linear head; or a list"
+    )
     width: OneOrMore[PositiveCount | None] = setting(
-        None, "the width of the blocks; null: the draft's hidden size, for lookahead an eighth of it, 8 to 256; or a list"
+        None,
+        "the width of the blocks; null: the draft's hidden size, for lookahead an eighth of it, 8"
+        " to 256; or a list",
     )
     inputs: Annotated[tuple[str | tuple[str, ...], ...], AfterValidator(_alike)] = setting(
         (),
-        f"a list of {', '.join(KNOWN_INPUTS['input_token'])} and, for lookahead, "
-        f"{', '.join(name for name in KNOWN_INPUTS['next_token'] if name not in KNOWN_INPUTS['input_token'])}; "
-        f"[]: {', '.join(DEFAULT_INPUTS['input_token'])} for specdecpp, {', '.join(DEFAULT_INPUTS['next_token'])} for "
-        "lookahead; or a list of such lists",
+        f"a list of {', '.join(KNOWN_INPUTS['input_token'])} and, for lookahead,"
+        f" {', '.join(name for name in KNOWN_INPUTS['next_token'] if name not in KNOWN_INPUTS['input_token'])};"
+        f" []: {', '.join(DEFAULT_INPUTS['input_token'])} for specdecpp,"
+        f" {', '.join(DEFAULT_INPUTS['next_token'])} for lookahead; or a list of such lists",
     )
 
 
 class _Mixing(Settings):
     response_share: Number | None = setting(
         None,
-        "the probability that a position keeps the target's token in place of the drafted one; null: 0.15 (the paper's) for "
-        "specdecpp, 1 (no mixing) for lookahead",
+        "the probability that a position keeps the target's token in place of the drafted one;"
+        " null: 0.15 (the paper's) for specdecpp, 1 (no mixing) for lookahead",
     )
 
 
@@ -77,32 +96,40 @@ class HeadTraining(Training):
 
     heads: Literal["both", "lookahead", "specdecpp"] = setting(
         "both",
-        "the kind of heads: lookahead predicts whether a token is accepted before the draft has read it; specdecpp (the paper's) "
-        "after the draft has read it, and learns from mixed texts with a weight on rejections; both, one after the other",
+        "the kind of heads: lookahead predicts whether a token is accepted before the draft has"
+        " read it; specdecpp (the paper's) after the draft has read it, and learns from mixed texts"
+        " with a weight on rejections; both, one after the other",
         decides=False,
     )
     head: _HeadShape = setting(
-        _HeadShape(), "the inputs and size of the head to train; a trained one is given to specheads evaluate", decides=False
+        _HeadShape(),
+        "the inputs and size of the head to train; a trained one is given to specheads evaluate",
+        decides=False,
     )
     reject_weight: OneOrMore[PositiveNumber | None] = setting(
         None,
-        "the weight of a token's rejection in the loss, where that of its acceptance is 1; above 1 the head predicts more "
-        "rejections; null: 6 (the paper's) for specdecpp, 1 for lookahead; or a list",
+        "the weight of a token's rejection in the loss, where that of its acceptance is 1; above 1"
+        " the head predicts more rejections; null: 6 (the paper's) for specdecpp, 1 for lookahead;"
+        " or a list",
         key="loss.reject_weight",
         decides=False,
     )
-    mixing: _Mixing = setting(_Mixing(), "how drafted tokens are mixed into the text", decides=False)
+    mixing: _Mixing = setting(
+        _Mixing(), "how drafted tokens are mixed into the text", decides=False
+    )
     optimizer: Optimizer = setting(Optimizer(), "AdamW's settings")
     features_budget: NonNegativeNumber = setting(
         8,
-        "the largest size, in GiB, of the draft's states that are kept on disk, so that it reads each text once; larger ones, "
-        "and those of texts that every epoch mixes differently, are computed in every epoch; 0: none are kept",
+        "the largest size, in GiB, of the draft's states that are kept on disk, so that it reads"
+        " each text once; larger ones, and those of texts that every epoch mixes differently, are"
+        " computed in every epoch; 0: none are kept",
         decides=False,
     )
     calibration: PositiveCount | None = setting(
         100,
-        "the number of dev prompts that trained heads are calibrated on, by index in the round; null: they are not calibrated; "
-        "specheads evaluate reuses the recording if its num_dev_prompts is the same",
+        "the number of dev prompts that trained heads are calibrated on, by index in the round;"
+        " null: they are not calibrated; specheads evaluate reuses the recording if its"
+        " num_dev_prompts is the same",
         decides=False,
     )
 
@@ -121,28 +148,49 @@ class HeadTraining(Training):
         return KINDS[self.heads]
 
     def specs(self, pair: Pair | None = None) -> list[HeadSpec]:
-        """Return the heads to train for a pair; without one sizes are 1, to check settings before models are loaded."""
+        """Return the heads to train for a pair.
+
+        Without one sizes are 1, to check settings before models are loaded.
+        """
         if self.heads not in KINDS:
             return [spec for part in self.kinds() for spec in part.specs(pair)]
         choices = self._choices()
         if empty := [key for key, values in choices.items() if not values]:
             raise UserError(f"{empty[0]}=[] names no value; give one, or several.")
         combinations = itertools.product(*choices.values())
-        specs = [self._spec(dict(zip(choices, values, strict=True)), choices, pair) for values in combinations]
+        specs = [
+            self._spec(dict(zip(choices, values, strict=True)), choices, pair)
+            for values in combinations
+        ]
         if len({spec.name for spec in specs}) < len(specs):
-            raise UserError("the same head is asked for twice; give each value of each setting once.")
+            raise UserError(
+                "the same head is asked for twice; give each value of each setting once."
+            )
         return specs
 
     def _choices(self) -> dict[str, Sequence[Any]]:
-        head, inputs = self.head, self.head.inputs
+        head = self.head
+        inputs = self.head.inputs
         alternatives = inputs if inputs and not isinstance(inputs[0], str) else (inputs,)
-        several: dict[str, Any] = {"head.depth": head.depth, "head.width": head.width, "head.inputs": alternatives}
+        several: dict[str, Any] = {
+            "head.depth": head.depth,
+            "head.width": head.width,
+            "head.inputs": alternatives,
+        }
         several["loss.reject_weight"] = self.reject_weight
-        return {key: value if isinstance(value, tuple) else (value,) for key, value in several.items()}
+        return {
+            key: value if isinstance(value, tuple) else (value,) for key, value in several.items()
+        }
 
-    def _spec(self, values: Mapping[str, Any], choices: Mapping[str, Sequence[Any]], pair: Pair | None) -> HeadSpec:
-        """Return the head of these values, by key; its name has those settings of which there are several `choices`."""
-        predicts, inputs = self.predicts, values["head.inputs"] or DEFAULT_INPUTS[self.predicts]
+    def _spec(
+        self, values: Mapping[str, Any], choices: Mapping[str, Sequence[Any]], pair: Pair | None
+    ) -> HeadSpec:
+        """Return the head of these values, by key.
+
+        Its name has those settings of which there are several `choices`.
+        """
+        predicts = self.predicts
+        inputs = values["head.inputs"] or DEFAULT_INPUTS[self.predicts]
         of_pair: dict[str, Any] = {"hidden_size": 1, "embedding_size": 1}
         if pair is not None:
             of_pair = {
@@ -157,7 +205,9 @@ class HeadTraining(Training):
         weight = values["loss.reject_weight"] or REJECT_WEIGHT[predicts]
         tags = {"head.width": f"w{config.width}", "head.inputs": "+".join(config.inputs)}
         different = [tag for key, tag in tags.items() if len(choices[key]) > 1]
-        name = "-".join([predicts, f"d{config.depth}", f"r{weight:g}", *different]).replace(".", "_")
+        name = "-".join([predicts, f"d{config.depth}", f"r{weight:g}", *different]).replace(
+            ".", "_"
+        )
         return HeadSpec(name, config, weight)
 
     @property
@@ -165,6 +215,12 @@ class HeadTraining(Training):
         return checked_share(self.predicts, self.mixing.response_share)
 
     def cache_key(self) -> dict[str, Any]:
-        """Return the settings that decide the result of a training, except for the data and the heads."""
+        """Return the settings that decide the result of a training, except for the data and the
+        heads.
+        """
         shares = [part.response_share for part in self.kinds()]
-        return cache_key(self) | self.trainer.cache_key() | {"mixing.response_share": shares[0] if len(shares) == 1 else shares}
+        return (
+            cache_key(self)
+            | self.trainer.cache_key()
+            | {"mixing.response_share": shares[0] if len(shares) == 1 else shares}
+        )

@@ -6,7 +6,9 @@ from specheads.decoding.stopping import Confidence, FixedLength, MaxProbability
 
 
 def drafted(rule, state, feature, values):
-    """How many of a round's tokens with these values of a feature a rule lets be drafted, and its state."""
+    """How many of a round's tokens with these values of a feature a rule lets be drafted, and its
+    state.
+    """
     for count, value in enumerate(values, start=1):
         state, stop = rule.step(state, {feature: torch.tensor([value], dtype=torch.float64)})
         if stop:
@@ -40,7 +42,10 @@ def test_a_draft_ends_with_the_first_doubtful_token(rule, feature, values, expec
     [
         (lambda: MaxProbability(1.1), r"threshold=1\.1"),
         (lambda: MaxProbability(max_tokens=0), "max_tokens=0"),
-        (lambda: Confidence("high"), "threshold=high .*; it is a probability under the draft, for example 0.4[.]$"),
+        (
+            lambda: Confidence("high"),
+            "threshold=high .*; it is a probability under the draft, for example 0.4[.]$",
+        ),
         (lambda: Confidence(max_tokens=2.0), r"max_tokens=2\.0"),
     ],
 )
@@ -50,8 +55,11 @@ def test_bad_arguments_are_named(make, message):
 
 
 def planned(rule, outcomes):
-    """The lengths that a rule plans for rounds of these outcomes (drafted, accepted), and for one round more."""
-    state, lengths = rule.start_prompt(1, torch.device("cpu")), []
+    """The lengths that a rule plans for rounds of these outcomes (drafted, accepted), and for one
+    round more.
+    """
+    state = rule.start_prompt(1, torch.device("cpu"))
+    lengths = []
     for outcome in [*outcomes, None]:
         lengths.append(state.max_tokens.item())
         if outcome:

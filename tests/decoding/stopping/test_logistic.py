@@ -15,7 +15,9 @@ def features(**values):
 
 def test_inputs_come_in_the_order_of_their_names():
     values = features(max_prob=0.8, draft_prob=0.5, entropy=1.5)
-    inputs = logistic_inputs(["entropy", "bias", "log_draft_prob", "logit_max_prob", "max_prob"], values)
+    inputs = logistic_inputs(
+        ["entropy", "bias", "log_draft_prob", "logit_max_prob", "max_prob"], values
+    )
     assert inputs.tolist() == [pytest.approx([1.5, 1.0, math.log(0.5), math.log(4), 0.8])]
     block = {name: value.float().expand(3, 4) for name, value in values.items()}
     assert logistic_inputs(["max_prob", "bias"], block).shape == (3, 4, 2)
@@ -25,7 +27,10 @@ def test_inputs_come_in_the_order_of_their_names():
 def test_inputs_are_finite_for_distributions_with_one_certain_token(certain):
     names = ["logit_max_prob", "log_draft_prob"]
     for dtype in (torch.float32, torch.float64):
-        values = {"max_prob": torch.tensor([certain], dtype=dtype), "draft_prob": torch.tensor([certain], dtype=dtype)}
+        values = {
+            "max_prob": torch.tensor([certain], dtype=dtype),
+            "draft_prob": torch.tensor([certain], dtype=dtype),
+        }
         logit, log = logistic_inputs(names, values)[0].tolist()
         assert abs(logit) == pytest.approx(math.log(1e6), rel=1e-5)
         assert log == pytest.approx(math.log(1 - 1e-6) if certain else math.log(1e-6))
@@ -34,11 +39,19 @@ def test_inputs_are_finite_for_distributions_with_one_certain_token(certain):
 def test_a_logistic_stops_by_its_weights():
     # sigmoid(logit(0.8)) = 0.8, and 1 - 0.8^n > 0.5 first holds for n = 4
     rule = Logistic({"bias": 0.0, "logit_max_prob": 1.0}, threshold=0.5)
-    assert drafted_length(rule, rule.start_prompt(1, torch.device("cpu")), features(max_prob=0.8))[0] == 4
+    assert (
+        drafted_length(rule, rule.start_prompt(1, torch.device("cpu")), features(max_prob=0.8))[0]
+        == 4
+    )
     assert rule.needs == {"max_prob"}
     # sigmoid(2 log(0.5) + log(16)) = 0.8
     rule = Logistic({"log_draft_prob": 2.0, "entropy": 0.0, "bias": math.log(16)}, threshold=0.5)
-    assert drafted_length(rule, rule.start_prompt(1, torch.device("cpu")), features(draft_prob=0.5, entropy=3.0))[0] == 4
+    assert (
+        drafted_length(
+            rule, rule.start_prompt(1, torch.device("cpu")), features(draft_prob=0.5, entropy=3.0)
+        )[0]
+        == 4
+    )
     assert rule.needs == {"draft_prob", "entropy"}
     assert rule.compile_key == Logistic({"bias": 1, "entropy": 2, "log_draft_prob": 3}).compile_key
 
@@ -51,14 +64,29 @@ LOGIT = {"logit_max_prob": 1.0}
     [
         (
             lambda: Logistic(),
-            "weights=None must be numbers; specheads evaluate fits them .*, for example {l.*: 1.0, bias: 0.0}[.]$",
+            (
+                "weights=None must be numbers; specheads evaluate fits them .*, for example {l.*:"
+                " 1.0, bias: 0.0}[.]$"
+            ),
         ),
-        (lambda: Logistic({"logit_max_prob": None, "bias": 0.0}), "specheads evaluate fits them on dev prompts"),
-        (lambda: Logistic({"bias": 1.0}), "must be a set of keys with numbers, some of logit_max_prob, "),
+        (
+            lambda: Logistic({"logit_max_prob": None, "bias": 0.0}),
+            "specheads evaluate fits them on dev prompts",
+        ),
+        (
+            lambda: Logistic({"bias": 1.0}),
+            "must be a set of keys with numbers, some of logit_max_prob, ",
+        ),
         (lambda: Logistic({}), "must be a set of keys with numbers, some of logit_max_prob, "),
         (lambda: Logistic([1.0]), "must be a set of keys with numbers, some of logit_max_prob, "),
-        (lambda: Logistic({"max_probability": 1.0}), "weights.max_probability is not known; expected one of logit_max_prob, "),
-        (lambda: Logistic({"max_prob": "1"}), r"weights\.max_prob=1 .*; it is a weight, for example 1[.]$"),
+        (
+            lambda: Logistic({"max_probability": 1.0}),
+            "weights.max_probability is not known; expected one of logit_max_prob, ",
+        ),
+        (
+            lambda: Logistic({"max_prob": "1"}),
+            r"weights\.max_prob=1 .*; it is a weight, for example 1[.]$",
+        ),
         (lambda: Logistic(LOGIT, threshold=2), "threshold=2"),
         (lambda: Logistic(LOGIT, min_tokens=3, max_tokens=2), "min_tokens=3 and max_tokens=2"),
     ],
@@ -69,7 +97,9 @@ def test_bad_arguments_are_named(make, message):
 
 
 def test_weights_are_exact():
-    (weight,) = Logistic({"max_prob": 0.1}).initial_memory(1, torch.device("cpu")).flatten().tolist()
+    (weight,) = (
+        Logistic({"max_prob": 0.1}).initial_memory(1, torch.device("cpu")).flatten().tolist()
+    )
     assert weight == 0.1
 
 
@@ -77,7 +107,10 @@ def test_weights_that_are_left_open_are_fitted():
     fits = SimpleNamespace(logistic=lambda names: dict(zip(names, (0.5, -0.5), strict=True)))
     given = {"weights": {"max_prob": None, "bias": None}, "threshold": 0.4}
     assert Logistic.open_parameters(given) == {"weights"}
-    assert Logistic.fit(given, fits, None, None) == {"weights": {"max_prob": 0.5, "bias": -0.5}, "threshold": 0.4}
+    assert Logistic.fit(given, fits, None, None) == {
+        "weights": {"max_prob": 0.5, "bias": -0.5},
+        "threshold": 0.4,
+    }
     for weights in ({"max_prob": 1.0}, None):
         assert Logistic.open_parameters({"weights": weights}) == frozenset()
         assert Logistic.fit({"weights": weights}, fits, None, None) == {"weights": weights}

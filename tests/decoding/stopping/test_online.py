@@ -18,7 +18,9 @@ def features(**values):
 
 def entropy_head(predicts="next_token"):
     """A head whose logit is the `entropy` that it is shown."""
-    head = AcceptanceHead(HeadConfig(1, depth=0, predicts=predicts, inputs=("entropy",), width=1)).requires_grad_(False)
+    head = AcceptanceHead(
+        HeadConfig(1, depth=0, predicts=predicts, inputs=("entropy",), width=1)
+    ).requires_grad_(False)
     for name, value in head.named_parameters():
         value.fill_(1.0 if "weight" in name else 0.0)
     return head
@@ -33,37 +35,56 @@ def newton(weights, information, rows, outcomes):
     rows = np.array(rows).reshape(-1, len(weights))
     probs = sigmoid(rows @ weights)
     information = information + rows.T @ (rows * (probs * (1 - probs))[:, None])
-    return weights + np.linalg.solve(information, rows.T @ (np.array(outcomes) - probs)), information
+    return (
+        weights + np.linalg.solve(information, rows.T @ (np.array(outcomes) - probs)),
+        information,
+    )
 
 
 def logit(prob):
     return math.log(prob / (1 - prob))
 
 
-ROUNDS = (([0.9, 0.8, 0.3, 0.6], 2), ([0.7, 0.95], 2), ([0.4], 0), ([0.5] * 6, 6), ([], 0))  # largest probabilities, accepted
+ROUNDS = (
+    ([0.9, 0.8, 0.3, 0.6], 2),
+    ([0.7, 0.95], 2),
+    ([0.4], 0),
+    ([0.5] * 6, 6),
+    ([], 0),
+)  # largest probabilities, accepted
 
 
 def test_an_online_logistic_learns_from_tokens_with_a_known_outcome():
     rule = OnlineLogistic(slope=0.5, intercept=0.2, prior=2.0, threshold=1.0, max_tokens=6)
     state = rule.start_prompt(1, CPU)
-    weights, information = np.array([0.5, 0.2]), 2.0 * np.eye(2)
+    weights = np.array([0.5, 0.2])
+    information = 2.0 * np.eye(2)
     for probs, accepted in ROUNDS:
         for prob in probs:
             state, _ = rule.step(state, features(max_prob=prob))
-        state = rule.start_round(rule.end_round(state, torch.tensor([len(probs)]), torch.tensor([accepted])))
+        state = rule.start_round(
+            rule.end_round(state, torch.tensor([len(probs)]), torch.tensor([accepted]))
+        )
         outcomes = [1] * accepted + [0] * (accepted < len(probs))
         if probs:
-            weights, information = newton(weights, information, [[logit(p), 1.0] for p in probs[: len(outcomes)]], outcomes)
+            weights, information = newton(
+                weights, information, [[logit(p), 1.0] for p in probs[: len(outcomes)]], outcomes
+            )
         assert state.memory.weights[0].tolist() == pytest.approx(weights.tolist(), abs=1e-12)
-        assert state.memory.information[0].flatten().tolist() == pytest.approx(information.flatten().tolist(), abs=1e-12)
+        assert state.memory.information[0].flatten().tolist() == pytest.approx(
+            information.flatten().tolist(), abs=1e-12
+        )
 
 
 @pytest.mark.parametrize("predicts", ["next_token", "input_token"])
 def test_an_online_head_learns_from_the_tokens_that_it_predicted(predicts):
     """A head that predicts its input token has not seen the last one of a round."""
     rule = OnlineHead(entropy_head(predicts), threshold=1.0, prior=2.0, max_tokens=6)
-    state, draw, late = rule.start_prompt(1, CPU), np.random.default_rng(0), predicts == "input_token"
-    weights, information = np.array([1.0, 0.0, 0.0]), 2.0 * np.eye(3)
+    state = rule.start_prompt(1, CPU)
+    draw = np.random.default_rng(0)
+    late = predicts == "input_token"
+    weights = np.array([1.0, 0.0, 0.0])
+    information = 2.0 * np.eye(3)
     for probs, accepted in ROUNDS:
         said = draw.normal(size=len(probs)).astype(np.float32).tolist()
         survival = 1.0
@@ -71,34 +92,54 @@ def test_an_online_head_learns_from_the_tokens_that_it_predicted(predicts):
             state, _ = rule.step(state, features(max_prob=prob, entropy=heard))
             survival *= 1.0 if late and step == 0 else sigmoid(weights @ [heard, logit(prob), 1.0])
             assert state.survival.item() == pytest.approx(survival, abs=1e-6)
-        state = rule.start_round(rule.end_round(state, torch.tensor([len(probs)]), torch.tensor([accepted])))
+        state = rule.start_round(
+            rule.end_round(state, torch.tensor([len(probs)]), torch.tensor([accepted]))
+        )
         outcomes = ([1] * accepted + [0] * (accepted < len(probs)))[: max(0, len(probs) - late)]
         rows = [[heard, logit(prob), 1.0] for heard, prob in zip(said, probs, strict=True)]
-        weights, information = newton(weights, information, rows[late : late + len(outcomes)], outcomes)
+        weights, information = newton(
+            weights, information, rows[late : late + len(outcomes)], outcomes
+        )
         assert state.memory.weights[0].tolist() == pytest.approx(weights.tolist(), abs=1e-6)
-        assert state.memory.information[0].flatten().tolist() == pytest.approx(information.flatten().tolist(), abs=1e-5)
+        assert state.memory.information[0].flatten().tolist() == pytest.approx(
+            information.flatten().tolist(), abs=1e-5
+        )
 
 
 def test_an_online_logistic_converges_to_the_outcomes():
     rule = OnlineLogistic(threshold=0.5)
-    state, lengths = rule.start_prompt(1, CPU), []
+    state = rule.start_prompt(1, CPU)
+    lengths = []
     for _ in range(40):
         count, state = drafted_length(rule, state, features(max_prob=0.8))
         lengths.append(count)
-        state = rule.start_round(rule.end_round(state, torch.tensor([count]), torch.tensor([count])))
+        state = rule.start_round(
+            rule.end_round(state, torch.tensor([count]), torch.tensor([count]))
+        )
     assert lengths[0] == 4 and lengths[-1] == 20 and lengths == sorted(lengths)
 
 
 @pytest.mark.parametrize("predicts", ["next_token", "input_token"])
 def test_an_online_head_begins_as_the_head_and_corrects_it(predicts):
-    head, values = entropy_head(predicts), features(entropy=math.log(4), max_prob=0.6)  # 0.8 of each token
-    plain, stubborn, quick = HeadThreshold(head, 0.5), OnlineHead(head, 0.5, prior=1e9), OnlineHead(head, 0.5, prior=1.0)
-    states, lengths = [rule.start_prompt(1, CPU) for rule in (plain, stubborn, quick)], []
+    head, values = (
+        entropy_head(predicts),
+        features(entropy=math.log(4), max_prob=0.6),
+    )  # 0.8 of each token
+    plain = HeadThreshold(head, 0.5)
+    stubborn = OnlineHead(head, 0.5, prior=1e9)
+    quick = OnlineHead(head, 0.5, prior=1.0)
+    states = [rule.start_prompt(1, CPU) for rule in (plain, stubborn, quick)]
+    lengths = []
     for _ in range(30):
-        results = [drafted_length(rule, state, values) for rule, state in zip((plain, stubborn, quick), states, strict=True)]
+        results = [
+            drafted_length(rule, state, values)
+            for rule, state in zip((plain, stubborn, quick), states, strict=True)
+        ]
         lengths.append([count for count, _ in results])
         states = [
-            rule.start_round(rule.end_round(state, torch.tensor([count]), torch.tensor([count])))  # all is accepted
+            rule.start_round(
+                rule.end_round(state, torch.tensor([count]), torch.tensor([count]))
+            )  # all is accepted
             for rule, (count, state) in zip((plain, stubborn, quick), results, strict=True)
         ]
     expected = 4 if predicts == "next_token" else 5
@@ -109,14 +150,19 @@ def test_an_online_head_begins_as_the_head_and_corrects_it(predicts):
 
 def test_an_online_head_weighs_the_calibrated_logit():
     calibration = {"slope": [0.5], "intercept": [0.25]}
-    head = AcceptanceHead(HeadConfig(1, depth=1, predicts="next_token", inputs=("entropy",), calibration=calibration))
+    head = AcceptanceHead(
+        HeadConfig(1, depth=1, predicts="next_token", inputs=("entropy",), calibration=calibration)
+    )
     nn.init.normal_(head.readout.weight, generator=torch.Generator().manual_seed(0))
     values = features(entropy=0.7, max_prob=0.6)
     for dtype in (torch.float32, torch.float64):
         cast_head = head.to(dtype).requires_grad_(False)
         given = {name: value.to(dtype) for name, value in values.items()}
-        plain, online = HeadThreshold(cast_head), OnlineHead(cast_head)
-        survivals = [rule.step(rule.start_prompt(1, CPU), given)[0].survival for rule in (plain, online)]
+        plain = HeadThreshold(cast_head)
+        online = OnlineHead(cast_head)
+        survivals = [
+            rule.step(rule.start_prompt(1, CPU), given)[0].survival for rule in (plain, online)
+        ]
         torch.testing.assert_close(*survivals, atol=1e-6, rtol=0)
 
 
@@ -130,9 +176,15 @@ def test_an_online_head_weighs_the_calibrated_logit():
         (lambda: OnlineLogistic(max_tokens=0), "max_tokens=0"),
         (
             lambda: OnlineHead(entropy_head(), prior=None),
-            "prior=None .*; it is the weight of the head at the start of a prompt, for example 10[.]$",
+            (
+                "prior=None .*; it is the weight of the head at the start of a prompt, for example"
+                " 10[.]$"
+            ),
         ),
-        (lambda: OnlineHead(entropy_head(), threshold=1.5), r"threshold=1\.5 must be a number from 0 to 1"),
+        (
+            lambda: OnlineHead(entropy_head(), threshold=1.5),
+            r"threshold=1\.5 must be a number from 0 to 1",
+        ),
         (lambda: OnlineHead(entropy_head(), threshold="auto"), "recommends none"),
         (lambda: OnlineHead(entropy_head(), min_tokens=0), "min_tokens=0"),
     ],

@@ -1,4 +1,6 @@
-"""What all stopping rules share: rows that do not see each other, states of one shape, steps that can be traced, configs."""
+"""What all stopping rules share: rows that do not see each other, states of one shape, steps that
+can be traced, configs.
+"""
 
 import copy
 import inspect
@@ -19,19 +21,32 @@ from specheads.decoding.step_inputs import DraftMemory
 from specheads.decoding.stopping.survival import SurvivalState
 from specheads.pair.config import config_folder
 
-CPU, HIDDEN, VOCAB = torch.device("cpu"), 3, 5
+CPU = torch.device("cpu")
+HIDDEN = 3
+VOCAB = 5
 
 
 def random_head(predicts):
     torch.manual_seed(0)
     calibration = {"slope": [0.5, 1.5, 1.0], "intercept": [0.5, -0.5, 0.0]}
-    head = AcceptanceHead(HeadConfig(HIDDEN, 1, predicts, ("hidden", "max_prob"), HIDDEN, calibration=calibration))
+    head = AcceptanceHead(
+        HeadConfig(HIDDEN, 1, predicts, ("hidden", "max_prob"), HIDDEN, calibration=calibration)
+    )
     nn.init.normal_(head.readout.weight)
-    return head.double().requires_grad_(False)  # in float32, products of nine rows and of one differ on some processors
+    return head.double().requires_grad_(
+        False
+    )  # in float32, products of nine rows and of one differ on some processors
 
 
-NEXT, INPUT = random_head("next_token"), random_head("input_token")
-WEIGHTS = {"logit_max_prob": 0.7, "log_draft_prob": 0.3, "max_prob": 0.4, "entropy": -0.2, "bias": 0.5}
+NEXT = random_head("next_token")
+INPUT = random_head("input_token")
+WEIGHTS = {
+    "logit_max_prob": 0.7,
+    "log_draft_prob": 0.3,
+    "max_prob": 0.4,
+    "entropy": -0.2,
+    "bias": 0.5,
+}
 # Rules, and with each one with the same compile key: only numbers differ.
 PAIRS = [
     (stopping.FixedLength(3), stopping.FixedLength(5)),
@@ -39,7 +54,10 @@ PAIRS = [
     (stopping.Confidence(0.2, max_tokens=8), stopping.Confidence(0.5, max_tokens=8)),
     (stopping.DraftProduct(0.9), stopping.DraftProduct(0.5, 2, 5)),
     (stopping.Logistic(WEIGHTS), stopping.Logistic(dict.fromkeys(WEIGHTS, 0.1), 0.5, 2, 5)),
-    (stopping.OnlineLogistic(max_tokens=8), stopping.OnlineLogistic(0.5, 0.1, 3.0, 0.6, 2, max_tokens=8)),
+    (
+        stopping.OnlineLogistic(max_tokens=8),
+        stopping.OnlineLogistic(0.5, 0.1, 3.0, 0.6, 2, max_tokens=8),
+    ),
     (stopping.HeadThreshold(NEXT), stopping.HeadThreshold(NEXT, 0.4, 2, 5)),
     (stopping.HeadThreshold(INPUT), stopping.HeadThreshold(INPUT, 0.4, 1, 5)),
     (stopping.OnlineHead(NEXT, max_tokens=8), stopping.OnlineHead(NEXT, 0.4, 2, 8, prior=2.0)),
@@ -59,18 +77,22 @@ every_rule = pytest.mark.parametrize("rule", RULES, ids=named)
 def random_features(batch, generator, dtype=torch.float32):
     """Features of a step, of draft distributions that are often sure."""
     first = torch.rand(batch, generator=generator, dtype=dtype) ** 0.3
-    values = {"max_prob": first, "draft_prob": first * torch.rand(batch, generator=generator, dtype=dtype) ** 0.2}
+    values = {
+        "max_prob": first,
+        "draft_prob": first * torch.rand(batch, generator=generator, dtype=dtype) ** 0.2,
+    }
     values["entropy"] = 2.5 * (1 - first) * torch.rand(batch, generator=generator, dtype=dtype)
     return values | {"hidden": torch.randn(batch, HIDDEN, generator=generator, dtype=dtype)}
 
 
 def play(rule, rounds, limits, outcomes):
-    """Lengths (R, B) of rounds whose steps have the features `rounds` (R, steps), drafts cut at `limits` (R, B), tokens accepted
-    where `outcomes` (R, B) have as many; and the last state.
+    """Lengths (R, B) of rounds whose steps have the features `rounds` (R, steps), drafts cut at
+    `limits` (R, B), tokens accepted where `outcomes` (R, B) have as many; and the last state.
 
     Rows that have ended go on stepping until all have: that must not matter.
     """
-    batch, lengths = limits.shape[1], []
+    batch = limits.shape[1]
+    lengths = []
     state = rule.start_prompt(batch, CPU)
     for steps, limit, most in zip(rounds, limits, outcomes, strict=True):
         lasted = torch.zeros(batch, dtype=torch.long)
@@ -88,20 +110,30 @@ def play(rule, rounds, limits, outcomes):
 
 @every_rule
 def test_a_batch_equals_its_rows_one_by_one(rule):
-    generator, batch, num_rounds = torch.Generator().manual_seed(0), 9, 12
-    rounds = [[random_features(batch, generator) for _ in range(rule.max_tokens)] for _ in range(num_rounds)]
-    limits = torch.randint(0, 25, (num_rounds, batch), generator=generator)  # some rounds draft nothing
+    generator = torch.Generator().manual_seed(0)
+    batch = 9
+    num_rounds = 12
+    rounds = [
+        [random_features(batch, generator) for _ in range(rule.max_tokens)]
+        for _ in range(num_rounds)
+    ]
+    limits = torch.randint(
+        0, 25, (num_rounds, batch), generator=generator
+    )  # some rounds draft nothing
     outcomes = torch.randint(0, 12, (num_rounds, batch), generator=generator)
     together, state = play(rule, rounds, limits, outcomes)
     assert rule.max_tokens < 6 or together.unique().numel() > 3  # the rounds do differ
     for row in range(batch):
         row_rounds = [
-            [{name: value[row : row + 1] for name, value in features.items()} for features in steps] for steps in rounds
+            [{name: value[row : row + 1] for name, value in features.items()} for features in steps]
+            for steps in rounds
         ]
         alone, last = play(rule, row_rounds, limits[:, row : row + 1], outcomes[:, row : row + 1])
         assert together[:, row].tolist() == alone[:, 0].tolist()
         for many, single in zip(tree_leaves(_read(state)), tree_leaves(_read(last)), strict=True):
-            if many.dim() < 2 or many.shape[1] != rule.max_tokens:  # what a round's buffer holds is over with it
+            if (
+                many.dim() < 2 or many.shape[1] != rule.max_tokens
+            ):  # what a round's buffer holds is over with it
                 assert torch.allclose(many[row].double(), single[0].double(), atol=1e-9, rtol=1e-6)
 
 
@@ -111,7 +143,9 @@ def _read(state):
 
 
 @every_rule
-@pytest.mark.parametrize(("dtype", "batch"), [(torch.float32, 4), (torch.float64, 4), (torch.float32, 1)])
+@pytest.mark.parametrize(
+    ("dtype", "batch"), [(torch.float32, 4), (torch.float64, 4), (torch.float32, 1)]
+)
 def test_states_keep_their_shapes_and_types(rule, dtype, batch):
     def kinds(state):
         return [(leaf.shape, leaf.dtype) for leaf in tree_leaves(state)]
@@ -125,23 +159,33 @@ def test_states_keep_their_shapes_and_types(rule, dtype, batch):
             state, stop = rule.step(state, random_features(batch, generator, dtype))
             assert (stop.shape, stop.dtype) == ((batch,), torch.bool)
             assert kinds(state) == expected
-        state = rule.start_round(rule.end_round(state, *torch.tensor([[3, 2, 0, 1], [3, 0, 0, 1]])[:, :batch]))
+        state = rule.start_round(
+            rule.end_round(state, *torch.tensor([[3, 2, 0, 1], [3, 0, 0, 1]])[:, :batch])
+        )
         assert kinds(state) == expected
 
 
 @every_rule
 @pytest.mark.parametrize("batch", [1, 2])
 def test_what_a_rule_remembers_is_on_the_device_of_its_features(rule, batch):
-    """On "meta", where a tensor that is made elsewhere is refused, as one on the CPU next to a GPU's."""
-    meta, generator = torch.device("meta"), torch.Generator().manual_seed(1)
+    """On "meta", where a tensor that is made elsewhere is refused, as one on the CPU next to a
+    GPU's.
+    """
+    meta = torch.device("meta")
+    generator = torch.Generator().manual_seed(1)
     if hasattr(rule, "head"):
         rule = copy.copy(rule)
         rule.head = copy.deepcopy(rule.head).to(meta)
     state = rule.start_prompt(batch, meta)
     for _ in range(2):
-        features = {name: value.to(meta) for name, value in random_features(batch, generator, torch.float64).items()}
+        features = {
+            name: value.to(meta)
+            for name, value in random_features(batch, generator, torch.float64).items()
+        }
         state, stop = rule.step(state, features)
-        state = rule.start_round(rule.end_round(state, *torch.ones(2, batch, dtype=torch.long, device=meta)))
+        state = rule.start_round(
+            rule.end_round(state, *torch.ones(2, batch, dtype=torch.long, device=meta))
+        )
     assert {leaf.device for leaf in (*tree_leaves(state), stop)} == {meta}
 
 
@@ -149,7 +193,10 @@ def test_what_a_rule_remembers_is_on_the_device_of_its_features(rule, batch):
 def test_a_round_without_a_draft_teaches_nothing(rule):
     generator = torch.Generator().manual_seed(2)
     state = rule.start_round(
-        rule.end_round(rule.step(rule.start_prompt(2, CPU), random_features(2, generator))[0], *torch.tensor([[1, 1], [1, 0]]))
+        rule.end_round(
+            rule.step(rule.start_prompt(2, CPU), random_features(2, generator))[0],
+            *torch.tensor([[1, 1], [1, 0]]),
+        )
     )
     after = rule.start_round(rule.end_round(state, *torch.zeros(2, 2, dtype=torch.long)))
     assert all(map(torch.equal, tree_leaves(state), tree_leaves(after)))
@@ -158,7 +205,8 @@ def test_a_round_without_a_draft_teaches_nothing(rule):
 @every_rule
 def test_a_prompt_starts_afresh(rule):
     generator = torch.Generator().manual_seed(3)
-    first, kept = rule.start_prompt(2, CPU), tree_map(torch.clone, rule.start_prompt(2, CPU))
+    first = rule.start_prompt(2, CPU)
+    kept = tree_map(torch.clone, rule.start_prompt(2, CPU))
     state = first
     for _ in range(9):
         state, _ = rule.step(state, random_features(2, generator))
@@ -170,13 +218,18 @@ def test_a_prompt_starts_afresh(rule):
 @pytest.mark.parametrize("pair", PAIRS, ids=named)
 def test_equal_compile_keys_take_equal_steps(pair):
     first, other = pair
-    assert first.compile_key == other.compile_key and hash(first.compile_key) == hash(other.compile_key)
+    assert first.compile_key == other.compile_key and hash(first.compile_key) == hash(
+        other.compile_key
+    )
     generator = torch.Generator().manual_seed(4)
     state = other.start_prompt(6, CPU)
     for _ in range(4):
         features = random_features(6, generator)
-        (new, stop), (same, same_stop) = first.step(state, features), other.step(state, features)
-        assert torch.equal(stop, same_stop) and all(map(torch.equal, tree_leaves(new), tree_leaves(same)))
+        (new, stop) = first.step(state, features)
+        (same, same_stop) = other.step(state, features)
+        assert torch.equal(stop, same_stop) and all(
+            map(torch.equal, tree_leaves(new), tree_leaves(same))
+        )
         state = new
 
 
@@ -184,13 +237,21 @@ def test_compile_keys_differ_where_shapes_or_networks_do():
     logit = {"logit_max_prob": 1.0}
     groups = [
         [stopping.OnlineLogistic(max_tokens=5), stopping.OnlineLogistic(max_tokens=6)],
-        [stopping.Logistic(logit), stopping.Logistic(logit | {"bias": 1.0}), stopping.Logistic({"entropy": 1.0})],
+        [
+            stopping.Logistic(logit),
+            stopping.Logistic(logit | {"bias": 1.0}),
+            stopping.Logistic({"entropy": 1.0}),
+        ],
         [
             stopping.HeadThreshold(NEXT),
             stopping.HeadThreshold(INPUT),
             stopping.OnlineHead(NEXT),
         ],
-        [stopping.OnlineHead(NEXT), stopping.OnlineHead(INPUT), stopping.OnlineHead(NEXT, max_tokens=6)],
+        [
+            stopping.OnlineHead(NEXT),
+            stopping.OnlineHead(INPUT),
+            stopping.OnlineHead(NEXT, max_tokens=6),
+        ],
     ]
     for rules in groups:
         assert len({rule.compile_key for rule in rules}) == len(rules)
@@ -202,10 +263,17 @@ class Traced(nn.Module):
 
     def __init__(self, step):
         super().__init__()
-        self.step, self.others = step, nn.ModuleList(modules_in(step.compile_key))
+        self.step = step
+        self.others = nn.ModuleList(modules_in(step.compile_key))
 
     def forward(self, hidden, logits, index, uniform, ends, state):
-        state = self.step(ForwardOutput(torch.zeros(1, 1, dtype=torch.long), hidden, logits), index, uniform, ends, state)
+        state = self.step(
+            ForwardOutput(torch.zeros(1, 1, dtype=torch.long), hidden, logits),
+            index,
+            uniform,
+            ends,
+            state,
+        )
         return state, self.step.memory.sequence.clone(), self.step.memory.probs.clone()
 
 
@@ -215,25 +283,49 @@ def test_a_traced_step_serves_all_rules_of_its_compile_key(pair):
         generator = torch.Generator().manual_seed(seed)
         logits, hidden = (torch.randn(1, 1, size, generator=generator) for size in (VOCAB, HIDDEN))
         uniform = torch.rand(1, generator=generator, dtype=torch.float64)
-        state = rule.start_prompt(1, CPU) if seed == 0 else rule.step(rule.start_prompt(1, CPU), random_features(1, generator))[0]
+        state = (
+            rule.start_prompt(1, CPU)
+            if seed == 0
+            else rule.step(rule.start_prompt(1, CPU), random_features(1, generator))[0]
+        )
         state = tree_map(torch.clone, state)
-        index, ends = torch.tensor([1]), torch.zeros(VOCAB, dtype=torch.bool)
-        return hidden, logits, index, uniform, ends, ChainState(torch.zeros(1, dtype=torch.bool), state)
+        index = torch.tensor([1])
+        ends = torch.zeros(VOCAB, dtype=torch.bool)
+        return (
+            hidden,
+            logits,
+            index,
+            uniform,
+            ends,
+            ChainState(torch.zeros(1, dtype=torch.bool), state),
+        )
 
     memory = DraftMemory(4, VOCAB, torch.float32, CPU)
-    first, other = (ChainStep(SimpleNamespace(embed=None, kept_tokens=None), Warp(), rule, memory) for rule in pair)
+    first, other = (
+        ChainStep(SimpleNamespace(embed=None, kept_tokens=None), Warp(), rule, memory)
+        for rule in pair
+    )
     with torch.no_grad():
         traced = torch.export.export(Traced(first), arguments(first.rule, 0), strict=False).module()
         for step, seed in ((first, 0), (first, 1), (other, 2), (other, 3)):
             given = arguments(step.rule, seed)
-            actual, expected = traced(*given), Traced(step)(*given)
+            actual = traced(*given)
+            expected = Traced(step)(*given)
             for a, b in zip(tree_leaves(actual), tree_leaves(expected), strict=True):
                 assert (a.shape, a.dtype) == (b.shape, b.dtype) and torch.equal(a, b)
 
 
 # One file may list others, and some are policies for batches.
-NAMED = [path for path in sorted((config_folder() / "stopping").glob("*.yaml")) if "_target_" in OmegaConf.load(path)]
-CONFIGS = [path for path in NAMED if issubclass(get_class(OmegaConf.load(path)["_target_"]), stopping.StoppingRule)]
+NAMED = [
+    path
+    for path in sorted((config_folder() / "stopping").glob("*.yaml"))
+    if "_target_" in OmegaConf.load(path)
+]
+CONFIGS = [
+    path
+    for path in NAMED
+    if issubclass(get_class(OmegaConf.load(path)["_target_"]), stopping.StoppingRule)
+]
 
 
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
@@ -251,14 +343,26 @@ def test_configs_have_every_parameter(path):
         with pytest.raises(UserError, match="specheads evaluate fits them on dev prompts"):
             kind(given["weights"])
         given["weights"] = dict.fromkeys(given["weights"], 1.0)
-    for last in (0, -1):  # a list: each of these is tried; null, where that is no value of the rule's: found on dev prompts
-        chosen = {name: value[last] if isinstance(value, list) else value for name, value in given.items()}
-        chosen = {name: parameters[name].default if value is None else value for name, value in chosen.items()}
+    for last in (
+        0,
+        -1,
+        # A list: each of these is tried; null, where that is no value of the rule's: found on dev
+        # prompts
+    ):
+        chosen = {
+            name: value[last] if isinstance(value, list) else value for name, value in given.items()
+        }
+        chosen = {
+            name: parameters[name].default if value is None else value
+            for name, value in chosen.items()
+        }
         assert kind(**head, **chosen).max_tokens > 0
 
 
 def test_every_rule_with_a_config_is_tested_here():
-    assert {get_class(OmegaConf.load(path)["_target_"]) for path in CONFIGS} == {type(rule) for rule in RULES}
+    assert {get_class(OmegaConf.load(path)["_target_"]) for path in CONFIGS} == {
+        type(rule) for rule in RULES
+    }
 
 
 def test_a_rule_of_ones_own_is_fitted_as_the_base_says():

@@ -10,8 +10,11 @@ from specheads.decoding.stopping.survival import HeadRule
 
 def lengths(rule, num_steps=30, batch=1, rounds=1, **features):
     """How many tokens each round drafts until every row has stopped."""
-    state, stops = rule.start_prompt(batch, torch.device("cpu")), []
-    features = {name: torch.full((batch,), value) for name, value in features.items()} | {"hidden": torch.zeros(batch, 1)}
+    state = rule.start_prompt(batch, torch.device("cpu"))
+    stops = []
+    features = {name: torch.full((batch,), value) for name, value in features.items()} | {
+        "hidden": torch.zeros(batch, 1)
+    }
     for _ in range(rounds):
         stopped = torch.zeros(batch, dtype=torch.long)
         for step in range(1, num_steps + 1):
@@ -65,7 +68,12 @@ def test_bounds_out_of_order_are_refused():
 
 
 def test_what_is_no_head_is_refused():
-    with pytest.raises(UserError, match=r"^head='outputs/heads/0' must be a head, for example specheads\.load_head\(folder\)\.$"):
+    with pytest.raises(
+        UserError,
+        match=(
+            r"^head='outputs/heads/0' must be a head, for example specheads\.load_head\(folder\)\.$"
+        ),
+    ):
         HeadThreshold("outputs/heads/0")
 
 
@@ -74,7 +82,11 @@ def test_auto_takes_the_threshold_that_the_head_recommends():
     for recommended in (None, {}, {"cost_ratio": 10}):
         head.config.recommended = recommended
         with pytest.raises(
-            UserError, match=r"^threshold=auto, .*specheads evaluate head=<folder>, .*, or give a number, for example 0\.7\.$"
+            UserError,
+            match=(
+                r"^threshold=auto, .*specheads evaluate head=<folder>, .*, or give a number, for"
+                r" example 0\.7\.$"
+            ),
         ):
             HeadThreshold(head, "auto")
     head.config.recommended = {"threshold": 0.5}
@@ -102,8 +114,12 @@ def test_expected_tokens_are_known_where_every_token_has_a_prediction():
         state = rule.start_prompt(1, torch.device("cpu"))
         for _ in range(2):
             state, _ = rule.step(state, {"hidden": torch.zeros(1, 1)})
-        assert rule.num_expected(state) is (state.num_expected if predicts == "next_token" else None)
-        assert state.num_expected.item() == pytest.approx(0.8 + 0.64 if predicts == "next_token" else 0.8 + 1.0)
+        assert rule.num_expected(state) is (
+            state.num_expected if predicts == "next_token" else None
+        )
+        assert state.num_expected.item() == pytest.approx(
+            0.8 + 0.64 if predicts == "next_token" else 0.8 + 1.0
+        )
 
 
 def test_a_rule_of_ones_own_may_ask_a_head():
@@ -111,14 +127,18 @@ def test_a_rule_of_ones_own_may_ask_a_head():
         compile_key = "own"
 
     rule = Own(constant_head(0.8), 0.5, 2, 9)
-    assert (rule.threshold, rule.min_tokens, rule.max_tokens) == (0.5, 2, 9) and lengths(rule) == [[4]]
+    assert (rule.threshold, rule.min_tokens, rule.max_tokens) == (0.5, 2, 9) and lengths(rule) == [
+        [4]
+    ]
 
 
 COSTS = StepCosts(0.002, 0.01, 0.0005)
 
 
 class Fits:
-    """In place of fits to a recording: they answer with fixed numbers, and keep what an automatic threshold was asked for."""
+    """In place of fits to a recording: they answer with fixed numbers, and keep what an automatic
+    threshold was asked for.
+    """
 
     def __init__(self):
         self.asked = []
@@ -130,10 +150,20 @@ class Fits:
 
 @pytest.mark.parametrize("bounds", [{}, {"max_tokens": 7}])
 def test_an_automatic_threshold_is_fitted_to_costs(bounds):
-    fits, given = Fits(), {"threshold": "auto", **bounds}
+    fits = Fits()
+    given = {"threshold": "auto", **bounds}
     assert HeadThreshold.open_parameters(given) == {"threshold"}
     assert HeadThreshold.fit(given, fits, "head", COSTS) == {"threshold": 0.25, **bounds}
     assert fits.asked == [("head", bounds.get("max_tokens", 20), COSTS)]
-    assert HeadThreshold.fit(given, fits, "head", None) == given  # the rule takes what the head recommends
-    assert HeadThreshold.open_parameters({"threshold": 0.5}) == HeadThreshold.open_parameters({}) == frozenset()
-    assert HeadThreshold.fit({"threshold": 0.5}, fits, "head", COSTS) == {"threshold": 0.5} and len(fits.asked) == 1
+    assert (
+        HeadThreshold.fit(given, fits, "head", None) == given
+    )  # the rule takes what the head recommends
+    assert (
+        HeadThreshold.open_parameters({"threshold": 0.5})
+        == HeadThreshold.open_parameters({})
+        == frozenset()
+    )
+    assert (
+        HeadThreshold.fit({"threshold": 0.5}, fits, "head", COSTS) == {"threshold": 0.5}
+        and len(fits.asked) == 1
+    )

@@ -1,4 +1,6 @@
-"""What comes out follows the target's distribution: by enumeration through the distributions that decoding samples from."""
+"""What comes out follows the target's distribution: by enumeration through the distributions that
+decoding samples from.
+"""
 
 import random
 
@@ -21,24 +23,43 @@ SHAPES = [(2, 1), (2, 2), (2, 3), (2, 4), (3, 2), (3, 3), (4, 2)]
 
 def pairs(vocab_size, count):
     """Return random pairs of models, half of them adversarial."""
-    return [(Model(vocab_size, 2 * n, n % 2 == 1), Model(vocab_size, 2 * n + 1, n % 4 > 1)) for n in range(count)]
+    return [
+        (Model(vocab_size, 2 * n, n % 2 == 1), Model(vocab_size, 2 * n + 1, n % 4 > 1))
+        for n in range(count)
+    ]
 
 
 @pytest.mark.parametrize(("vocab_size", "num_drafted"), SHAPES)
-@pytest.mark.parametrize("rule", [TokenVerification(), BlockVerification(), BiasedVerification(0.0)], ids=lambda r: r.label)
+@pytest.mark.parametrize(
+    "rule",
+    [TokenVerification(), BlockVerification(), BiasedVerification(0.0)],
+    ids=lambda r: r.label,
+)
 def test_the_emitted_tokens_follow_the_target(rule, vocab_size, num_drafted):
     assert rule.lossless
     for target, draft in pairs(vocab_size, 8):
-        assert difference(emitted_distribution(rule, target, draft, num_drafted, num_drafted + 1), target) < 1e-9
+        assert (
+            difference(
+                emitted_distribution(rule, target, draft, num_drafted, num_drafted + 1), target
+            )
+            < 1e-9
+        )
 
 
 WARPS = [Warp(), Warp(0.7, top_k=2), Warp(1.0, top_p=0.6), Warp(0)]
 
 
 @pytest.mark.parametrize("warp", WARPS, ids=str)
-@pytest.mark.parametrize("rule", [TokenVerification(), BlockVerification(), BiasedVerification(0.0)], ids=lambda r: r.name)
+@pytest.mark.parametrize(
+    "rule",
+    [TokenVerification(), BlockVerification(), BiasedVerification(0.0)],
+    ids=lambda r: r.name,
+)
 def test_drafts_whose_output_lacks_tokens(rule, warp):
-    """The tokens that the target likes least at the start, all but one, and a single one; at a temperature of the draft."""
+    """The tokens that the target likes least at the start, all but one, and a single one.
+
+    At a temperature of the draft.
+    """
     apart = 0
     for seed in range(2):
         target = Warped(Model(4, 2 * seed, adversarial=seed == 1), warp)
@@ -51,8 +72,11 @@ def test_drafts_whose_output_lacks_tokens(rule, warp):
 
 
 def test_a_walk_that_is_not_reflected_would_be_noticed():
-    """It accepts as many tokens of a block as any rule, and is off by about 0.02 in total variation over several."""
-    target, draft = Model(2, 0), Model(2, 1)
+    """It accepts as many tokens of a block as any rule, and is off by about 0.02 in total variation
+    over several.
+    """
+    target = Model(2, 0)
+    draft = Model(2, 1)
 
     class Greedy(BlockVerification):
         def distribution(self, block):
@@ -63,20 +87,30 @@ def test_a_walk_that_is_not_reflected_would_be_noticed():
 
 def stop_early(prefix, tokens):
     """Return a length that depends on what was drafted: a stopping rule's."""
-    return next((i for i in range(1, len(tokens)) if random.Random(repr((prefix, tokens[:i]))).random() < 0.4), len(tokens))
+    return next(
+        (
+            i
+            for i in range(1, len(tokens))
+            if random.Random(repr((prefix, tokens[:i]))).random() < 0.4
+        ),
+        len(tokens),
+    )
 
 
 @pytest.mark.parametrize("rule", [TokenVerification(), BlockVerification()], ids=lambda r: r.label)
 def test_drafts_that_stop_by_what_was_drafted(rule):
     for target, draft in pairs(2, 4):
-        assert difference(emitted_distribution(rule, target, draft, 3, 5, stop_early), target) < 1e-9
+        assert (
+            difference(emitted_distribution(rule, target, draft, 3, 5, stop_early), target) < 1e-9
+        )
 
 
 class Same:
     """The same distribution after every prefix."""
 
     def __init__(self, *probs):
-        self.probs, self.vocab_size = torch.tensor(probs, dtype=torch.float64), len(probs)
+        self.probs = torch.tensor(probs, dtype=torch.float64)
+        self.vocab_size = len(probs)
 
     def __call__(self, prefix):
         return self.probs
@@ -84,7 +118,9 @@ class Same:
     joint = Model.joint
 
 
-@pytest.mark.parametrize(("distribution_of", "ninths"), [(token_distribution, 10), (block_distribution, 11)])
+@pytest.mark.parametrize(
+    ("distribution_of", "ninths"), [(token_distribution, 10), (block_distribution, 11)]
+)
 def test_the_worked_example(distribution_of, ninths):
     actual = expected_accepted(distribution_of, Same(1 / 3, 2 / 3), Same(2 / 3, 1 / 3), 2)
     assert actual == pytest.approx(ninths / 9, abs=1e-12)
@@ -94,7 +130,8 @@ def test_blocks_accept_at_least_as_many_tokens_on_a_thousand_pairs():
     more = 0
     for seed in range(1000):
         vocab_size, num_drafted = ((2, 3), (3, 2), (2, 2), (4, 2))[seed % 4]
-        target, draft = Model(vocab_size, 2 * seed, seed % 3 == 0), Model(vocab_size, 2 * seed + 1, seed % 5 == 0)
+        target = Model(vocab_size, 2 * seed, seed % 3 == 0)
+        draft = Model(vocab_size, 2 * seed + 1, seed % 5 == 0)
         token, block = (
             expected_accepted(distribution, target, draft, num_drafted)
             for distribution in (token_distribution, block_distribution)

@@ -1,4 +1,6 @@
-"""What rules are built from: defaults, refusals in full, compile keys, labels, and the device that they compute on."""
+"""What rules are built from: defaults, refusals in full, compile keys, labels, and the device that
+they compute on.
+"""
 
 import pytest
 import torch
@@ -26,22 +28,30 @@ META = torch.device("meta")  # tensors without numbers, which cannot be mixed wi
 @pytest.mark.parametrize("name", RULES)
 def test_defaults_are_those_of_the_config(name):
     config = yaml.safe_load((config_folder() / "verification" / f"{name}.yaml").read_text())
-    made, default = RULES[name](**{key: value for key, value in config.items() if key != "_target_"}), RULES[name]()
+    made = RULES[name](**{key: value for key, value in config.items() if key != "_target_"})
+    default = RULES[name]()
     assert vars(made).keys() == vars(default).keys() and made.label == default.label
     for key in vars(default).keys() - {"stopping"}:
         assert getattr(made, key) == getattr(default, key)
     if default.stopping is not None:
         assert default.stopping.compile_key == made.stopping.compile_key
-        assert (default.stopping.threshold, default.stopping.max_tokens) == (made.stopping.threshold, made.stopping.max_tokens)
+        assert (default.stopping.threshold, default.stopping.max_tokens) == (
+            made.stopping.threshold,
+            made.stopping.max_tokens,
+        )
 
 
 def test_rules_are_compiled_together_only_if_they_decide_alike():
     made = [RULES[name](**settings) for name in RULES for settings in ({}, *OTHER.get(name, ()))]
     keys = [rule.compile_key for rule in made]
     assert len({*keys}) == len(made) and None not in keys
-    assert [RULES[name]().compile_key for name in RULES] == [RULES[name]().compile_key for name in RULES]
+    assert [RULES[name]().compile_key for name in RULES] == [
+        RULES[name]().compile_key for name in RULES
+    ]
     memory = DraftMemory(4, 3, torch.float32, torch.device("cpu"))
-    steps = [VerifyStep(warp, rule, memory).compile_key for rule in made for warp in (Warp(), Warp(0))]
+    steps = [
+        VerifyStep(warp, rule, memory).compile_key for rule in made for warp in (Warp(), Warp(0))
+    ]
     assert len({*steps}) == len(steps) and None not in steps
 
 
@@ -51,7 +61,12 @@ def test_rules_are_compiled_together_only_if_they_decide_alike():
         ("biased", {}, "biased verification, eps 0.1, opt", False),
         ("biased", {"eps": 0.25, "mode": "uno"}, "biased verification, eps 0.25, uno", False),
         ("biased", {"eps": 0}, "biased verification, eps 0, opt", True),
-        ("big_little", {"fallback": 0.8, "rollback": 1.5}, "BiLD, fallback 0.8, rollback 1.5", False),
+        (
+            "big_little",
+            {"fallback": 0.8, "rollback": 1.5},
+            "BiLD, fallback 0.8, rollback 1.5",
+            False,
+        ),
         ("joint", {"threshold": 0.25}, "joint verification, threshold 0.25", False),
         ("synthetic", {"rate": 0.5}, "synthetic acceptance at rate 0.5", False),
         ("token", {}, "token verification", True),
@@ -82,7 +97,10 @@ def test_reports_name_rules_and_their_settings(name, settings, label, lossless):
         ),
         (
             lambda: BigLittle(fallback=-1),
-            "verification.fallback=-1 must be a number from 0 to 1; it is a probability under the draft, for example 0.9.",
+            (
+                "verification.fallback=-1 must be a number from 0 to 1; it is a probability under"
+                " the draft, for example 0.9."
+            ),
         ),
         (
             lambda: BigLittle(rollback=-1),
@@ -119,18 +137,27 @@ def test_the_least_settings_are_allowed():
     assert JointVerification(0).threshold == 0
 
 
-@pytest.mark.parametrize("name", [name for name, rule in RULES.items() if not issubclass(rule, TreeVerification)])
+@pytest.mark.parametrize(
+    "name", [name for name, rule in RULES.items() if not issubclass(rule, TreeVerification)]
+)
 def test_chains_are_verified_on_their_device(name):
     block = Block.of(*chain_on(META))
-    num_accepted, next_token = RULES[name]().distribution(block).decide(*torch.empty(2, 2, dtype=torch.float64, device=META))
+    num_accepted, next_token = (
+        RULES[name]()
+        .distribution(block)
+        .decide(*torch.empty(2, 2, dtype=torch.float64, device=META))
+    )
     assert num_accepted.device == next_token.device == META
 
 
 def test_verification_steps_compute_on_their_device():
     memory = DraftMemory(4, 5, torch.float32, META)
     for name in ("token", "block"):
-        uniforms, lengths = torch.empty(2, 2, device=META), torch.empty(2, dtype=torch.long, device=META)
-        packed = VerifyStep(Warp(), RULES[name](), memory).decide(*chain_on(META), uniforms, lengths)
+        uniforms = torch.empty(2, 2, device=META)
+        lengths = torch.empty(2, dtype=torch.long, device=META)
+        packed = VerifyStep(Warp(), RULES[name](), memory).decide(
+            *chain_on(META), uniforms, lengths
+        )
         assert packed.shape == (2, 4 + 3) and packed.device == META
 
 
@@ -140,7 +167,9 @@ def chain_on(device):
     return torch.empty(2, 3, dtype=torch.long, device=device), draft, target
 
 
-@pytest.mark.parametrize("name", [name for name, rule in RULES.items() if issubclass(rule, TreeVerification)])
+@pytest.mark.parametrize(
+    "name", [name for name, rule in RULES.items() if issubclass(rule, TreeVerification)]
+)
 def test_trees_are_verified_on_the_device_of_the_targets_distributions(name):
     draft = Draft(draft_probs=torch.full((7, 3), 1 / 3))
     for parent, token in ((-1, 0), (0, 1), (0, 2), (-1, 1), (3, 1), (-1, 0)):

@@ -16,63 +16,97 @@ from specheads.decoding.verification import (
 )
 from specheads.papers import BiasedVerification, BigLittle
 
-RULES = [TokenVerification(), BlockVerification(), BiasedVerification(0.2), BiasedVerification(0.2, "uno"), BigLittle()]
+RULES = [
+    TokenVerification(),
+    BlockVerification(),
+    BiasedVerification(0.2),
+    BiasedVerification(0.2, "uno"),
+    BigLittle(),
+]
 DISTRIBUTIONS = {"token": token_distribution, "block": block_distribution}
 named = {"ids": lambda rule: rule.label}
 
 
-def random_block(batch, num_drafted, vocab_size, warp=None, seed=0, dtype=torch.float32, spread=2.0):
+def random_block(
+    batch, num_drafted, vocab_size, warp=None, seed=0, dtype=torch.float32, spread=2.0
+):
     """A drafted block of related models."""
     generator = torch.Generator().manual_seed(seed)
-    logits = spread * torch.randn(batch, num_drafted + 1, vocab_size, generator=generator, dtype=dtype)
+    logits = spread * torch.randn(
+        batch, num_drafted + 1, vocab_size, generator=generator, dtype=dtype
+    )
     other = logits + torch.randn(logits.shape, generator=generator, dtype=dtype)
     draft, target = ((warp or Warp())(x) for x in (logits, other))
-    tokens = torch.multinomial(draft[:, :-1].flatten(0, 1), 1, generator=generator).reshape(batch, num_drafted)
+    tokens = torch.multinomial(draft[:, :-1].flatten(0, 1), 1, generator=generator).reshape(
+        batch, num_drafted
+    )
     return Block.of(tokens, draft[:, :-1], target)
 
 
 def verified(rule, block, seed=1):
-    return rule.distribution(block).decide(*uniforms((2, len(block.tokens)), torch.Generator().manual_seed(seed)))
+    return rule.distribution(block).decide(
+        *uniforms((2, len(block.tokens)), torch.Generator().manual_seed(seed))
+    )
 
 
 @pytest.mark.parametrize("rule", RULES, **named)
 def test_an_empty_draft_gives_the_targets_token(rule):
-    block = Block.of(torch.empty(1, 0, dtype=torch.long), torch.empty(1, 0, 4), torch.eye(4)[torch.tensor([[2]])])
+    block = Block.of(
+        torch.empty(1, 0, dtype=torch.long), torch.empty(1, 0, 4), torch.eye(4)[torch.tensor([[2]])]
+    )
     num_accepted, next_token = verified(rule, block)
     assert (num_accepted.item(), next_token.item()) == (0, 2)
 
 
 @pytest.mark.parametrize("rule", RULES, **named)
 def test_verdicts_are_on_the_device_of_the_distributions(rule):
-    """On "meta", where a tensor that is made elsewhere is refused, as one on the CPU next to a GPU's."""
+    """On "meta", where a tensor that is made elsewhere is refused, as one on the CPU next to a
+    GPU's.
+    """
     meta = torch.device("meta")
     tokens = torch.zeros(2, 3, dtype=torch.long, device=meta)
     block = Block.of(tokens, torch.rand(2, 3, 5, device=meta), torch.rand(2, 4, 5, device=meta))
-    num_accepted, next_token = rule.distribution(block).decide(*torch.rand(2, 2, dtype=torch.float64, device=meta))
+    num_accepted, next_token = rule.distribution(block).decide(
+        *torch.rand(2, 2, dtype=torch.float64, device=meta)
+    )
     assert {num_accepted.device, next_token.device} == {meta}
 
 
 @pytest.mark.parametrize("rule", [r for r in RULES if r.lossless], **named)
 def test_equal_distributions_accept_everything(rule):
     block = random_block(64, 4, 11)
-    equal = Block.of(block.tokens, block.draft_probs, torch.cat([block.draft_probs, block.target_probs[:, -1:]], dim=1))
+    equal = Block.of(
+        block.tokens,
+        block.draft_probs,
+        torch.cat([block.draft_probs, block.target_probs[:, -1:]], dim=1),
+    )
     assert verified(rule, equal)[0].tolist() == [4] * 64
 
 
 @pytest.mark.parametrize("rule", [*RULES[:2], BiasedVerification(0.0), RULES[4]], **named)
 def test_point_masses_compare_prefixes(rule):
-    """Temperature 0: the drafted tokens up to the first that is not the target's, whatever the uniform numbers."""
+    """Temperature 0: the drafted tokens up to the first that is not the target's, whatever the
+    uniform numbers.
+    """
     generator = torch.Generator().manual_seed(3)
     wanted = torch.randint(3, (400, 5), generator=generator)
-    drafted = torch.where(torch.rand(400, 5, generator=generator) < 0.7, wanted, torch.randint(3, (400, 5), generator=generator))
-    num_accepted, next_token = verified(rule, Block.of(drafted[:, :4], torch.eye(3)[drafted[:, :4]], torch.eye(3)[wanted]))
+    drafted = torch.where(
+        torch.rand(400, 5, generator=generator) < 0.7,
+        wanted,
+        torch.randint(3, (400, 5), generator=generator),
+    )
+    num_accepted, next_token = verified(
+        rule, Block.of(drafted[:, :4], torch.eye(3)[drafted[:, :4]], torch.eye(3)[wanted])
+    )
     same = (drafted == wanted)[:, :4].long().cumprod(dim=1).sum(dim=1)
     assert num_accepted.tolist() == same.tolist()
     assert next_token.tolist() == wanted[torch.arange(400), same].tolist()
 
 
 @pytest.mark.parametrize("rule", RULES, **named)
-@pytest.mark.parametrize("warp", [Warp(top_k=50), Warp(temperature=0), Warp(top_p=0.5)], ids=["top-k", "greedy", "top-p"])
+@pytest.mark.parametrize(
+    "warp", [Warp(top_k=50), Warp(temperature=0), Warp(top_p=0.5)], ids=["top-k", "greedy", "top-p"]
+)
 def test_large_vocabularies_with_exact_zeros(rule, warp):
     block = random_block(3, 6, 150_000, warp, spread=5.0)
     for dtype in (torch.float32, torch.bfloat16):
@@ -82,25 +116,39 @@ def test_large_vocabularies_with_exact_zeros(rule, warp):
         assert (block.target_probs[torch.arange(3), num_accepted, next_token] > 0).all()
 
 
-@pytest.mark.parametrize("distribution_of", [*DISTRIBUTIONS.values(), *(rule.distribution for rule in RULES[2:])])
+@pytest.mark.parametrize(
+    "distribution_of", [*DISTRIBUTIONS.values(), *(rule.distribution for rule in RULES[2:])]
+)
 def test_a_distribution_is_a_distribution(distribution_of):
     block = random_block(500, 5, 4, spread=6.0)
     distribution = distribution_of(block)
     assert distribution.survival.is_floating_point() and (distribution.length_probs > -1e-6).all()
-    assert torch.allclose(distribution.length_probs.double().sum(dim=1), torch.ones(500, dtype=torch.float64), atol=1e-6)
+    assert torch.allclose(
+        distribution.length_probs.double().sum(dim=1),
+        torch.ones(500, dtype=torch.float64),
+        atol=1e-6,
+    )
     for accepted in range(6):
         following = distribution.next_probs(torch.full((500,), accepted))
         assert (following >= 0).all() and (following.sum(dim=-1) > 0).all()
 
 
-@pytest.mark.parametrize("distribution_of", [*DISTRIBUTIONS.values(), *(rule.distribution for rule in RULES[2:])])
+@pytest.mark.parametrize(
+    "distribution_of", [*DISTRIBUTIONS.values(), *(rule.distribution for rule in RULES[2:])]
+)
 def test_ragged_lengths_act_as_shorter_blocks(distribution_of):
     block = random_block(40, 4, 7, dtype=torch.float64)
     lengths = torch.arange(40) % 5
-    distribution = distribution_of(Block.of(block.tokens, block.draft_probs, block.target_probs, lengths))
+    distribution = distribution_of(
+        Block.of(block.tokens, block.draft_probs, block.target_probs, lengths)
+    )
     for row, length in enumerate(lengths.tolist()):
         here = slice(row, row + 1)
-        shorter = Block.of(block.tokens[here, :length], block.draft_probs[here, :length], block.target_probs[here, : length + 1])
+        shorter = Block.of(
+            block.tokens[here, :length],
+            block.draft_probs[here, :length],
+            block.target_probs[here, : length + 1],
+        )
         alone = distribution_of(shorter)
         assert distribution.survival[row, length:].sum() == 0
         torch.testing.assert_close(distribution.survival[row, :length], alone.survival[0])
@@ -115,13 +163,16 @@ def test_half_precision_distributions_are_verified_in_float32():
     for distribution_of in DISTRIBUTIONS.values():
         distribution = distribution_of(half)
         assert distribution.next_probs(torch.zeros(8, dtype=torch.long)).dtype == torch.float32
-        assert torch.allclose(distribution.survival.float(), distribution_of(block).survival.float(), atol=0.1)
+        assert torch.allclose(
+            distribution.survival.float(), distribution_of(block).survival.float(), atol=0.1
+        )
 
 
 def test_a_reflected_walk_is_the_running_minimum_with_one():
     steps = torch.randn(200, 9, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     steps[::7, 4] = -torch.inf
-    walk, p = reflected(steps), torch.zeros(200, dtype=torch.float64)
+    walk = reflected(steps)
+    p = torch.zeros(200, dtype=torch.float64)
     for i in range(9):
         p = (p + steps[:, i]).clamp_max(0)
         assert torch.allclose(walk[:, i].exp(), p.exp(), atol=1e-12)
@@ -139,14 +190,27 @@ MILLION = 1_000_000
 
 
 def sampled(distribution_of, block, generator):
-    """Return counts of (accepted, next token) in a million batched samples on one block, and their distribution."""
-    vocab_size, count = block.target_probs.shape[-1], block.num_drafted + 1
+    """Return counts of (accepted, next token) in a million batched samples on one block, and their
+    distribution.
+    """
+    vocab_size = block.target_probs.shape[-1]
+    count = block.num_drafted + 1
     distribution = distribution_of(block)
     following = torch.stack([distribution.next_probs(torch.tensor([n]))[0] for n in range(count)])
-    expected = distribution.length_probs[0, :, None] * following / following.sum(dim=-1, keepdim=True)
-    rows = [x.expand(MILLION, *x.shape[1:]) for x in (block.tokens, block.draft_probs, block.target_probs)]
-    num_accepted, next_token = distribution_of(Block.of(*rows)).decide(*uniforms((2, MILLION), generator))
-    return torch.bincount(num_accepted * vocab_size + next_token, minlength=count * vocab_size), expected.flatten()
+    expected = (
+        distribution.length_probs[0, :, None] * following / following.sum(dim=-1, keepdim=True)
+    )
+    rows = [
+        x.expand(MILLION, *x.shape[1:])
+        for x in (block.tokens, block.draft_probs, block.target_probs)
+    ]
+    num_accepted, next_token = distribution_of(Block.of(*rows)).decide(
+        *uniforms((2, MILLION), generator)
+    )
+    return (
+        torch.bincount(num_accepted * vocab_size + next_token, minlength=count * vocab_size),
+        expected.flatten(),
+    )
 
 
 @pytest.mark.parametrize("distribution_of", DISTRIBUTIONS.values(), ids=DISTRIBUTIONS)
@@ -157,19 +221,27 @@ def test_a_million_samples_follow_the_distribution(distribution_of):
     assert chi_square_p_value(counts, expected) > 1e-6
     for other in DISTRIBUTIONS.values():
         if other is not distribution_of:
-            assert chi_square_p_value(counts, sampled(other, block, torch.Generator())[1] + 1e-12) < 1e-6
+            assert (
+                chi_square_p_value(counts, sampled(other, block, torch.Generator())[1] + 1e-12)
+                < 1e-6
+            )
 
 
 @pytest.mark.parametrize("distribution_of", DISTRIBUTIONS.values(), ids=DISTRIBUTIONS)
 def test_rows_of_different_lengths_are_verified_as_if_each_were_alone(distribution_of):
-    block, lengths = random_block(300, 4, 5), torch.arange(300) % 5
+    block = random_block(300, 4, 5)
+    lengths = torch.arange(300) % 5
     numbers = torch.rand(2, 300, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
-    num_accepted, next_token = distribution_of(Block.of(block.tokens, block.draft_probs, block.target_probs, lengths)).decide(
-        *numbers
-    )
+    num_accepted, next_token = distribution_of(
+        Block.of(block.tokens, block.draft_probs, block.target_probs, lengths)
+    ).decide(*numbers)
     for row, length in enumerate(lengths.tolist()):
         one = slice(row, row + 1)
-        alone = Block.of(block.tokens[one, :length], block.draft_probs[one, :length], block.target_probs[one, : length + 1])
+        alone = Block.of(
+            block.tokens[one, :length],
+            block.draft_probs[one, :length],
+            block.target_probs[one, : length + 1],
+        )
         expected = distribution_of(alone).decide(*numbers[:, one])
         assert (num_accepted[row], next_token[row]) == expected
     assert (num_accepted <= lengths).all() and (num_accepted < lengths).any()

@@ -26,7 +26,10 @@ def test_tokens_are_accepted_at_the_rate(rate):
     if rate in (0, 1):
         assert (accepted, rejected) == ((0, 4000) if rate == 0 else (int(lengths.sum()), 0))
     else:
-        assert chi_square_p_value(torch.tensor([accepted, rejected]), torch.tensor([rate, 1 - rate])) > 1e-6
+        assert (
+            chi_square_p_value(torch.tensor([accepted, rejected]), torch.tensor([rate, 1 - rate]))
+            > 1e-6
+        )
 
 
 def test_it_decodes_and_says_what_it_is():

@@ -10,7 +10,9 @@ def test_point_masses_compare_prefixes():
     target = torch.eye(4)[torch.tensor([[1, 2, 3, 0]])]
     draft = torch.eye(4)[torch.tensor([[1, 2, 0]])]
     block = Block.of(torch.tensor([[1, 2, 0]]), draft, target)
-    num_accepted, next_token = token_distribution(block).decide(*torch.rand(2, 1, dtype=torch.float64))
+    num_accepted, next_token = token_distribution(block).decide(
+        *torch.rand(2, 1, dtype=torch.float64)
+    )
     assert (num_accepted.item(), next_token.item()) == (2, 3)
 
 
@@ -21,7 +23,9 @@ def test_each_token_passes_with_the_ratio_of_its_probabilities():
     assert distribution.survival[0].tolist() == pytest.approx([0.5, 0.125])
     assert distribution.length_probs[0].tolist() == pytest.approx([0.5, 0.375, 0.125])
     for accepted, residual in enumerate(([0, 0.25, 0], [0.7, 0, 0], [1, 0, 0])):
-        assert distribution.next_probs(torch.tensor([accepted]))[0].tolist() == pytest.approx(residual)
+        assert distribution.next_probs(torch.tensor([accepted]))[0].tolist() == pytest.approx(
+            residual
+        )
 
 
 def test_a_residual_emptied_by_rounding_falls_back_to_the_target():
@@ -36,30 +40,46 @@ def test_a_residual_emptied_by_rounding_falls_back_to_the_target():
 @pytest.mark.parametrize(
     ("draft", "target"),
     [
-        *(((1, drafted, 4), (1, verified, 4)) for drafted, verified in ((2, 2), (2, 4), (1, 3), (4, 3))),
-        *(((2, 2, 4), (1, 3, 4)), ((1, 2, 4), (2, 3, 4)), ((2, 2, 4), (2, 3, 4)), ((1, 2, 5), (1, 3, 4))),
+        *(
+            ((1, drafted, 4), (1, verified, 4))
+            for drafted, verified in ((2, 2), (2, 4), (1, 3), (4, 3))
+        ),
+        *(
+            ((2, 2, 4), (1, 3, 4)),
+            ((1, 2, 4), (2, 3, 4)),
+            ((2, 2, 4), (2, 3, 4)),
+            ((1, 2, 5), (1, 3, 4)),
+        ),
     ],
 )
 def test_distributions_that_do_not_fit_the_tokens_are_refused(draft, target):
     with pytest.raises(ValueError) as raised:  # noqa: PT011
         Block.of(torch.zeros(1, 2, dtype=torch.long), torch.ones(draft), torch.ones(target))
-    assert str(raised.value) == (
-        f"shapes [(1, 2), {draft}, {target}] of tokens and distributions do not agree; expected (B, K), (B, K, V) and "
-        "(B, K + 1, V)"
+    assert (
+        str(raised.value)
+        == f"shapes [(1, 2), {draft}, {target}] of tokens and distributions do not agree; expected"
+        " (B, K), (B, K, V) and (B, K + 1, V)"
     )
 
 
 def test_lengths_default_to_all_tokens():
-    arguments = torch.zeros(2, 3, dtype=torch.long), torch.full((2, 3, 2), 0.5), torch.full((2, 4, 2), 0.5)
+    arguments = (
+        torch.zeros(2, 3, dtype=torch.long),
+        torch.full((2, 3, 2), 0.5),
+        torch.full((2, 4, 2), 0.5),
+    )
     assert Block.of(*arguments).lengths.tolist() == [3, 3]
     assert Block.of(*arguments, torch.tensor([1, 0])).lengths.tolist() == [1, 0]
 
 
 def test_a_token_is_accepted_at_uniform_numbers_below_its_survival():
-    draft, target = torch.tensor([[[0.5, 0.5], [0.5, 0.5]]]), torch.tensor([[[0.25, 0.75], [0.25, 0.75], [0.5, 0.5]]])
+    draft = torch.tensor([[[0.5, 0.5], [0.5, 0.5]]])
+    target = torch.tensor([[[0.25, 0.75], [0.25, 0.75], [0.5, 0.5]]])
     distribution = token_distribution(Block.of(torch.tensor([[0, 0]]), draft, target))
     assert distribution.survival.tolist() == [[0.5, 0.25]]
     below = 2.0**-30
-    numbers = torch.tensor([0.0, 0.25 - below, 0.25, 0.5 - below, 0.5, 1 - below], dtype=torch.float64)
+    numbers = torch.tensor(
+        [0.0, 0.25 - below, 0.25, 0.5 - below, 0.5, 1 - below], dtype=torch.float64
+    )
     accepted = [distribution.decide(number[None], number[None])[0].item() for number in numbers]
     assert accepted == [2, 2, 1, 1, 0, 0]

@@ -38,11 +38,17 @@ TIMES = StepTimes(step_costs(0.1, dict.fromkeys((0, 2, 4, 8, LONGEST), 1.0), QUI
 
 
 def half(seed, acceptance=0.7):
-    recording = random_recording(20, num_samples=2, max_tokens=20, acceptance=acceptance, seed=seed, longest=20)
-    recording.features[GROUND_TRUTH] = torch.where(
-        torch.rand(len(recording.tokens), generator=torch.Generator().manual_seed(seed)) < 0.5, 0.5, 0.9
+    recording = random_recording(
+        20, num_samples=2, max_tokens=20, acceptance=acceptance, seed=seed, longest=20
     )
-    return RecordedSet("half", "dev", recording, groups=[f"{seed} {number}" for number in range(20)])
+    recording.features[GROUND_TRUTH] = torch.where(
+        torch.rand(len(recording.tokens), generator=torch.Generator().manual_seed(seed)) < 0.5,
+        0.5,
+        0.9,
+    )
+    return RecordedSet(
+        "half", "dev", recording, groups=[f"{seed} {number}" for number in range(20)]
+    )
 
 
 @pytest.fixture(scope="module")
@@ -57,7 +63,12 @@ def options(halves):
 
 def test_a_fixed_length_is_chosen_on_one_half_and_counted_on_the_other(halves, options):
     lengths = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16)
-    counts = [dict(zip(lengths, counts_of(each.recording, [fixed_length(k) for k in lengths]), strict=True)) for each in halves]
+    counts = [
+        dict(
+            zip(lengths, counts_of(each.recording, [fixed_length(k) for k in lengths]), strict=True)
+        )
+        for each in halves
+    ]
 
     def seconds(each):
         return each.target_calls.sum() + 0.1 * each.drafted.sum()
@@ -66,28 +77,44 @@ def test_a_fixed_length_is_chosen_on_one_half_and_counted_on_the_other(halves, o
     reported = counts[0][best[1]], counts[1][best[0]]
     expected = sum(each.tokens.sum() for each in reported) / sum(map(seconds, reported))
     assert options[FIXED_NAME].speedup.value == pytest.approx(expected)
-    assert options[FIXED_NAME].value == " or ".join(dict.fromkeys(f"fixed_length(num_tokens={k})" for k in (best[1], best[0])))
+    assert options[FIXED_NAME].value == " or ".join(
+        dict.fromkeys(f"fixed_length(num_tokens={k})" for k in (best[1], best[0]))
+    )
     assert options[FIXED_NAME].speedup.low < expected < options[FIXED_NAME].speedup.high
     assert best_length(halves[0], TIMES) in lengths
 
 
 def test_a_better_draft_is_accepted_more_often_by_a_share():
     recording = half(0, 0.6).recording
-    before, after = (each.accepted.double().mean().item() for each in (recording, better_draft(recording, 0.1)))
+    before, after = (
+        each.accepted.double().mean().item() for each in (recording, better_draft(recording, 0.1))
+    )
     assert after / before == pytest.approx(1.1, abs=0.04)  # three standard errors
-    assert better_draft(half(0, 0.99).recording, 0.1).accepted.all() and better_draft(half(0, 1.0).recording, 0.1).accepted.all()
+    assert (
+        better_draft(half(0, 0.99).recording, 0.1).accepted.all()
+        and better_draft(half(0, 1.0).recording, 0.1).accepted.all()
+    )
 
 
 def test_a_logistic_pays_for_its_steps_and_rounds(halves, options):
     costly = replace(TIMES, rules=RULES | {LOGISTIC: RuleCosts(0.02, 0.1)})
     made = {option.name: option.speedup.value for option in predict(halves, costly, greedy=False)}
-    assert made[LOGISTIC] < options[LOGISTIC].speedup.value and made[FIXED_NAME] == options[FIXED_NAME].speedup.value
+    assert (
+        made[LOGISTIC] < options[LOGISTIC].speedup.value
+        and made[FIXED_NAME] == options[FIXED_NAME].speedup.value
+    )
 
 
 def test_bounds_are_above_what_can_be_decoded(options):
     speeds = {name: option.speedup.value for name, option in options.items()}
-    assert options["ceiling"].is_bound and options["oracle"].is_bound and not options[BETTER].is_bound
-    assert speeds["oracle"] > speeds["ceiling"] and speeds[BETTER] > speeds[FIXED_NAME] and speeds[PLAIN] == 1
+    assert (
+        options["ceiling"].is_bound and options["oracle"].is_bound and not options[BETTER].is_bound
+    )
+    assert (
+        speeds["oracle"] > speeds["ceiling"]
+        and speeds[BETTER] > speeds[FIXED_NAME]
+        and speeds[PLAIN] == 1
+    )
 
 
 def test_gains_are_over_the_fixed_length_on_the_same_prompts(options):
@@ -97,7 +124,9 @@ def test_gains_are_over_the_fixed_length_on_the_same_prompts(options):
         assert option.gain.value == pytest.approx(option.speedup.value / fixed.speedup.value)
     ceiling = options["ceiling"]
     width = (ceiling.speedup.high - ceiling.speedup.low) / fixed.speedup.value
-    assert ceiling.gain.high - ceiling.gain.low < width  # prompts that are easy for one are easy for the other
+    assert (
+        ceiling.gain.high - ceiling.gain.low < width
+    )  # prompts that are easy for one are easy for the other
 
 
 def test_a_head_closes_a_part_of_the_gap_and_pays_for_its_steps(options):
@@ -108,13 +137,20 @@ def test_a_head_closes_a_part_of_the_gap_and_pays_for_its_steps(options):
 
 
 def test_a_rule_is_chosen_and_fitted_without_the_prompts_that_it_is_counted_on():
-    """Of "A or B", B is chosen on the first half, whatever the second one is, and A on the second."""
+    """Of "A or B", B is chosen on the first half, whatever the second one is, and A on the
+    second.
+    """
     first, *others = half(0, 0.9), half(1, 0.3), half(2, 0.6)
-    chosen = [{each.name: each.value.split(" or ") for each in predict([first, other], TIMES, False)} for other in others]
+    chosen = [
+        {each.name: each.value.split(" or ") for each in predict([first, other], TIMES, False)}
+        for other in others
+    ]
     for name in (FIXED_NAME, LOGISTIC, BETTER):
         (one, same), (another, again) = (each[name] for each in chosen)
         assert same == again and len({one, another, same}) == 3
-    swapped = {each.name: each.value.split(" or ") for each in predict([others[0], first], TIMES, False)}
+    swapped = {
+        each.name: each.value.split(" or ") for each in predict([others[0], first], TIMES, False)
+    }
     assert all(swapped[name] == chosen[0][name][::-1] for name in (FIXED_NAME, LOGISTIC, BETTER))
     assert not any(each["oracle"][0] for each in chosen)  # there is nothing to choose
 
@@ -122,53 +158,95 @@ def test_a_rule_is_chosen_and_fitted_without_the_prompts_that_it_is_counted_on()
 def test_seconds_may_have_any_unit(halves):
     def times(unit):
         rules = {name: RuleCosts(0.02 * unit, 0.3 * unit) for name in RULES}
-        return StepTimes(step_costs(0.1 * unit, {0: unit, 8: 1.2 * unit, LONGEST: 1.5 * unit}, QUIET), rules)
+        return StepTimes(
+            step_costs(0.1 * unit, {0: unit, 8: 1.2 * unit, LONGEST: 1.5 * unit}, QUIET), rules
+        )
 
-    seconds, milli = (predict(halves, times(unit), True, Overheads(0.1 * unit, 0.4 * unit)) for unit in (1.0, 1000.0))
+    seconds, milli = (
+        predict(halves, times(unit), True, Overheads(0.1 * unit, 0.4 * unit))
+        for unit in (1.0, 1000.0)
+    )
     for one, other in zip(seconds, milli, strict=True):
         assert one.name == other.name and one.speedup.value == pytest.approx(other.speedup.value)
-        assert [one.gain.low, one.speedup.high] == pytest.approx([other.gain.low, other.speedup.high])
+        assert [one.gain.low, one.speedup.high] == pytest.approx(
+            [other.gain.low, other.speedup.high]
+        )
 
 
 def test_prompts_of_a_group_are_resampled_together(halves):
-    """With one group in each half every resample is the sample, so that nothing varies but what heads may close."""
+    """With one group in each half every resample is the sample, so that nothing varies but what
+    heads may close.
+    """
     alike = [replace(each, groups=[name] * 20) for name, each in zip("ab", halves, strict=True)]
     for option in predict(alike, TIMES, greedy=False):
         if option.width is None:
-            assert option.speedup.low == pytest.approx(option.speedup.value) == pytest.approx(option.speedup.high)
+            assert (
+                option.speedup.low
+                == pytest.approx(option.speedup.value)
+                == pytest.approx(option.speedup.high)
+            )
         else:
             assert option.speedup.low < option.speedup.value < option.speedup.high
 
 
 def test_the_target_alone_is_the_unit(options):
-    plain, fixed = options[PLAIN], options[FIXED_NAME]
-    assert plain.speedup == Interval(1.0, 1.0, 1.0) and plain.gain.value == pytest.approx(1 / fixed.speedup.value)
-    assert plain.gain.low == pytest.approx(1 / fixed.speedup.high) and plain.gain.high == pytest.approx(1 / fixed.speedup.low)
+    plain = options[PLAIN]
+    fixed = options[FIXED_NAME]
+    assert plain.speedup == Interval(1.0, 1.0, 1.0) and plain.gain.value == pytest.approx(
+        1 / fixed.speedup.value
+    )
+    assert plain.gain.low == pytest.approx(
+        1 / fixed.speedup.high
+    ) and plain.gain.high == pytest.approx(1 / fixed.speedup.low)
 
 
 def test_a_heads_interval_has_the_least_and_the_most_that_heads_closed():
-    """Of the way from 2 to 3 times the speed a third, a half or all; its steps take 0.1 of the target's time for a token."""
-    fixed, ceiling = np.full(5, 2.0), np.full(5, 3.0)
+    """Of the way from 2 to 3 times the speed a third, a half or all.
+
+    Its steps take 0.1 of the target's time for a token.
+    """
+    fixed = np.full(5, 2.0)
+    ceiling = np.full(5, 3.0)
     free = _head_option(f"{HEAD}8", fixed, ceiling, 0.0, (0.25, 0.5, 1.0))
     assert free.width == 8 and free.name == f"{HEAD}8" and free.speedup == Interval(2.5, 2.25, 3.0)
     assert free.gain == Interval(1.25, 1.125, 1.5)
     slow = _head_option(f"{HEAD}64", fixed, ceiling, 0.1, (0.5, 0.5, 0.5))
-    assert slow.speedup.value == slow.speedup.low == pytest.approx(1 / (1 / 2.5 + 0.1)) and slow.gain.value == pytest.approx(1.0)
-    reversed_ = _head_option(f"{HEAD}8", ceiling, fixed, 0.0, (0.25, 0.5, 1.0))  # a ceiling that is the slower one
-    assert reversed_.speedup == Interval(2.5, 2.0, 2.75) and reversed_.gain.low < reversed_.gain.value < reversed_.gain.high
-    noisy = _head_option(f"{HEAD}8", np.array([2.0, 1.0, 3.0]), np.array([3.0, 2.0, 4.0]), 0.0, (0.0, 0.5, 1.0))
+    assert slow.speedup.value == slow.speedup.low == pytest.approx(
+        1 / (1 / 2.5 + 0.1)
+    ) and slow.gain.value == pytest.approx(1.0)
+    reversed_ = _head_option(
+        f"{HEAD}8", ceiling, fixed, 0.0, (0.25, 0.5, 1.0)
+    )  # a ceiling that is the slower one
+    assert (
+        reversed_.speedup == Interval(2.5, 2.0, 2.75)
+        and reversed_.gain.low < reversed_.gain.value < reversed_.gain.high
+    )
+    noisy = _head_option(
+        f"{HEAD}8", np.array([2.0, 1.0, 3.0]), np.array([3.0, 2.0, 4.0]), 0.0, (0.0, 0.5, 1.0)
+    )
     assert noisy.speedup.low < 1.1 and noisy.speedup.high > 3.9  # the sample itself is no resample
     assert noisy.speedup.value == 2.5 and noisy.gain.value == 1.25
 
 
 def test_a_heads_steps_and_rounds_cost_as_often_as_the_ceilings(halves):
     """Its rule drafts as many tokens, in as many rounds, for each emitted token."""
-    rules = {LOGISTIC: RuleCosts(), f"{HEAD}8": RuleCosts(), f"{HEAD}16": RuleCosts(0.05, 0.0), f"{HEAD}32": RuleCosts(0.0, 0.3)}
-    made = {option.name: option.speedup.value for option in predict(halves, replace(TIMES, rules=rules), greedy=True)}
+    rules = {
+        LOGISTIC: RuleCosts(),
+        f"{HEAD}8": RuleCosts(),
+        f"{HEAD}16": RuleCosts(0.05, 0.0),
+        f"{HEAD}32": RuleCosts(0.0, 0.3),
+    }
+    made = {
+        option.name: option.speedup.value
+        for option in predict(halves, replace(TIMES, rules=rules), greedy=True)
+    }
     free, by_step, by_round = (1 / made[f"{HEAD}{width}"] for width in (8, 16, 32))
-    fixed, ceiling = made[FIXED_NAME], made["ceiling"]
+    fixed = made[FIXED_NAME]
+    ceiling = made["ceiling"]
     assert 1 / free == pytest.approx(fixed + HEAD_SHARES[True][1] * (ceiling - fixed))
-    steps, rounds = (by_step - free) / 0.05, (by_round - free) / 0.3  # for each emitted token
+    # for each emitted token
+    steps = (by_step - free) / 0.05
+    rounds = (by_round - free) / 0.3
     # A token of the ceiling takes `rounds` of the target's and `steps` of the draft's.
     assert 1 / ceiling == pytest.approx(rounds + 0.1 * steps) and 0 < rounds < 1 < steps < 20
 
@@ -181,20 +259,33 @@ def test_where_requests_are_served_at_once_drafts_of_one_length_stay_possible(ha
 
 
 def test_overheads_of_rounds_slow_down_drafts_and_those_of_tokens_the_target_alone(halves, options):
-    slower = {o.name: o.speedup.value for o in predict(halves, TIMES, False, Overheads(round_seconds=0.2))}
-    faster = {o.name: o.speedup.value for o in predict(halves, TIMES, False, Overheads(alone_seconds=0.5))}
+    slower = {
+        o.name: o.speedup.value for o in predict(halves, TIMES, False, Overheads(round_seconds=0.2))
+    }
+    faster = {
+        o.name: o.speedup.value for o in predict(halves, TIMES, False, Overheads(alone_seconds=0.5))
+    }
     assert slower[FIXED_NAME] < options[FIXED_NAME].speedup.value
     assert faster[FIXED_NAME] == pytest.approx(1.5 * options[FIXED_NAME].speedup.value)
 
 
 def test_verification_is_linear_between_what_was_timed():
     costs = step_costs(0.1, {0: 1.0, 2: 1.2, 4: 1.3, 8: 1.7, LONGEST: 2.5}, QUIET)
-    assert costs.verification[:6] == pytest.approx((1.0, 1.1, 1.2, 1.25, 1.3, 1.4)) and len(costs.verification) == 17
+    assert (
+        costs.verification[:6] == pytest.approx((1.0, 1.1, 1.2, 1.25, 1.3, 1.4))
+        and len(costs.verification) == 17
+    )
     assert costs.verified_seconds == pytest.approx(0.1) and costs.ratio == pytest.approx(10)
 
 
 def known(**speeds):
-    names = {"plain": PLAIN, "fixed": FIXED_NAME, "logistic": LOGISTIC, "better": BETTER, "head": f"{HEAD}20"}
+    names = {
+        "plain": PLAIN,
+        "fixed": FIXED_NAME,
+        "logistic": LOGISTIC,
+        "better": BETTER,
+        "head": f"{HEAD}20",
+    }
     speeds = {"plain": 1.0, "logistic": 0.0, "better": 0.0, "head": 0.0} | speeds
     fixed = speeds["fixed"]
     return [
@@ -219,9 +310,17 @@ def known(**speeds):
             LOGISTIC,
             "specheads evaluate head=null stopping=[fixed_length,logistic]",
         ),
-        ({"fixed": 1.5, "logistic": 1.56}, FIXED_NAME, None),  # what is predicted for rules is too much
+        (
+            {"fixed": 1.5, "logistic": 1.56},
+            FIXED_NAME,
+            None,
+        ),  # what is predicted for rules is too much
         ({"fixed": 1.5, "logistic": 1.6, "head": 1.62}, LOGISTIC, None),
-        ({"fixed": 1.5, "logistic": 1.6, "head": 1.7}, f"{HEAD}20", "specheads train head.width=20"),
+        (
+            {"fixed": 1.5, "logistic": 1.6, "head": 1.7},
+            f"{HEAD}20",
+            "specheads train head.width=20",
+        ),
         ({"fixed": 1.5, "head": 1.6, "better": 1.7}, f"{HEAD}20", "specheads distill"),
         ({"fixed": 0.8, "better": 0.9}, PLAIN, "specheads probe model.draft=<another draft>"),
     ],
@@ -239,21 +338,37 @@ def said(options):
 def test_answers_are_sentences_with_intervals():
     """`known` gives speeds an interval of 0.05, and gains over the fixed length one of 0.01."""
     alone = "the speed of the target alone"
-    fixed, over = "fixed_length(num_tokens=3)", "over the best fixed length"
-    assert said(known(fixed=0.9)) == "Do not speculate with this draft: nothing is clearly faster than the target alone."
-    assert said(known(fixed=1.5)) == f"Draft a fixed number of tokens ({fixed}): 1.50x [1.45, 1.55] {alone}."
-    assert said(known(fixed=1.5, logistic=1.65)) == (
-        f"Stop by a logistic ({fixed}): 1.65x [1.60, 1.70] {alone}, +10.0% [+9.0%, +11.0%] {over}."
+    fixed = "fixed_length(num_tokens=3)"
+    over = "over the best fixed length"
+    assert (
+        said(known(fixed=0.9))
+        == "Do not speculate with this draft: nothing is clearly faster than the target alone."
     )
-    assert said(known(fixed=1.0, head=1.25, better=1.5)) == (
-        f"Train a head (20 wide): 1.25x [1.20, 1.30] {alone}, +25.0% [+24.0%, +26.0%] {over}. A draft with 10% more overlap "
-        "would bring 1.50x [1.45, 1.55] by itself: distil it first."
+    assert (
+        said(known(fixed=1.5))
+        == f"Draft a fixed number of tokens ({fixed}): 1.50x [1.45, 1.55] {alone}."
+    )
+    assert (
+        said(known(fixed=1.5, logistic=1.65))
+        == f"Stop by a logistic ({fixed}): 1.65x [1.60, 1.70] {alone}, +10.0% [+9.0%, +11.0%]"
+        f" {over}."
+    )
+    assert (
+        said(known(fixed=1.0, head=1.25, better=1.5))
+        == f"Train a head (20 wide): 1.25x [1.20, 1.30] {alone}, +25.0% [+24.0%, +26.0%] {over}. A"
+        " draft with 10% more overlap would bring 1.50x [1.45, 1.55] by itself: distil it"
+        " first."
     )
 
 
 def test_of_several_heads_the_fastest_is_meant_and_none_is_needed():
-    *without, head = sorted(known(fixed=1.5, logistic=1.65, head=1.8), key=lambda option: option.width or 0)
-    slow, fast = (replace(head, width=width, speedup=Interval(speed, 1, 2)) for width, speed in ((8, 1.7), (64, 1.9)))
+    *without, head = sorted(
+        known(fixed=1.5, logistic=1.65, head=1.8), key=lambda option: option.width or 0
+    )
+    slow, fast = (
+        replace(head, width=width, speedup=Interval(speed, 1, 2))
+        for width, speed in ((8, 1.7), (64, 1.9))
+    )
     for heads in ([slow, fast, head], [fast, slow], [head, slow, fast]):
         assert said([*without, *heads]).startswith("Train a head (64 wide): 1.90x [1.00, 2.00]")
     assert answer_of(without, lambda *words: "").choice == LOGISTIC
@@ -265,32 +380,48 @@ def test_of_several_heads_the_fastest_is_meant_and_none_is_needed():
         ({"fixed": 1.01}, PLAIN, False),  # what is just noticeable is not more than noticeable
         ({"fixed": 1.0, "better": 1.05}, PLAIN, False),
         ({"fixed": 1.0, "better": 1.06}, PLAIN, True),
-        ({"fixed": 0.9, "better": 0.99}, PLAIN, False),  # better than with this draft, and no better than without one
+        (
+            {"fixed": 0.9, "better": 0.99},
+            PLAIN,
+            False,
+        ),  # better than with this draft, and no better than without one
         ({"fixed": 0.9, "better": 1.0}, PLAIN, False),
         ({"fixed": 1.5, "better": 1.52}, FIXED_NAME, False),
     ],
 )
 def test_what_is_just_worth_its_trouble_is_not_worth_it(speeds, choice, distil):
     answer = answer_of(known(**speeds), lambda *words: " ".join(words))
-    assert answer.choice == choice and ("distil it first" in answer.text) == distil == (answer.command == "distill")
+    assert answer.choice == choice and ("distil it first" in answer.text) == distil == (
+        answer.command == "distill"
+    )
 
 
 def doubts(predicted, decoded, spread=1.0):
     times = replace(TIMES, costs=replace(TIMES.costs, spread={TARGET: spread}))
-    return list(doubts_of(times, LiveCheck("4 prompts", 3, 100.0, 100.0 * decoded, Overheads()), known(fixed=predicted)))
+    return list(
+        doubts_of(
+            times,
+            LiveCheck("4 prompts", 3, 100.0, 100.0 * decoded, Overheads()),
+            known(fixed=predicted),
+        )
+    )
 
 
 def test_times_that_contradict_decoding_or_vary_are_doubted():
     remedy = "probe again on a quiet machine, or with more repeats (repeats=, num_live_prompts=)"
     assert doubts(1.6, 1.5) == doubts(1.5, 1.6) == doubts(1.0, 1.0, LARGEST_SPREAD) == []
-    (contradiction,), (busy,) = doubts(0.7, 1.5), doubts(1.0, 1.0, 2.0)
-    assert contradiction == (
-        "The best fixed length is predicted to be 0.70 times as fast as the target alone, but K=3 was 1.50 times as fast when "
-        f"decoded (4 prompts); {remedy}."
+    (contradiction,) = doubts(0.7, 1.5)
+    (busy,) = doubts(1.0, 1.0, 2.0)
+    assert (
+        contradiction
+        == "The best fixed length is predicted to be 0.70 times as fast as the target alone, but"
+        f" K=3 was 1.50 times as fast when decoded (4 prompts); {remedy}."
     )
-    assert len(doubts(1.25, 1.0)) == len(doubts(0.8, 1.0)) == 1  # a quarter too much, and as much too little
-    assert busy == (
-        "The machine was busy: a step of the target took 2.00 times its median on average, normally at most "
-        f"{LARGEST_SPREAD}; {remedy}."
+    assert (
+        len(doubts(1.25, 1.0)) == len(doubts(0.8, 1.0)) == 1
+    )  # a quarter too much, and as much too little
+    assert (
+        busy == "The machine was busy: a step of the target took 2.00 times its median on average,"
+        f" normally at most {LARGEST_SPREAD}; {remedy}."
     )
     assert len(doubts(3.0, 1.0, 2.0)) == 2

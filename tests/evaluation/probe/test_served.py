@@ -17,11 +17,16 @@ from specheads.evaluation.probe.prediction import HEAD, LOGISTIC
 from specheads.evaluation.probe.served import ALONE, SERVED, Server, Trial, served_rounds
 from specheads.pair.sampling import Warp
 
-HERE = StepTimes(step_costs(1.0, {0: 1.0}, {}), {**RULES, f"{HEAD}8": RuleCosts(0.02), LOGISTIC: RuleCosts(0.01)})
+HERE = StepTimes(
+    step_costs(1.0, {0: 1.0}, {}), {**RULES, f"{HEAD}8": RuleCosts(0.02), LOGISTIC: RuleCosts(0.01)}
+)
 
 
 def trial(at_once=4, watched=True, step=2.0, first=3.0, verified=lambda length: 20 + length):
-    """Rounds of two lengths of time, around what is given; a head takes 0.5 for each step and 0.8 for each round."""
+    """Rounds of two lengths of time, around what is given.
+
+    A head takes 0.5 for each step and 0.8 for each round.
+    """
     drafting = {(length, False): first + step * length if length else 2.5 for length in SERVED}
     if watched:
         drafting |= {(length, True): first + 0.8 + (step + 0.5) * length for length in SERVED[1:]}
@@ -36,13 +41,19 @@ def trial(at_once=4, watched=True, step=2.0, first=3.0, verified=lambda length: 
 def test_times_are_those_of_vllm_for_each_request():
     times = trial().times(HERE)
     costs = times.costs
-    assert costs.draft_seconds == pytest.approx(2 / 4) and costs.round_seconds == pytest.approx(3 / 4) and costs.at_once == 4
+    assert (
+        costs.draft_seconds == pytest.approx(2 / 4)
+        and costs.round_seconds == pytest.approx(3 / 4)
+        and costs.at_once == 4
+    )
     assert costs.verification[16] == pytest.approx((20 + 16) / 4)
     # A round without drafted tokens costs what it took.
     assert costs.verification[0] + costs.round_seconds == pytest.approx((20 + 2.5) / 4)
     assert times.rules[LOGISTIC].step_seconds == pytest.approx(0.01 / 4)
     narrow, wide = (times.rules[f"{HEAD}{width}"] for width in (8, 64))
-    assert narrow.step_seconds == pytest.approx(0.5 / 4) and narrow.round_seconds == pytest.approx(0.8 / 4)
+    assert narrow.step_seconds == pytest.approx(0.5 / 4) and narrow.round_seconds == pytest.approx(
+        0.8 / 4
+    )
     assert wide.step_seconds == pytest.approx((0.5 + 0.05 - 0.02) / 4)  # as much more as here
 
 
@@ -57,7 +68,9 @@ def test_what_was_decoded_is_compared_with_the_nearest_length():
     assert check.length == 4 and check.what == "vLLM, 4 at once"
     assert check.speedup == pytest.approx(18 / (3 + 8 + 20 + 4))
     # The target alone takes less than a verification of nothing.
-    assert made.times(HERE).costs.target_seconds + check.overheads.alone_seconds == pytest.approx(18 / 4)
+    assert made.times(HERE).costs.target_seconds + check.overheads.alone_seconds == pytest.approx(
+        18 / 4
+    )
 
 
 def test_a_trial_asks_vllm_twice(nano, tmp_path, monkeypatch):
@@ -72,19 +85,43 @@ def test_a_trial_asks_vllm_twice(nano, tmp_path, monkeypatch):
         raise UserError("it was asked for more than there is")
 
     monkeypatch.setattr(served, "lines_of", lines)
-    warp, limits = Warp(0.0), ResponseLimits(max_new_tokens=12)
-    server = Server("python9", partial(model_of, settings=DataGeneration(vllm_options={"dtype": "float16"})))
+    warp = Warp(0.0)
+    limits = ResponseLimits(max_new_tokens=12)
+    server = Server(
+        "python9", partial(model_of, settings=DataGeneration(vllm_options={"dtype": "float16"}))
+    )
     made = served_rounds(nano, [[1, 2, 3], [4]], warp, limits, 2, 16, server, tmp_path)
     (python, drafting, log), (_, alone, _) = asked
     assert python == "python9" and log.parent == tmp_path
-    assert [tuple(way) for way in drafting["ways"]] == list(made.rounds)[:-1] and alone["ways"] == [[None, False]]
+    assert [tuple(way) for way in drafting["ways"]] == list(made.rounds)[:-1] and alone["ways"] == [
+        [None, False]
+    ]
     model = drafting["model"]
-    assert model["max_num_seqs"] == 2 and model["dtype"] == "float16" and model["max_model_len"] == 3 + 12 + max(SERVED)
-    assert model["speculative_config"]["num_speculative_tokens"] == max(SERVED) and "speculative_config" not in alone["model"]
-    assert drafting["requests"][1]["params"]["temperature"] == 0 and drafting["requests"][1]["ids"] == [4]
+    assert (
+        model["max_num_seqs"] == 2
+        and model["dtype"] == "float16"
+        and model["max_model_len"] == 3 + 12 + max(SERVED)
+    )
+    assert (
+        model["speculative_config"]["num_speculative_tokens"] == max(SERVED)
+        and "speculative_config" not in alone["model"]
+    )
+    assert drafting["requests"][1]["params"]["temperature"] == 0 and drafting["requests"][1][
+        "ids"
+    ] == [4]
 
 
 def test_several_processes_are_refused(nano, tmp_path):
-    server = Server("python9", partial(model_of, settings=DataGeneration(vllm_options={"tensor_parallel_size": 2})))
-    with pytest.raises(UserError, match="inside one process of vLLM, but vllm.options has tensor_parallel_size=2; leave it out"):
-        served_rounds(nano, [[1, 2, 3]], Warp(0.0), ResponseLimits(max_new_tokens=12), 1, 16, server, tmp_path)
+    server = Server(
+        "python9",
+        partial(model_of, settings=DataGeneration(vllm_options={"tensor_parallel_size": 2})),
+    )
+    with pytest.raises(
+        UserError,
+        match=(
+            "inside one process of vLLM, but vllm.options has tensor_parallel_size=2; leave it out"
+        ),
+    ):
+        served_rounds(
+            nano, [[1, 2, 3]], Warp(0.0), ResponseLimits(max_new_tokens=12), 1, 16, server, tmp_path
+        )

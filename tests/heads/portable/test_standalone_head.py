@@ -61,7 +61,10 @@ def exported(kind, folder):
 
 def features(head, count=9):
     generator = torch.Generator().manual_seed(1)
-    values = {name: torch.rand(count, generator=generator) for name in ("draft_prob", "max_prob", "entropy", "second_prob")}
+    values = {
+        name: torch.rand(count, generator=generator)
+        for name in ("draft_prob", "max_prob", "entropy", "second_prob")
+    }
     sizes = {"hidden": 160, "embedding": 160}
     values |= {name: torch.randn(count, size, generator=generator) for name, size in sizes.items()}
     return {name: values[name] for name in head.config.inputs if name in values}
@@ -69,11 +72,20 @@ def features(head, count=9):
 
 @pytest.fixture(scope="module")
 def computed_alone(tmp_path_factory):
-    """By kind: a folder of a head with what it computed in a process without specheads, one for all of them."""
+    """By kind: a folder of a head with what it computed in a process without specheads, one for all
+    of them.
+    """
     folders = {kind: exported(kind, tmp_path_factory.mktemp("head")) for kind in KINDS}
     for folder in folders.values():
-        save_file(features(load_head(folder)) | {"index": torch.arange(9)}, folder / "given.safetensors")
-    done = subprocess.run([sys.executable, "-c", ALONE, *folders.values()], capture_output=True, text=True, check=False)
+        save_file(
+            features(load_head(folder)) | {"index": torch.arange(9)}, folder / "given.safetensors"
+        )
+    done = subprocess.run(
+        [sys.executable, "-c", ALONE, *folders.values()],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr
     return folders
 
@@ -82,22 +94,29 @@ def computed_alone(tmp_path_factory):
 def test_it_computes_the_same_chances_without_specheads(computed_alone, kind):
     folder = computed_alone[kind]
     head = load_head(folder)
-    given, index = features(head), torch.arange(9)
+    given = features(head)
+    index = torch.arange(9)
     computed = load_file(folder / "computed.safetensors")
     assert torch.equal(computed["logits"], load_file(folder / "golden.safetensors")["logits"])
     rule = HeadThreshold(head, 0.5)
     logits = head(given)
-    slope, intercept = (torch.tensor(CALIBRATION[name])[index.clamp_max(2)] for name in ("slope", "intercept"))
+    slope, intercept = (
+        torch.tensor(CALIBRATION[name])[index.clamp_max(2)] for name in ("slope", "intercept")
+    )
     torch.testing.assert_close(computed["chances"], (slope * logits + intercept).sigmoid())
     assert rule.needs <= set(given) | {"token"}
 
 
 def test_a_round_stops_where_the_rule_stops(folder):
-    ours, theirs = load_head(folder), StandaloneHead.load(folder)
+    ours = load_head(folder)
+    theirs = StandaloneHead.load(folder)
     given = features(ours, 200)
     for start in range(0, 190, 10):
-        rule = HeadThreshold(ours, **{name: RECOMMENDED[name] for name in ("threshold", "min_tokens", "max_tokens")})
-        state, draft_round = rule.start_prompt(1, torch.device("cpu")), DraftRound(theirs)
+        rule = HeadThreshold(
+            ours, **{name: RECOMMENDED[name] for name in ("threshold", "min_tokens", "max_tokens")}
+        )
+        state = rule.start_prompt(1, torch.device("cpu"))
+        draft_round = DraftRound(theirs)
         for place in range(start, start + 6):
             token_features = {name: value[place : place + 1] for name, value in given.items()}
             state, stop = rule.step(state, token_features)
@@ -121,8 +140,14 @@ def test_defaults_are_the_recommended_or_the_usual_ones(folder):
     ("change", "message"),
     [
         (lambda tensors: tensors.pop("readout.bias"), "'readout.bias' is no such tensor, expected"),
-        (lambda tensors: tensors.update({"more": torch.zeros(2)}), r"'more' is \(2,\), expected no such tensor"),
-        (lambda tensors: tensors.update({"readout.bias": torch.zeros(3)}), r"'readout.bias' is \(3,\), expected \(1,\)"),
+        (
+            lambda tensors: tensors.update({"more": torch.zeros(2)}),
+            r"'more' is \(2,\), expected no such tensor",
+        ),
+        (
+            lambda tensors: tensors.update({"readout.bias": torch.zeros(3)}),
+            r"'readout.bias' is \(3,\), expected \(1,\)",
+        ),
     ],
 )
 def test_a_tensor_that_does_not_fit_is_named(folder, change, message):
@@ -136,9 +161,19 @@ def test_a_tensor_that_does_not_fit_is_named(folder, change, message):
 def test_default_bounds_yield_to_given_bounds(folder):
     head = StandaloneHead.load(folder)
     head.config["recommended"] = None
-    assert (DraftRound(head, max_tokens=1).min_tokens, DraftRound(head, max_tokens=1).max_tokens) == (1, 1)
-    for wrong in ({"threshold": 1.5}, {"threshold": "auto"}, {"min_tokens": 3, "max_tokens": 2}, {"max_tokens": 0}):
-        with pytest.raises(ValueError, match=r"must be a number from 0 to 1|must be a positive integer of at most"):
+    assert (
+        DraftRound(head, max_tokens=1).min_tokens,
+        DraftRound(head, max_tokens=1).max_tokens,
+    ) == (1, 1)
+    for wrong in (
+        {"threshold": 1.5},
+        {"threshold": "auto"},
+        {"min_tokens": 3, "max_tokens": 2},
+        {"max_tokens": 0},
+    ):
+        with pytest.raises(
+            ValueError, match=r"must be a number from 0 to 1|must be a positive integer of at most"
+        ):
             DraftRound(head, **wrong)
 
 
@@ -176,7 +211,13 @@ def test_the_file_is_whole_and_names_no_part_of_this_project(folder):
 def test_its_rounds_are_the_decoders(nano, prompts, tmp_path):
     """A decoder that asks the standalone file where to stop drafts as ours does, round by round."""
     torch.manual_seed(0)
-    config = HeadConfig(hidden_size=160, depth=1, width=8, inputs=("draft_prob", "max_prob", "entropy"), calibration=CALIBRATION)
+    config = HeadConfig(
+        hidden_size=160,
+        depth=1,
+        width=8,
+        inputs=("draft_prob", "max_prob", "entropy"),
+        calibration=CALIBRATION,
+    )
     folder = save_head(AcceptanceHead(config), tmp_path / "head", torch.randn(32, 3))
     head = StandaloneHead.load(folder)
     rule = HeadThreshold(load_head(folder), 0.6, max_tokens=8)
@@ -188,10 +229,13 @@ def test_its_rounds_are_the_decoders(nano, prompts, tmp_path):
             if len(text) - len(prompt) > 30 or nano.tokenizer.eos_token_id in each.tokens:
                 break  # the limit or the end cuts drafts short, too
             num_compared += 1
-            draft_round, drafted = DraftRound(head, threshold=0.6, max_tokens=8), []
+            draft_round = DraftRound(head, threshold=0.6, max_tokens=8)
+            drafted = []
             while True:
                 with torch.no_grad():
-                    distribution = nano.draft(torch.tensor([text + drafted])).logits[0, -1].softmax(-1)
+                    distribution = (
+                        nano.draft(torch.tensor([text + drafted])).logits[0, -1].softmax(-1)
+                    )
                 drafted.append(int(distribution.argmax()))
                 entropy = -(distribution * distribution.log()).sum()
                 if draft_round.stops(

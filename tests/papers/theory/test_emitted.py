@@ -1,20 +1,31 @@
-"""Enumerated outputs: unbiased rules, biased ones that are noticed, and blocks that are chosen jointly."""
+"""Enumerated outputs: unbiased rules, biased ones that are noticed, and blocks that are chosen
+jointly.
+"""
 
 import pytest
 import torch
 
 from specheads import papers, verification
 from specheads.papers.theory.chains import Chains, bias, emitted, total_variation
-from specheads.papers.theory.rejections import after_batch, expected_rejections, fewest_rejections, least_bias
+from specheads.papers.theory.rejections import (
+    after_batch,
+    expected_rejections,
+    fewest_rejections,
+    least_bias,
+)
 from specheads.papers.theory.rounds import most_likely_blocks
 
 
 def chains(seed, num_positions=4, vocab_size=3):
-    return Chains.random(num_positions, vocab_size, torch.Generator().manual_seed(seed), sharpness=1.5)
+    return Chains.random(
+        num_positions, vocab_size, torch.Generator().manual_seed(seed), sharpness=1.5
+    )
 
 
 @pytest.mark.parametrize("num_drafted", [1, 2, 3])
-@pytest.mark.parametrize("rule", [verification.TokenVerification(), verification.BlockVerification()])
+@pytest.mark.parametrize(
+    "rule", [verification.TokenVerification(), verification.BlockVerification()]
+)
 def test_lossless_rules_emit_the_targets_tokens(rule, num_drafted):
     for seed in range(4):
         known = chains(seed)
@@ -29,7 +40,9 @@ def test_a_biased_rule_is_noticed():
 @pytest.mark.parametrize("num_drafts", [1, 2, 5])
 def test_batches_emit_the_targets_tokens(num_drafts):
     known = chains(1, vocab_size=6)
-    torch.testing.assert_close(sum(after_batch(known.target, known.draft, num_drafts)), known.target)
+    torch.testing.assert_close(
+        sum(after_batch(known.target, known.draft, num_drafts)), known.target
+    )
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -39,17 +52,25 @@ def test_no_rule_of_the_kind_rejects_less(seed):
 
 
 def test_the_least_bias_is_none_for_unbiased_rules_and_all_for_those_that_accept_everything():
-    target, draft = chains(2).target[0, 0], chains(2).draft[0, 0]
-    assert least_bias(target, draft, (target / draft).clamp_max(1)).item() == pytest.approx(0, abs=1e-12)
-    assert least_bias(target, draft, torch.ones(3).double()).item() == pytest.approx(total_variation(target, draft).item())
+    target = chains(2).target[0, 0]
+    draft = chains(2).draft[0, 0]
+    assert least_bias(target, draft, (target / draft).clamp_max(1)).item() == pytest.approx(
+        0, abs=1e-12
+    )
+    assert least_bias(target, draft, torch.ones(3).double()).item() == pytest.approx(
+        total_variation(target, draft).item()
+    )
 
 
 def test_the_most_likely_block_is_greedy_for_one_token_and_never_below_it_for_all():
     for seed in range(10):
         known = chains(seed, 4, 2)
-        singly, jointly = most_likely_blocks(known, 4, 1), most_likely_blocks(known, 4, 4)
-        last, nats = 0, 0.0
+        singly = most_likely_blocks(known, 4, 1)
+        jointly = most_likely_blocks(known, 4, 4)
+        last = 0
+        nats = 0.0
         for target in known.target:
             token = int(target[last].argmax())
-            nats, last = nats + target[last, token].log().item(), token
+            nats = nats + target[last, token].log().item()
+            last = token
         assert singly == pytest.approx(nats) and jointly >= singly - 1e-12

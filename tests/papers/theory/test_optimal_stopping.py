@@ -10,38 +10,61 @@ chain = AcceptanceChain.of
 
 
 def enumerated(chain, draft_seconds, target_seconds, max_tokens):
-    """Return the highest throughput of all policies that decide by the bins of all tokens so far."""
+    """Return the highest throughput of all policies that decide by the bins of all tokens so
+    far.
+    """
     bins = range(len(chain.values))
     histories = [path for n in range(1, max_tokens) for path in itertools.product(bins, repeat=n)]
     best = 0.0
     for goes_on in itertools.product((False, True), repeat=len(histories)):
-        policy, tokens, seconds = dict(zip(histories, goes_on, strict=True)), 1.0, target_seconds
+        policy = dict(zip(histories, goes_on, strict=True))
+        tokens = 1.0
+        seconds = target_seconds
         reached = [((bin,), float(chain.first[bin]), float(chain.values[bin])) for bin in bins]
         while reached:
             path, chance, survival = reached.pop()
-            tokens, seconds = tokens + chance * survival, seconds + chance * draft_seconds
+            tokens = tokens + chance * survival
+            seconds = seconds + chance * draft_seconds
             if policy.get(path, False):
                 rows = ((b, float(chain.following[path[-1], b])) for b in bins)
-                reached += [((*path, b), chance * share, survival * float(chain.values[b])) for b, share in rows]
+                reached += [
+                    ((*path, b), chance * share, survival * float(chain.values[b]))
+                    for b, share in rows
+                ]
         best = max(best, tokens / seconds)
     return best
 
 
 def exact(chain, draft_seconds, target_seconds, max_tokens):
-    """Return the highest throughput, by bisection over the value of a round; all survivals that occur are visited."""
+    """Return the highest throughput, by bisection over the value of a round.
+
+    All survivals that occur are visited.
+    """
     bins = range(len(chain.values))
 
     def worth(throughput):
         def after(number, last, survival):  # the best that can follow a token
             if number == max_tokens:
                 return 0.0
-            shares = ((b, float(chain.following[last, b]), survival * float(chain.values[b])) for b in bins)
-            return max(0.0, sum(p * (s + after(number + 1, b, s)) for b, p, s in shares) - throughput * draft_seconds)
+            shares = (
+                (b, float(chain.following[last, b]), survival * float(chain.values[b]))
+                for b in bins
+            )
+            return max(
+                0.0,
+                sum(p * (s + after(number + 1, b, s)) for b, p, s in shares)
+                - throughput * draft_seconds,
+            )
 
         firsts = ((b, float(chain.first[b]), float(chain.values[b])) for b in bins)
-        return 1 - throughput * (target_seconds + draft_seconds) + sum(p * (s + after(1, b, s)) for b, p, s in firsts)
+        return (
+            1
+            - throughput * (target_seconds + draft_seconds)
+            + sum(p * (s + after(1, b, s)) for b, p, s in firsts)
+        )
 
-    low, high = 0.0, (max_tokens + 1) / target_seconds
+    low = 0.0
+    high = (max_tokens + 1) / target_seconds
     for _ in range(40):
         middle = (low + high) / 2
         low, high = (middle, high) if worth(middle) > 0 else (low, middle)
@@ -64,9 +87,12 @@ def test_stretches_of_easy_and_hard_tokens_are_no_faster_than_an_exact_solution(
 
 @pytest.mark.parametrize("acceptance", [0.3, 0.6, 0.9])
 def test_independent_tokens_are_best_drafted_in_one_length(acceptance):
-    law, ratio = chain([acceptance], [1.0], [[1.0]]), 8
+    law = chain([acceptance], [1.0], [[1.0]])
+    ratio = 8
     solved = optimal_stopping(law, StepCosts.at_ratio(ratio), max_tokens=20)
-    speeds = [(1 - acceptance ** (k + 1)) / (1 - acceptance) / (1 + k / ratio) for k in range(1, 21)]
+    speeds = [
+        (1 - acceptance ** (k + 1)) / (1 - acceptance) / (1 + k / ratio) for k in range(1, 21)
+    ]
     assert solved.throughput == pytest.approx(max(speeds), rel=1e-4)
     # It goes on after token j exactly where j is below the best length.
     survival = torch.tensor([acceptance**j for j in range(1, 21)])

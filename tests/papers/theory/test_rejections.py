@@ -1,4 +1,6 @@
-"""Expected rejections: by enumeration of all texts, by simulation, and the line of biased verification."""
+"""Expected rejections: by enumeration of all texts, by simulation, and the line of biased
+verification.
+"""
 
 import itertools
 from math import inf
@@ -7,7 +9,12 @@ import pytest
 import torch
 
 from specheads.papers.theory.chains import Chains, residual, total_variation
-from specheads.papers.theory.rejections import after_batch, expected_rejections, pareto_front, simulated_rejections
+from specheads.papers.theory.rejections import (
+    after_batch,
+    expected_rejections,
+    pareto_front,
+    simulated_rejections,
+)
 
 
 def chains(num_positions=50, vocab_size=7, seed=0):
@@ -16,14 +23,19 @@ def chains(num_positions=50, vocab_size=7, seed=0):
 
 def test_one_draft_is_rejected_by_the_total_variation():
     """Summed over all texts, weighted by the target's probability of what came before."""
-    small, total = chains(4, 3), 0.0
+    small = chains(4, 3)
+    total = 0.0
     for length in range(4):
         for text in itertools.product(range(3), repeat=length):
-            probability, last = 1.0, 0
+            probability = 1.0
+            last = 0
             for place, token in enumerate(text):
                 probability *= small.target[place, last, token].item()
                 last = token
-            total += probability * total_variation(small.target[length, last], small.draft[length, last]).item()
+            total += (
+                probability
+                * total_variation(small.target[length, last], small.draft[length, last]).item()
+            )
     assert expected_rejections(small) == pytest.approx(total, rel=1e-12)
 
 
@@ -32,13 +44,16 @@ def test_what_is_rejected_and_what_is_accepted_make_the_target(num_drafts):
     """By enumeration of the sampled tokens and of each one's outcome."""
     generator = torch.Generator().manual_seed(3)
     target, draft = torch.randn((2, 4), generator=generator, dtype=torch.float64).softmax(dim=-1)
-    accepted, replaced = torch.zeros(4, dtype=torch.float64), torch.zeros(4, dtype=torch.float64)
+    accepted = torch.zeros(4, dtype=torch.float64)
+    replaced = torch.zeros(4, dtype=torch.float64)
     for tokens in itertools.product(range(4), repeat=num_drafts):
-        chance, left = draft[list(tokens)].prod(), target
+        chance = draft[list(tokens)].prod()
+        left = target
         for token in tokens:
             passes = min(1.0, (left[token] / draft[token]).item())
             accepted[token] += chance * passes
-            chance, left = chance * (1 - passes), residual(left, draft)
+            chance = chance * (1 - passes)
+            left = residual(left, draft)
         replaced += chance * left
     torch.testing.assert_close((accepted, replaced), after_batch(target, draft, num_drafts))
     torch.testing.assert_close(accepted + replaced, target)
@@ -48,7 +63,9 @@ def test_what_is_rejected_and_what_is_accepted_make_the_target(num_drafts):
 def test_a_million_simulated_tokens_agree(num_drafts):
     """Within 5 standard errors: by chance not once in a million."""
     known = chains()
-    counts = simulated_rejections(known, num_drafts, 20_000, torch.Generator().manual_seed(1)).double()
+    counts = simulated_rejections(
+        known, num_drafts, 20_000, torch.Generator().manual_seed(1)
+    ).double()
     error = counts.std().item() / len(counts) ** 0.5
     assert abs(counts.mean().item() - expected_rejections(known, num_drafts)) < 5 * error
 
@@ -80,6 +97,11 @@ def test_biased_acceptance_trades_rejections_for_bias_one_to_one():
     section = pareto_front(torch.Generator().manual_seed(2))
     eps, rejections, biases, sums, of_uno = zip(*section.rows, strict=True)
     assert sums == pytest.approx([sums[0]] * len(eps)) and biases[0] == pytest.approx(0, abs=1e-12)
-    assert rejections[-1] == pytest.approx(0, abs=1e-12) and list(rejections) == sorted(rejections, reverse=True)
-    assert all(uno >= opt - 1e-12 for uno, opt in zip(of_uno, biases, strict=True)) and of_uno[3] > biases[3]
+    assert rejections[-1] == pytest.approx(0, abs=1e-12) and list(rejections) == sorted(
+        rejections, reverse=True
+    )
+    assert (
+        all(uno >= opt - 1e-12 for uno, opt in zip(of_uno, biases, strict=True))
+        and of_uno[3] > biases[3]
+    )
     assert all(claim.outcome == "held" for claim in section.claims)

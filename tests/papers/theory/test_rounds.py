@@ -10,11 +10,19 @@ from sympy.solvers.simplex import linprog
 from specheads import verification
 from specheads.papers.biased import BiasedVerification
 from specheads.papers.theory.chains import Chains, every_draft, tokens_per_round
-from specheads.papers.theory.rounds import _largest, accepted_error, kept_worth, most_tokens_per_round, tokens_after
+from specheads.papers.theory.rounds import (
+    _largest,
+    accepted_error,
+    kept_worth,
+    most_tokens_per_round,
+    tokens_after,
+)
 
 
 def chains(seed=0, num_positions=5, vocab_size=3):
-    return Chains.random(num_positions, vocab_size, torch.Generator().manual_seed(seed), sharpness=1.5)
+    return Chains.random(
+        num_positions, vocab_size, torch.Generator().manual_seed(seed), sharpness=1.5
+    )
 
 
 def test_the_example_of_the_paper():
@@ -42,7 +50,9 @@ def test_rules_are_ordered_below_the_bound(seed, num_drafted):
 def test_one_token_is_accepted_as_often_as_the_models_overlap():
     known = chains(3)
     overlap = torch.minimum(known.target[0, 0], known.draft[0, 0]).sum().item()
-    assert tokens_per_round(verification.TokenVerification(), known, 1) == pytest.approx(1 + overlap)
+    assert tokens_per_round(verification.TokenVerification(), known, 1) == pytest.approx(
+        1 + overlap
+    )
 
 
 @pytest.mark.parametrize(("vocab_size", "num_drafted"), [(2, 2), (2, 3), (3, 2)])
@@ -57,51 +67,77 @@ def test_no_lossless_rule_emits_more_than_block_verification(vocab_size, num_dra
 
 @pytest.mark.parametrize(("vocab_size", "num_drafted"), [(2, 2), (2, 3), (3, 2)])
 def test_the_bound_is_what_a_draft_and_a_text_can_begin_alike_with(vocab_size, num_drafted):
-    """Sun et al. 2024, equations 35 to 37: the most over all joint distributions of a draft and a text of the target."""
+    """Sun et al.
+
+    2024, equations 35 to 37: the most over all joint distributions of a draft and a text of the
+    target.
+    """
     known = chains(7, num_drafted + 1, vocab_size)
     draft, block = every_draft(known, num_drafted)
     same = (block.tokens[:, None] == block.tokens).cumprod(dim=2).sum(dim=2).double()
-    eye, ones = torch.eye(len(draft)).double(), torch.ones(1, len(draft)).double()
+    eye = torch.eye(len(draft)).double()
+    ones = torch.ones(1, len(draft)).double()
     marginals = torch.cat([draft, block.drafted_probs()[1].prod(dim=1)])
-    most = _largest(same.flatten(), torch.cat([torch.kron(eye, ones), torch.kron(ones, eye)]), marginals)
+    most = _largest(
+        same.flatten(), torch.cat([torch.kron(eye, ones), torch.kron(ones, eye)]), marginals
+    )
     assert 1 + most == pytest.approx(most_tokens_per_round(known, num_drafted), abs=1e-12)
 
 
 @pytest.mark.parametrize("count", [1, 2])
 def test_no_lossless_rule_keeps_any_text_more_often(count):
-    """Sun et al. 2024, lemmas 3 and 4: block verification keeps a text with probability `d p_i`, the most that is possible."""
-    known, block_rule = chains(7, 3, 2), verification.BlockVerification()
+    """Sun et al.
+
+    2024, lemmas 3 and 4: block verification keeps a text with probability `d p_i`, the most that is
+    possible.
+    """
+    known = chains(7, 3, 2)
+    block_rule = verification.BlockVerification()
     _, block = every_draft(known, 2)
     draft, target = (each[:, :count] for each in block.drafted_probs())
     for text in block.tokens[:, :count].unique(dim=0):
         begins = (block.tokens[:, :count] == text).all(dim=1)
         gains = torch.zeros(4, 2, dtype=torch.float64)
         gains[begins, count - 1] = 1
-        row, ratio = begins.nonzero()[0].item(), 1.0
+        row = begins.nonzero()[0].item()
+        ratio = 1.0
         for place in range(count):
             ratio = min(1.0, ratio * (target[row, place] / draft[row, place]).item())
         expected = pytest.approx(draft[row].prod().item() * ratio, abs=1e-12)
-        assert kept_worth(block_rule, known, 2, gains) == expected and kept_worth(None, known, 2, gains) == expected
+        assert (
+            kept_worth(block_rule, known, 2, gains) == expected
+            and kept_worth(None, known, 2, gains) == expected
+        )
 
 
 def test_a_lossy_rule_is_no_part_of_the_programme():
-    known, lossy = chains(7, 3, 2), BiasedVerification(0.2)
+    known = chains(7, 3, 2)
+    lossy = BiasedVerification(0.2)
     assert tokens_after(lossy, known, 2, 1) > tokens_after(None, known, 2, 1) + 1e-3
 
 
 def exact(num_positions, seed):
-    """Return chains of two tokens in fractions of 16, which float64 has exactly: target and draft by place and last token."""
-    counts = torch.randint(1, 16, (2, num_positions, 2), generator=torch.Generator().manual_seed(seed))
+    """Return chains of two tokens in fractions of 16, which float64 has exactly: target and draft
+    by place and last token.
+    """
+    counts = torch.randint(
+        1, 16, (2, num_positions, 2), generator=torch.Generator().manual_seed(seed)
+    )
     return Chains(*(torch.stack([each, 16 - each], dim=-1).double() / 16 for each in counts))
 
 
 @pytest.mark.parametrize("seed", range(4))
 def test_the_programme_is_that_of_the_output_distribution(seed):
-    """Sun et al. 2024, equation 6: kept tokens, the sampled one, and what the target adds have the target's distribution.
+    """Sun et al.
 
-    The unknowns are the probabilities w(x, n, y) that x is drafted, n of its tokens are kept and y follows.
+    2024, equation 6: kept tokens, the sampled one, and what the target adds have the target's
+    distribution.
+
+    The unknowns are the probabilities w(x, n, y) that x is drafted, n of its tokens are kept and y
+    follows.
     """
-    known, size = exact(3, seed), 2
+    known = exact(3, seed)
+    size = 2
     texts = list(itertools.product(range(2), repeat=size))
 
     def chance(model, text, start=0, last=0):
@@ -112,7 +148,8 @@ def test_the_programme_is_that_of_the_output_distribution(seed):
         return value
 
     unknowns = list(itertools.product(texts, range(size + 1), range(2)))
-    rows, totals = [], []
+    rows = []
+    totals = []
     for text in texts:  # the draft's distribution
         rows.append([int(drafted == text) for drafted, _, _ in unknowns])
         totals.append(chance(known.draft, text))
@@ -124,12 +161,16 @@ def test_the_programme_is_that_of_the_output_distribution(seed):
         rows.append(row)
         totals.append(chance(known.target, text))
     costs = [-kept for _, kept, _ in unknowns]
-    both = Matrix([*rows, *([-each for each in row] for row in rows)])  # an equation as two inequalities
+    both = Matrix(
+        [*rows, *([-each for each in row] for row in rows)]
+    )  # an equation as two inequalities
     value, _ = linprog(costs, both, [*totals, *(-each for each in totals)])
     assert 1 - float(value) == pytest.approx(tokens_after(None, known, size, 1), abs=1e-12)
 
 
-@pytest.mark.parametrize("rule", [verification.TokenVerification(), verification.BlockVerification()])
+@pytest.mark.parametrize(
+    "rule", [verification.TokenVerification(), verification.BlockVerification()]
+)
 def test_tokens_after_two_rounds_are_those_of_all_texts(rule):
     """The same sum by the distribution of what a round emits: kept tokens and the next one."""
     known = chains(2, 6, 2)
@@ -152,8 +193,13 @@ def first_rounds(rule, known, num_drafted):
 
 
 def test_the_error_of_what_joint_verification_accepts():
-    """Ratios 0.5 and 0.25 of one draft, 1.5 and more of the others: the first is the worst that passes at 0.4, both at 0.2."""
-    target, draft = torch.tensor([[0.25, 0.75]] * 2, dtype=torch.float64), torch.tensor([[0.5, 0.5]] * 2, dtype=torch.float64)
+    """Ratios 0.5 and 0.25 of one draft, 1.5 and more of the others: the first is the worst that
+    passes at 0.4, both at 0.2.
+    """
+    target = torch.tensor([[0.25, 0.75]] * 2, dtype=torch.float64)
+    draft = torch.tensor([[0.5, 0.5]] * 2, dtype=torch.float64)
     known = Chains.constant(target, draft, 3)
-    assert accepted_error(known, 2, 0.4) == pytest.approx(1) and accepted_error(known, 2, 0.2) == pytest.approx(3)
+    assert accepted_error(known, 2, 0.4) == pytest.approx(1) and accepted_error(
+        known, 2, 0.2
+    ) == pytest.approx(3)
     assert accepted_error(known, 2, 0.9) == pytest.approx(0)

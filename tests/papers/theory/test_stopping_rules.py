@@ -1,4 +1,6 @@
-"""Rules that stop drafts against the solved policy: simulation, identities, and the theorem's condition."""
+"""Rules that stop drafts against the solved policy: simulation, identities, and the theorem's
+condition.
+"""
 
 import pytest
 import torch
@@ -37,10 +39,12 @@ def error_of(survival, lengths, value, costs):
 @pytest.mark.parametrize("ratio", [4, 12])
 def test_simulated_drafts_are_as_fast_as_the_solved_policy_says(name, ratio):
     """Wrong in one of a million: 4.9 standard errors, and 0.3 % for the grid of the solution."""
-    chain, costs = CHAINS[name], StepCosts.at_ratio(ratio)
+    chain = CHAINS[name]
+    costs = StepCosts.at_ratio(ratio)
     policy = optimal_stopping(chain, costs, 20)
     drafts = chain.drafts(20_000, 20, generator())
-    lengths, survival = lengths_of(drafts, chain, policy), drafts.cumprod(dim=1)
+    lengths = lengths_of(drafts, chain, policy)
+    survival = drafts.cumprod(dim=1)
     best = speed(survival, lengths, costs)
     margin = 4.9 * error_of(survival, lengths, best, costs) + 3e-3 * policy.throughput
     assert abs(best - policy.throughput) < margin
@@ -53,13 +57,18 @@ def test_lengths_end_with_the_token_that_crosses_the_threshold():
     drafts = torch.tensor([[0.9, 0.5, 0.9], [0.9, 0.9, 0.9], [0.1, 0.9, 0.9]], dtype=torch.float64)
     survival = drafts.cumprod(dim=1)
     assert lengths_at(survival, 0.5).tolist() == [2, 3, 1]
-    assert speed(survival, torch.tensor([1, 1, 1]), StepCosts.at_ratio(2)) == pytest.approx((3 + 1.9) / 4.5)
+    assert speed(survival, torch.tensor([1, 1, 1]), StepCosts.at_ratio(2)) == pytest.approx(
+        (3 + 1.9) / 4.5
+    )
 
 
 @pytest.mark.parametrize("name", CHAINS)
 def test_the_value_of_going_on_is_nothing_where_the_policy_is_indifferent(name):
-    """At the least survival, the tokens that are still accepted are worth exactly the time that drafting takes."""
-    chain, costs = CHAINS[name], StepCosts.at_ratio(10)
+    """At the least survival, the tokens that are still accepted are worth exactly the time that
+    drafting takes.
+    """
+    chain = CHAINS[name]
+    costs = StepCosts.at_ratio(10)
     policy = optimal_stopping(chain, costs, 12)
     accepted, drafted = _value_of_going_on(chain, policy)
     gain = KEPT[:, None] * accepted - policy.throughput * costs.draft_seconds * drafted
@@ -73,12 +82,17 @@ def test_the_value_of_going_on_is_nothing_where_the_policy_is_indifferent(name):
 @pytest.mark.parametrize("name", CHAINS)
 @pytest.mark.parametrize("ratio", [5, 20])
 def test_the_best_policy_stops_wherever_the_theorem_says_so(name, ratio):
-    chain, costs = CHAINS[name], StepCosts.at_ratio(ratio)
+    chain = CHAINS[name]
+    costs = StepCosts.at_ratio(ratio)
     policy = optimal_stopping(chain, costs, 20)
     delta = theorem_delta(chain, policy, costs)
     assert delta >= 0
     assert (policy.least_survival[:-1] >= 1 - theorem_threshold(delta, costs) - 1e-9).all()
-    assert theorem_threshold(delta, costs) >= theorem_threshold(0.0, costs) == pytest.approx(1 - costs.draft_seconds)
+    assert (
+        theorem_threshold(delta, costs)
+        >= theorem_threshold(0.0, costs)
+        == pytest.approx(1 - costs.draft_seconds)
+    )
 
 
 def test_the_fewest_calls_are_those_of_the_lemma():

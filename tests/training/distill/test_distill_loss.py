@@ -18,7 +18,9 @@ from specheads.training.distill.distill_loss import (
 )
 
 
-@pytest.fixture(scope="module", params=["llama", "llama, tied", "gemma2", "llama, cut", "gemma2, cut"])
+@pytest.fixture(
+    scope="module", params=["llama", "llama, tied", "gemma2", "llama, cut", "gemma2, cut"]
+)
 def pair(request):
     """A pair; the output of a draft that is cut has every third token."""
     pair = family_pair(request.param.removesuffix(", cut"))
@@ -29,11 +31,15 @@ def pair(request):
 
 def states(pair, seed=0):
     tokens = torch.randint(VOCAB_SIZE, (3, 12), generator=torch.Generator().manual_seed(seed))
-    return [lm.hidden_states(tokens, use_cache=False)[:, :-1].flatten(0, 1) for lm in (pair.draft_lm, pair.target_lm)]
+    return [
+        lm.hidden_states(tokens, use_cache=False)[:, :-1].flatten(0, 1)
+        for lm in (pair.draft_lm, pair.target_lm)
+    ]
 
 
 def plain_losses(pair, draft_hidden, target_hidden, divergence):
-    target, draft = pair.target_lm.logits(target_hidden), pair.draft_lm.logits(draft_hidden)
+    target = pair.target_lm.logits(target_hidden)
+    draft = pair.draft_lm.logits(draft_hidden)
     return DIVERGENCES[divergence](target.log_softmax(-1), draft.log_softmax(-1))
 
 
@@ -44,7 +50,8 @@ def test_losses_and_gradients_in_slices_are_the_plain_ones(pair, divergence, mon
     weight = pair.draft.get_output_embeddings().weight
     results = []
     for sliced in (True, False):
-        inputs, parameter = hidden.clone().requires_grad_(), weight.requires_grad_()
+        inputs = hidden.clone().requires_grad_()
+        parameter = weight.requires_grad_()
         if sliced:
             distributions = computed_distributions(pair.target_lm, target_hidden)
             losses, overlaps = token_losses(pair.draft_lm, inputs, distributions, divergence)
@@ -55,7 +62,9 @@ def test_losses_and_gradients_in_slices_are_the_plain_ones(pair, divergence, mon
         weight.requires_grad_(False)
     for ours, theirs in zip(*results, strict=True):
         torch.testing.assert_close(ours, theirs, atol=1e-12, rtol=1e-10)
-    t, d = (Warp()(lm.logits(x)) for lm, x in ((pair.target_lm, target_hidden), (pair.draft_lm, hidden)))
+    t, d = (
+        Warp()(lm.logits(x)) for lm, x in ((pair.target_lm, target_hidden), (pair.draft_lm, hidden))
+    )
     torch.testing.assert_close(overlaps, torch.minimum(t, d).sum(-1), atol=1e-12, rtol=0)
 
 
@@ -64,18 +73,28 @@ def test_no_distributions_are_kept_for_the_gradient(pair, monkeypatch):
     monkeypatch.setattr(loss_module, "SLICE_ELEMENTS", 4 * VOCAB_SIZE)
     hidden, target_hidden = states(pair)
     kept = []
-    with torch.autograd.graph.saved_tensors_hooks(lambda x: (kept.append(x.shape), x)[1], lambda x: x):
+    with torch.autograd.graph.saved_tensors_hooks(
+        lambda x: (kept.append(x.shape), x)[1], lambda x: x
+    ):
         distributions = computed_distributions(pair.target_lm, target_hidden)
-        losses, _ = token_losses(pair.draft_lm, hidden.requires_grad_(), distributions, "forward_kl")
-    assert losses.requires_grad and not any(shape[-1:] == (VOCAB_SIZE,) for shape in kept if len(shape) > 1)
+        losses, _ = token_losses(
+            pair.draft_lm, hidden.requires_grad_(), distributions, "forward_kl"
+        )
+    assert losses.requires_grad and not any(
+        shape[-1:] == (VOCAB_SIZE,) for shape in kept if len(shape) > 1
+    )
 
 
 @pytest.mark.parametrize("divergence", DIVERGENCES)
 def test_losses_from_stored_distributions_are_those_of_all_logits(pair, divergence):
     hidden, target_hidden = states(pair)
     stored = most_likely(pair.target_lm.logits(target_hidden).log_softmax(-1), 5)
-    losses, overlaps = token_losses(pair.draft_lm, hidden, stored_distributions(stored.ids, stored.log_probs), divergence)
+    losses, overlaps = token_losses(
+        pair.draft_lm, hidden, stored_distributions(stored.ids, stored.log_probs), divergence
+    )
     draft = stored.same_outcomes(pair.draft_lm.logits(hidden).log_softmax(-1))
-    torch.testing.assert_close(losses, DIVERGENCES[divergence](stored.log_probs.float(), draft), atol=1e-6, rtol=1e-5)
+    torch.testing.assert_close(
+        losses, DIVERGENCES[divergence](stored.log_probs.float(), draft), atol=1e-6, rtol=1e-5
+    )
     shared = torch.minimum(stored.log_probs.exp(), draft.exp()).sum(-1)
     torch.testing.assert_close(overlaps, shared, atol=1e-6, rtol=0, check_dtype=False)

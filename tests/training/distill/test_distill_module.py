@@ -21,7 +21,10 @@ from specheads.training.trainer import Checkpoints
 
 pytestmark = pytest.mark.filterwarnings("ignore:Experiment logs directory")
 
-VOCAB, EPOCHS, BATCHES, EVERY = 10, 3, 4, 2
+VOCAB = 10
+EPOCHS = 3
+BATCHES = 4
+EVERY = 2
 WARP = Warp(1.0, top_k=6)
 RANDOM = np.random.default_rng(0)
 PROMPTS = [RANDOM.integers(0, VOCAB, size) for size in RANDOM.integers(2, 6, 8)]
@@ -41,7 +44,11 @@ def new_module(pair, settings=SETTINGS):
 
 
 def splits(stored=None):
-    return {"train": Samples(PROMPTS, RESPONSES, stored), "dev": held_out(PROMPTS, ANSWERS), "test": held_out(PROMPTS, ANSWERS)}
+    return {
+        "train": Samples(PROMPTS, RESPONSES, stored),
+        "dev": held_out(PROMPTS, ANSWERS),
+        "test": held_out(PROMPTS, ANSWERS),
+    }
 
 
 def fit(module, data, folder, epochs=EPOCHS, callbacks=(), earlier=None, **changes):
@@ -69,16 +76,23 @@ def test_block_efficiency_is_the_expected_number_of_tokens():
     """By enumeration of how many tokens are accepted before the first rejection."""
     for chance in (0.0, 0.3, 0.9, 1.0):
         lengths = [chance**n * (1 - chance) for n in range(4)] + [chance**4]
-        assert block_efficiency(chance) == pytest.approx(sum(p * (n + 1) for n, p in enumerate(lengths)))
+        assert block_efficiency(chance) == pytest.approx(
+            sum(p * (n + 1) for n, p in enumerate(lengths))
+        )
 
 
 @pytest.mark.parametrize("batch_size", [1, 3, 8])
 def test_quality_is_that_of_the_distributions(pair, batch_size):
-    overlaps, divergences, same = [], [], []
+    overlaps = []
+    divergences = []
+    same = []
     for row in range(8):
         whole = torch.tensor([[*PROMPTS[row], *ANSWERS[row]]])
         with torch.no_grad():
-            both = [model(whole).logits[0, len(PROMPTS[row]) - 1 : -1] for model in (pair.target, pair.draft)]
+            both = [
+                model(whole).logits[0, len(PROMPTS[row]) - 1 : -1]
+                for model in (pair.target, pair.draft)
+            ]
         t, d = (WARP(logits) for logits in both)
         overlaps += torch.minimum(t, d).sum(-1).tolist()
         t, d = (logits.softmax(-1) for logits in both)
@@ -87,7 +101,9 @@ def test_quality_is_that_of_the_distributions(pair, batch_size):
     pair.draft.train()
     quality = draft_quality(pair, held_out(PROMPTS, ANSWERS), WARP, batch_size)
     assert pair.draft.training
-    assert quality["overlap"] == pytest.approx(np.mean(overlaps)) and quality["kl"] == pytest.approx(np.mean(divergences))
+    assert quality["overlap"] == pytest.approx(np.mean(overlaps)) and quality[
+        "kl"
+    ] == pytest.approx(np.mean(divergences))
     assert quality["agreement"] == pytest.approx(np.mean(same))
     assert quality["block_efficiency_4"] == pytest.approx(block_efficiency(np.mean(overlaps)))
 
@@ -99,11 +115,18 @@ def test_training_brings_the_draft_closer(pair, tmp_path, divergence):
     module = new_module(pair, settings)
     before = copy.deepcopy(pair.target.state_dict())
     fit(module, data, tmp_path, epochs=12)
-    first, last = module.before, draft_quality(pair, data.splits["dev"], WARP, 4)
+    first = module.before
+    last = draft_quality(pair, data.splits["dev"], WARP, 4)
     assert last["overlap"] > first["overlap"] + 0.1 and last["kl"] < first["kl"]
-    assert all(torch.equal(weight, before[name]) for name, weight in pair.target.state_dict().items())
+    assert all(
+        torch.equal(weight, before[name]) for name, weight in pair.target.state_dict().items()
+    )
     curve = [point["dev/overlap"] for _, point in module.history if "dev/overlap" in point]
-    assert len(curve) == 13 and curve[0] == pytest.approx(first["overlap"]) and curve[-1] == pytest.approx(last["overlap"])
+    assert (
+        len(curve) == 13
+        and curve[0] == pytest.approx(first["overlap"])
+        and curve[-1] == pytest.approx(last["overlap"])
+    )
 
 
 def test_stored_and_recomputed_distributions_train_alike(pair, tmp_path):
@@ -127,21 +150,33 @@ def test_accumulated_batches_make_one_step(pair, tmp_path):
 
 
 def norm_in_float64(norm, hidden):
-    """What transformers computes in float32, where the rounding depends on the scale of the loss."""
-    return norm.weight * hidden * torch.rsqrt(hidden.square().mean(-1, keepdim=True) + norm.variance_epsilon)
+    """What transformers computes in float32, where the rounding depends on the scale of the
+    loss.
+    """
+    return (
+        norm.weight
+        * hidden
+        * torch.rsqrt(hidden.square().mean(-1, keepdim=True) + norm.variance_epsilon)
+    )
 
 
 def test_a_step_is_that_of_all_its_tokens_in_one_batch(pair, tmp_path, monkeypatch):
-    """Two steps of plain gradient descent, the second with fewer batches, against the mean over the tokens of each step."""
+    """Two steps of plain gradient descent, the second with fewer batches, against the mean over the
+    tokens of each step.
+    """
     monkeypatch.setattr(LlamaRMSNorm, "forward", norm_in_float64)
     same_pair = tiny_pair(VOCAB, scale=2.0)
     data = ResumableData(splits(), 2, seed=0, collate=list)
     module = new_module(pair)
     module.configure_optimizers = lambda: torch.optim.SGD(module.draft.parameters(), lr=0.1)
     fit(module, data, tmp_path, epochs=1, accumulate_grad_batches=3, gradient_clip_val=None)
-    other, keys, logged = new_module(same_pair), EpochSampler(8, 0, shuffle=True).keys(0), []
+    other = new_module(same_pair)
+    keys = EpochSampler(8, 0, shuffle=True).keys(0)
+    logged = []
     sizes = [len(ANSWERS[row]) for _, row in keys]
-    assert len({sizes[i] + sizes[i + 1] for i in (0, 2, 4)}) == 3  # or the mean of the batches would be the same
+    assert (
+        len({sizes[i] + sizes[i + 1] for i in (0, 2, 4)}) == 3
+    )  # or the mean of the batches would be the same
     for step in (keys[:6], keys[6:]):
         losses, overlaps = other.losses([data.splits["train"][key] for key in step])
         same_pair.draft.zero_grad()
@@ -151,7 +186,11 @@ def test_a_step_is_that_of_all_its_tokens_in_one_batch(pair, tmp_path, monkeypat
             weight.data -= 0.1 * weight.grad
     for name, weight in same_pair.draft.named_parameters():
         torch.testing.assert_close(pair.draft.get_parameter(name), weight, atol=1e-10, rtol=0)
-    points = [(point["train/loss"], point["train/overlap"]) for _, point in module.history if "train/loss" in point]
+    points = [
+        (point["train/loss"], point["train/overlap"])
+        for _, point in module.history
+        if "train/loss" in point
+    ]
     assert points == [pytest.approx(values, abs=1e-10) for values in logged]
 
 
@@ -164,25 +203,40 @@ class Killed(BaseException):
 
 class KillAt(L.Callback):
     def __init__(self, moment):
-        self.moment, self.count = moment, 0
+        self.moment = moment
+        self.count = 0
 
     def tick(self, *args, **kwargs):
         self.count += 1
         if self.count == self.moment:
             raise Killed
 
-    on_train_batch_start = on_before_optimizer_step = on_train_batch_end = on_validation_end = on_train_epoch_end = tick
+    on_train_batch_start = on_before_optimizer_step = on_train_batch_end = on_validation_end = (
+        on_train_epoch_end
+    ) = tick
 
 
 def attempt(folder, moment=None, **changes):
-    """One start of the same command; returns curves, weights and log file, or None if it was killed."""
+    """One start of the same command.
+
+    Returns curves, weights and log file, or None if it was killed.
+    """
     pair = tiny_pair(VOCAB, scale=2.0)
-    module, data = new_module(pair), ResumableData(splits(), 2, seed=0, collate=list)
+    module = new_module(pair)
+    data = ResumableData(splits(), 2, seed=0, collate=list)
     checkpoints = Checkpoints(folder / "last.ckpt", EVERY, {})
     checkpoints.request = Request()
     earlier = folder / "last.ckpt"
     try:
-        fit(module, data, folder, EPOCHS, [checkpoints, KillAt(moment)], earlier if earlier.exists() else None, **changes)
+        fit(
+            module,
+            data,
+            folder,
+            EPOCHS,
+            [checkpoints, KillAt(moment)],
+            earlier if earlier.exists() else None,
+            **changes,
+        )
     except Killed:
         return None
     weights = {name: weight.detach().clone() for name, weight in pair.draft.named_parameters()}
@@ -207,13 +261,24 @@ def test_the_same_with_accumulated_batches(tmp_path):
     whole = attempt(tmp_path / "whole", accumulate_grad_batches=2)
     assert attempt(tmp_path / "killed", 20, accumulate_grad_batches=2) is None
     again = attempt(tmp_path / "killed", accumulate_grad_batches=2)
-    assert again[0] == whole[0] and all(torch.equal(weight, whole[1][name]) for name, weight in again[1].items())
+    assert again[0] == whole[0] and all(
+        torch.equal(weight, whole[1][name]) for name, weight in again[1].items()
+    )
 
 
 def test_curves_of_a_finished_training_are_written_again(pair, tmp_path):
-    """A run that was killed after its last step takes none when it is resumed, and its curves are in its checkpoint."""
+    """A run that was killed after its last step takes none when it is resumed, and its curves are
+    in its checkpoint.
+    """
     data = ResumableData(splits(), 4, seed=0, collate=list)
-    fit(new_module(pair), data, tmp_path / "whole", epochs=2).save_checkpoint(tmp_path / "last.ckpt")
+    fit(new_module(pair), data, tmp_path / "whole", epochs=2).save_checkpoint(
+        tmp_path / "last.ckpt"
+    )
     whole = (tmp_path / "whole" / "csv" / "metrics.csv").read_bytes()
-    assert fit(new_module(pair), data, tmp_path / "resumed", epochs=2, earlier=tmp_path / "last.ckpt").global_step == 4
+    assert (
+        fit(
+            new_module(pair), data, tmp_path / "resumed", epochs=2, earlier=tmp_path / "last.ckpt"
+        ).global_step
+        == 4
+    )
     assert (tmp_path / "resumed" / "csv" / "metrics.csv").read_bytes() == whole

@@ -1,4 +1,6 @@
-"""`specheads distill` as a whole, on nano with few prompts: the folder that it writes, and what it refuses."""
+"""`specheads distill` as a whole, on nano with few prompts: the folder that it writes, and what it
+refuses.
+"""
 
 import copy
 import json
@@ -27,7 +29,13 @@ from specheads.training.distill.distillation import _reduced, prepare
 from specheads.training.distill.draft_quality import draft_quality
 from specheads.training.distill.samples import Samples, encoded_response, load_splits, train_samples
 
-SMALL = ["model=nano", "data.num_train=8", "data.num_dev=3", "data.num_test=3", "data.max_new_tokens=10"]
+SMALL = [
+    "model=nano",
+    "data.num_train=8",
+    "data.num_dev=3",
+    "data.num_test=3",
+    "data.max_new_tokens=10",
+]
 SMALL += [
     "data.max_prompt_tokens=200",
     "trainer.max_epochs=2",
@@ -52,7 +60,10 @@ def description_of(folder):
 @pytest.fixture
 def cfg(tmp_path):
     return lambda *words: composed(
-        f"paths.data={tmp_path}/data", f"paths.outputs={tmp_path}", f"paths.run={tmp_path}/run", *words
+        f"paths.data={tmp_path}/data",
+        f"paths.outputs={tmp_path}",
+        f"paths.run={tmp_path}/run",
+        *words,
     )
 
 
@@ -75,22 +86,34 @@ def test_a_draft_becomes_an_ordinary_folder(cfg, tmp_path, samples, capsys):
     assert {"config.json", "model.safetensors", "tokenizer.json", "README.md", "distill.json"} <= {
         p.name for p in folder.iterdir()
     }
-    model, tokenizer = AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
     assert tokenizer.get_vocab() == pair.tokenizer.get_vocab() and model.dtype == torch.bfloat16
     trained = pair.draft.state_dict()
-    assert all(torch.equal(weight, trained[name].bfloat16()) for name, weight in model.state_dict().items())
-    assert any(not torch.equal(weight, initial[name]) for name, weight in model.state_dict().items())
+    assert all(
+        torch.equal(weight, trained[name].bfloat16()) for name, weight in model.state_dict().items()
+    )
+    assert any(
+        not torch.equal(weight, initial[name]) for name, weight in model.state_dict().items()
+    )
     again = load_pair("nano", draft=str(folder))
     assert again.draft_revision != pair.draft_revision and again.draft_id == str(folder)
     description = description_of(folder)
     assert description["steps"] == 4 and description["num_prompts"] == 8
     assert description["samples"] == samples
-    card, printed = (folder / "README.md").read_text(), capsys.readouterr().out
+    card = (folder / "README.md").read_text()
+    printed = capsys.readouterr().out
     for name in ("overlap", "kl", "agreement", "block_efficiency_4"):
         before, after = (description["test"][when][name] for when in ("before", "after"))
-        assert f"| {name} | {before:.4f} | {after:.4f} |" in card and name in printed and f"{after:.4f}" in printed
+        assert (
+            f"| {name} | {before:.4f} | {after:.4f} |" in card
+            and name in printed
+            and f"{after:.4f}" in printed
+        )
     caches = [json.loads(path.read_text()) for path in tmp_path.glob("data/*/manifest.json")]
-    assert [any(name.startswith("train") for name in cache["shards"]) for cache in caches] == [samples == "target"]
+    assert [any(name.startswith("train") for name in cache["shards"]) for cache in caches] == [
+        samples == "target"
+    ]
     assert list(tmp_path.glob("data/target_probs/*/manifest.json"))
 
 
@@ -98,7 +121,9 @@ def test_the_same_command_gives_the_same_draft(cfg):
     results = []
     for _ in range(2):
         folder = distill_draft.run(cfg(), load_pair("nano")).folder
-        results.append([(folder / name).read_bytes() for name in ("model.safetensors", "config.json")])
+        results.append(
+            [(folder / name).read_bytes() for name in ("model.safetensors", "config.json")]
+        )
         (folder.parent / "checkpoints" / "last.ckpt").unlink()
     assert results[0] == results[1]
 
@@ -108,7 +133,9 @@ def test_the_same_command_gives_the_same_draft(cfg):
     [("[0,5]", 2), ("1", 1)],
 )
 def test_a_draft_may_begin_as_layers_of_the_target(cfg, layers, num_layers):
-    folder = distill_draft.run(cfg("model.draft=null", "samples=text", f"init_layers={layers}")).folder
+    folder = distill_draft.run(
+        cfg("model.draft=null", "samples=text", f"init_layers={layers}")
+    ).folder
     pair = load_pair("nano", draft=str(folder))
     assert (pair.draft.config.num_hidden_layers, pair.draft.config.hidden_size) == (num_layers, 256)
     quality = description_of(folder)["test"]
@@ -120,8 +147,13 @@ def test_a_draft_may_begin_as_layers_of_the_target(cfg, layers, num_layers):
     [
         ["gradient_checkpointing=true", "stored_dtype=float32"],
         ["trainer.precision=bf16-mixed"],
-        pytest.param(["model.dtype=bfloat16", "trainer.precision=bf16-mixed"], marks=pytest.mark.full),
-        ["model.dtype=bfloat16", "trainer.max_epochs=2"],  # with stored distributions, which one epoch does not read
+        pytest.param(
+            ["model.dtype=bfloat16", "trainer.precision=bf16-mixed"], marks=pytest.mark.full
+        ),
+        [
+            "model.dtype=bfloat16",
+            "trainer.max_epochs=2",
+        ],  # with stored distributions, which one epoch does not read
         ["target_probs_budget=0", "loss.divergence=forward_kl"],
         ["warp.temperature=0"],
     ],
@@ -130,7 +162,8 @@ def test_a_draft_may_begin_as_layers_of_the_target(cfg, layers, num_layers):
 def test_other_settings_train_too(cfg, words):
     folder = distill_draft.run(cfg("trainer.max_epochs=1", *words)).folder
     quality = description_of(folder)["test"]
-    # Of 48 tokens, which are others in every version of Python; a draft that has forgotten everything loses 0.5.
+    # Of 48 tokens, which are others in every version of Python; a draft that has forgotten
+    # everything loses 0.5.
     assert quality["after"]["overlap"] > quality["before"]["overlap"] - 0.25
     wanted = torch.float32 if "stored_dtype=float32" in words else torch.bfloat16
     assert AutoModelForCausalLM.from_pretrained(folder, dtype="auto").dtype == wanted
@@ -141,42 +174,72 @@ def test_other_settings_train_too(cfg, words):
     [
         ("own", []),
         ("target", ["loss.divergence=forward_kl", "gradient_checkpointing=true"]),
-        pytest.param("target", ["model.dtype=bfloat16", "target_probs_budget=0"], marks=pytest.mark.full),
+        pytest.param(
+            "target", ["model.dtype=bfloat16", "target_probs_budget=0"], marks=pytest.mark.full
+        ),
     ],
 )
 def test_a_draft_keeps_the_tokens_that_the_target_says_most(cfg, embedding, more, caplog):
     caplog.set_level(logging.INFO)
-    words = ["init_layers=1", "draft_vocabulary=60", f"embedding={embedding}", "model.draft=null", *more]
+    words = [
+        "init_layers=1",
+        "draft_vocabulary=60",
+        f"embedding={embedding}",
+        "model.draft=null",
+        *more,
+    ]
     folder = distill_draft.run(cfg(*words)).folder
     with safe_open(folder / "model.safetensors", "pt") as stored:
         assert ("model.embed_tokens.weight" in set(stored.keys())) == (embedding == "own")
         assert stored.get_tensor("lm_head.weight").shape == (60, 256)
     pair = load_pair("nano", draft=str(folder))
-    kept, answers = set(kept_tokens(pair.draft).tolist()), Counter()
+    kept = set(kept_tokens(pair.draft).tolist())
+    answers = Counter()
     for file in folder.parents[1].glob("data/*/train-*.parquet"):
-        answers.update(token for response in Dataset.from_parquet(str(file))["response_ids"] for token in response)
+        answers.update(
+            token
+            for response in Dataset.from_parquet(str(file))["response_ids"]
+            for token in response
+        )
     assert pair.stop_tokens <= kept and {token for token, _ in answers.most_common(40)} <= kept
     assert borrows_embedding(pair.draft) == (embedding == "target")
     assert "the draft's output keeps 60 of 2048 tokens, which are " in caplog.text
     with safe_open(folder / "model.safetensors", "pt") as stored:
         number = sum(stored.get_tensor(name).numel() for name in set(stored.keys()) - {"d2t"})
-    assert f"{amount(number, 'billion', 'million')} parameters of its own in place of 1.31 million" in caplog.text
+    assert (
+        f"{amount(number, 'billion', 'million')} parameters of its own in place of 1.31 million"
+        in caplog.text
+    )
     quality = description_of(folder)["test"]
     assert (
-        0 < quality["after"]["overlap"] < 1 and quality["after"]["kl"] > 0 and description_of(folder)["init"]["vocabulary"] == 60
+        0 < quality["after"]["overlap"] < 1
+        and quality["after"]["kl"] > 0
+        and description_of(folder)["init"]["vocabulary"] == 60
     )
-    words = ["draft_vocabulary=50", "trainer.max_epochs=1", f"model.draft={folder}", f"paths.run={folder.parents[1]}/again"]
+    words = [
+        "draft_vocabulary=50",
+        "trainer.max_epochs=1",
+        f"model.draft={folder}",
+        f"paths.run={folder.parents[1]}/again",
+    ]
     again = distill_draft.run(cfg(*words)).folder
     fewer = set(kept_tokens(load_pair("nano", draft=str(again)).draft).tolist())
     assert len(fewer) == 50 and pair.stop_tokens <= fewer < kept
 
 
 def test_a_cut_draft_is_cut_further_among_its_own_tokens(nano):
-    (stop,), others = nano.stop_tokens, [500, 900, *range(1000, 1100)]
-    pair, responses = cut(nano, [stop, *others]), [[np.array([500, 600, 600, 900, 900])]]
+    (stop,) = nano.stop_tokens
+    others = [500, 900, *range(1000, 1100)]
+    pair = cut(nano, [stop, *others])
+    responses = [[np.array([500, 600, 600, 900, 900])]]
     samples = Samples([np.array([0])], responses)
     for most, kept in ((1, []), (2, [900]), (4, [500, 900, 1000]), (2000, others)):
-        reduced = _reduced(replace(pair, draft=copy.deepcopy(pair.draft)), samples, samples, Distillation(draft_vocabulary=most))
+        reduced = _reduced(
+            replace(pair, draft=copy.deepcopy(pair.draft)),
+            samples,
+            samples,
+            Distillation(draft_vocabulary=most),
+        )
         assert kept_tokens(reduced.draft).tolist() == sorted([stop, *kept])
 
 
@@ -188,8 +251,13 @@ def test_embeddings_of_another_size_are_refused_before_responses_are_made(cfg, t
 
 def test_gradient_checkpointing_changes_no_number(cfg, monkeypatch):
     words = ["trainer.max_epochs=1", "samples=text"]
-    folders, calls, original = [], [], torch.utils.checkpoint.checkpoint
-    monkeypatch.setattr("transformers.modeling_utils.checkpoint", lambda *args, **kw: calls.append(1) or original(*args, **kw))
+    folders = []
+    calls = []
+    original = torch.utils.checkpoint.checkpoint
+    monkeypatch.setattr(
+        "transformers.modeling_utils.checkpoint",
+        lambda *args, **kw: calls.append(1) or original(*args, **kw),
+    )
     for more in ([], ["gradient_checkpointing=true"]):
         folder = distill_draft.run(cfg(*words, *more)).folder
         folders.append(AutoModelForCausalLM.from_pretrained(folder).state_dict())
@@ -211,11 +279,19 @@ def test_a_head_of_the_old_draft_is_refused_and_one_for_the_new_draft_is_trained
 
     def head(name, *more):
         small = [word for word in SMALL if not word.startswith(("trainer", "validation"))]
-        return train_head.run(command_config("train", [*small, *words, f"paths.run={tmp_path}/{name}", *more])).folder
+        return train_head.run(
+            command_config("train", [*small, *words, f"paths.run={tmp_path}/{name}", *more])
+        ).folder
 
-    old, new = head("old"), head("new", f"model.draft={folder}")
+    old = head("old")
+    new = head("new", f"model.draft={folder}")
     pair = load_pair("nano", draft=str(folder))
-    with pytest.raises(UserError, match=f"the head was trained for draft embedded:nano/draft.*but this pair's draft is {folder}"):
+    with pytest.raises(
+        UserError,
+        match=(
+            f"the head was trained for draft embedded:nano/draft.*but this pair's draft is {folder}"
+        ),
+    ):
         find_heads(str(old), pair, tmp_path, Warp())
     (located,) = find_heads(str(old), pair, tmp_path, Warp(), any_draft=True).values()
     located.head.check_fits(pair)
@@ -224,21 +300,41 @@ def test_a_head_of_the_old_draft_is_refused_and_one_for_the_new_draft_is_trained
 
 def test_a_data_sets_own_response_gets_an_end_token_and_keeps_the_limits(nano):
     ids = encoded_response(nano, "    return 1\n", 10, 100).tolist()
-    assert ids[-1] == nano.tokenizer.eos_token_id and nano.tokenizer.decode(ids[:-1]) == "    return 1\n"
+    assert (
+        ids[-1] == nano.tokenizer.eos_token_id
+        and nano.tokenizer.decode(ids[:-1]) == "    return 1\n"
+    )
     assert encoded_response(nano, "    return 1\n", 10, 3).tolist() == ids[:3]
     assert encoded_response(nano, "    return 1\n", nano.window - 2, 100).tolist() == ids[:2]
 
 
 def test_prompts_without_a_response_are_left_out(cfg, tmp_path, caplog):
-    rows = [{"question": f"def f{i}(x):\n", "answer": "    return x\n" if i % 2 else ""} for i in range(40)]
+    rows = [
+        {"question": f"def f{i}(x):\n", "answer": "    return x\n" if i % 2 else ""}
+        for i in range(40)
+    ]
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    data = ["data=alpaca", f"data.path={tmp_path}/rows.jsonl", "data.template='{question}'", "data.response_template='{answer}'"]
-    alpaca = composed(f"paths.data={tmp_path}/data", f"paths.run={tmp_path}/run", *data, "samples=text", "trainer.max_epochs=1")
+    data = [
+        "data=alpaca",
+        f"data.path={tmp_path}/rows.jsonl",
+        "data.template='{question}'",
+        "data.response_template='{answer}'",
+    ]
+    alpaca = composed(
+        f"paths.data={tmp_path}/data",
+        f"paths.run={tmp_path}/run",
+        *data,
+        "samples=text",
+        "trainer.max_epochs=1",
+    )
     with caplog.at_level(logging.INFO):
         folder = distill_draft.run(alpaca).folder
     assert description_of(folder)["num_prompts"] == 4  # of eight, every other one
     alpaca.data.response_template = None
-    with pytest.raises(UserError, match=r"data.response_template=null, but the data set's own responses are asked for"):
+    with pytest.raises(
+        UserError,
+        match=r"data.response_template=null, but the data set's own responses are asked for",
+    ):
         distill_draft.run(alpaca)
 
 
@@ -247,27 +343,45 @@ def test_the_quality_in_the_folder_is_that_of_the_folder(cfg):
     half = cfg("trainer.max_epochs=1", "model.dtype=bfloat16", "trainer.precision=bf16-mixed")
     folder = distill_draft.run(half).folder
     pair = load_pair("nano", draft=str(folder), dtype="bfloat16")
-    settings, initial_pair = settings_of(Distillation, half), load_pair("nano", dtype="bfloat16")
+    settings = settings_of(Distillation, half)
+    initial_pair = load_pair("nano", dtype="bfloat16")
     data = _responses_of(half, initial_pair, settings)
-    splits, _ = load_splits(data, initial_pair, train_samples(data, initial_pair, settings), settings)
-    assert draft_quality(pair, splits["test"], Warp(1.0, 50), 4) == description_of(folder)["test"]["after"]
+    splits, _ = load_splits(
+        data, initial_pair, train_samples(data, initial_pair, settings), settings
+    )
+    assert (
+        draft_quality(pair, splits["test"], Warp(1.0, 50), 4)
+        == description_of(folder)["test"]["after"]
+    )
 
 
 def test_nothing_is_dropped_at_random():
     config = OPTConfig(
-        vocab_size=29, hidden_size=32, ffn_dim=48, num_hidden_layers=2, num_attention_heads=4, word_embed_proj_dim=32, dropout=0.5
+        vocab_size=29,
+        hidden_size=32,
+        ffn_dim=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        word_embed_proj_dim=32,
+        dropout=0.5,
     )
     config.attention_dropout = config.layerdrop = 0.5
     model = OPTForCausalLM(config).bfloat16()
     prepare(model)
     tokens = torch.arange(20)[None]
     first, second = (model(tokens).logits for _ in range(2))
-    assert model.training and torch.equal(first, second) and first.dtype == torch.float32 and config.dropout == 0.5
+    assert (
+        model.training
+        and torch.equal(first, second)
+        and first.dtype == torch.float32
+        and config.dropout == 0.5
+    )
 
 
 def test_the_library_call_is_the_command(cfg, tmp_path):
     """A distillation in plain Python, from the data of the command, has the same weights."""
-    pair, composed_cfg = load_pair("nano"), cfg("trainer.max_epochs=1")
+    pair = load_pair("nano")
+    composed_cfg = cfg("trainer.max_epochs=1")
     folder = distill_draft.run(composed_cfg).folder
     settings = specheads.Distillation(
         trainer={"max_epochs": 1},
@@ -277,29 +391,45 @@ def test_the_library_call_is_the_command(cfg, tmp_path):
     assert settings == settings_of(Distillation, composed_cfg)
     data = _responses_of(composed_cfg, pair, settings)
     distilled = specheads.distill(pair, data, settings, tmp_path / "library")
-    assert distilled.folder == tmp_path / "library" / "draft" and distilled.after == description_of(folder)["test"]["after"]
+    assert (
+        distilled.folder == tmp_path / "library" / "draft"
+        and distilled.after == description_of(folder)["test"]["after"]
+    )
     files = [(each / "model.safetensors").read_bytes() for each in (folder, distilled.folder)]
     assert files[0] == files[1]
 
 
 def test_batches_that_processes_cannot_share_are_refused(cfg, nano):
-    with pytest.raises(UserError, match="loader.batch_size=5 rows cannot be split over 2 processes"):
-        distill_draft.run(cfg("trainer.accelerator=cpu", "loader.batch_size=5", "trainer.devices=2"), nano)
+    with pytest.raises(
+        UserError, match="loader.batch_size=5 rows cannot be split over 2 processes"
+    ):
+        distill_draft.run(
+            cfg("trainer.accelerator=cpu", "loader.batch_size=5", "trainer.devices=2"), nano
+        )
 
 
 def test_several_processes_cannot_spread_a_target(cfg, nano, monkeypatch):
-    monkeypatch.setattr(nano.target, "hf_device_map", {"": 0}, raising=False)  # as accelerate leaves it
+    monkeypatch.setattr(
+        nano.target, "hf_device_map", {"": 0}, raising=False
+    )  # as accelerate leaves it
     with pytest.raises(UserError, match="2 processes on a machine with model.device_map"):
-        distill_draft.run(cfg("trainer.accelerator=cpu", "+trainer.strategy=ddp", "trainer.devices=2"), nano)
+        distill_draft.run(
+            cfg("trainer.accelerator=cpu", "+trainer.strategy=ddp", "trainer.devices=2"), nano
+        )
 
 
 def test_a_strategy_that_averages_batches_itself_is_refused(cfg, nano, monkeypatch):
-    monkeypatch.setattr(SingleDeviceStrategy, "handles_gradient_accumulation", True)  # as DeepSpeed's
+    monkeypatch.setattr(
+        SingleDeviceStrategy, "handles_gradient_accumulation", True
+    )  # as DeepSpeed's
     message = r"trainer\.accumulate_grad_batches=2 with trainer\.strategy=.*loader\.batch_size"
     with pytest.raises(UserError, match=message):
         distill_draft.run(cfg("trainer.accelerator=cpu", "trainer.accumulate_grad_batches=2"), nano)
 
 
 def test_a_loaded_draft_is_not_taken_for_the_initial_draft_that_is_asked_for(cfg, nano):
-    with pytest.raises(UserError, match=r"init_layers=2 trains a new draft, but the pair has the draft embedded:nano/draft"):
+    with pytest.raises(
+        UserError,
+        match=r"init_layers=2 trains a new draft, but the pair has the draft embedded:nano/draft",
+    ):
         distill_draft.run(cfg("init_layers=2"), nano)

@@ -1,4 +1,6 @@
-"""Divergences against plain definitions in float64: values, gradients, and properties of all of them."""
+"""Divergences against plain definitions in float64: values, gradients, and properties of all of
+them.
+"""
 
 import pytest
 import torch
@@ -10,13 +12,21 @@ from specheads.training.distill.distill_loss import DIVERGENCES
 def naive(name, t, d):
     """The definition, in probabilities."""
     if name == "forward_kl":
-        t, d = t[:, (d > 0).all(0)], d[:, (d > 0).all(0)]
-        return (torch.special.xlogy(t, t / t.sum(-1, keepdim=True)) - torch.special.xlogy(t, d)).sum(-1)
+        t = t[:, (d > 0).all(0)]
+        d = d[:, (d > 0).all(0)]
+        return (
+            torch.special.xlogy(t, t / t.sum(-1, keepdim=True)) - torch.special.xlogy(t, d)
+        ).sum(-1)
     return (t - torch.minimum(t, d)).sum(-1)
 
 
 def distributions(seed, spread=3.0, rows=8, vocab=11, lacking=()):
-    logits = torch.randn(2, rows, vocab, generator=torch.Generator().manual_seed(seed), dtype=torch.float64) * spread
+    logits = (
+        torch.randn(
+            2, rows, vocab, generator=torch.Generator().manual_seed(seed), dtype=torch.float64
+        )
+        * spread
+    )
     logits[1][:, lacking] = -torch.inf
     return logits[0], logits[1].requires_grad_()
 
@@ -29,8 +39,13 @@ def test_values_and_gradients_are_those_of_the_definition(name, spread, lacking)
     losses = DIVERGENCES[name](target.log_softmax(-1), draft.log_softmax(-1))
     expected = naive(name, target.softmax(-1), draft.softmax(-1))
     torch.testing.assert_close(losses, expected, atol=1e-10, rtol=1e-9)
-    weights = torch.rand(len(losses), generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-    ours, theirs = (torch.autograd.grad((value * weights).sum(), draft, retain_graph=True)[0] for value in (losses, expected))
+    weights = torch.rand(
+        len(losses), generator=torch.Generator().manual_seed(1), dtype=torch.float64
+    )
+    ours, theirs = (
+        torch.autograd.grad((value * weights).sum(), draft, retain_graph=True)[0]
+        for value in (losses, expected)
+    )
     torch.testing.assert_close(ours, theirs, atol=1e-10, rtol=1e-8)
     assert ours.abs().max() > 0 and not ours[:, lacking].any()
 
@@ -40,7 +55,12 @@ def test_divergences_are_not_negative_and_vanish_for_equal_distributions(name):
     for seed in range(20):
         target, draft = distributions(seed)
         assert (DIVERGENCES[name](target.log_softmax(-1), draft.log_softmax(-1)) > 0).all()
-        assert (DIVERGENCES[name](target.log_softmax(-1), distributions(seed, lacking=(1, 5))[1].log_softmax(-1)) > 0).all()
+        assert (
+            DIVERGENCES[name](
+                target.log_softmax(-1), distributions(seed, lacking=(1, 5))[1].log_softmax(-1)
+            )
+            > 0
+        ).all()
     same = DIVERGENCES[name](target.log_softmax(-1), target.log_softmax(-1))
     torch.testing.assert_close(same, torch.zeros_like(same), atol=1e-12, rtol=0)
 
@@ -57,10 +77,14 @@ def test_tokens_that_the_target_rules_out_have_finite_divergences(name):
 @pytest.mark.parametrize("name", DIVERGENCES)
 def test_half_precision_logits_of_a_large_vocabulary_are_safe(name):
     generator = torch.Generator().manual_seed(0)
-    target, draft = (torch.randn(2, 150_000, generator=generator).mul(8).bfloat16() for _ in range(2))
+    target, draft = (
+        torch.randn(2, 150_000, generator=generator).mul(8).bfloat16() for _ in range(2)
+    )
     draft.requires_grad_()
     value = DIVERGENCES[name](target.float().log_softmax(-1), draft.float().log_softmax(-1))
     (gradient,) = torch.autograd.grad(value.sum(), draft)
-    exact = DIVERGENCES[name](target.double().log_softmax(-1), draft.detach().double().log_softmax(-1))
+    exact = DIVERGENCES[name](
+        target.double().log_softmax(-1), draft.detach().double().log_softmax(-1)
+    )
     torch.testing.assert_close(value.double(), exact, atol=1e-4, rtol=1e-4)
     assert gradient.isfinite().all()

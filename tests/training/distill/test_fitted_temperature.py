@@ -7,10 +7,16 @@ from specheads.pair.revisions import set_draft_temperature
 from specheads.pair.sampling import Warp, overlap
 from specheads.replay.response_batch import ResponseBatch
 from specheads.training.distill import draft_quality as draft_quality_module
-from specheads.training.distill.draft_quality import TEMPERATURES, draft_quality, overlaps_at, with_fitted_temperature
+from specheads.training.distill.draft_quality import (
+    TEMPERATURES,
+    draft_quality,
+    overlaps_at,
+    with_fitted_temperature,
+)
 from specheads.training.distill.samples import held_out
 
-VOCAB, WARP = 10, Warp(1.0, top_k=6)
+VOCAB = 10
+WARP = Warp(1.0, top_k=6)
 
 
 @pytest.fixture
@@ -58,5 +64,7 @@ def test_overlaps_are_those_of_drafts_at_each_temperature(samples):
 
 
 def test_the_first_of_equals_is_the_best(pair, samples, monkeypatch):
-    monkeypatch.setattr(draft_quality_module, "overlaps_at", lambda *_: {1.0: 0.5, 0.9: 0.7, 0.8: 0.7})
+    monkeypatch.setattr(
+        draft_quality_module, "overlaps_at", lambda *_: {1.0: 0.5, 0.9: 0.7, 0.8: 0.7}
+    )
     assert with_fitted_temperature(pair, samples, WARP, 2).draft_lm.temperature == 0.9

@@ -9,9 +9,15 @@ from specheads.training.distill.memory import check_config
 from specheads.training.distill.settings import Distillation
 
 SHAPES = {"draft": "synthetic:llama3.2-1b", "target": "synthetic:llama3.1-8b"}
-DRAFT, TARGET, LAYER = 1_235_814_400, 8_030_261_248, 218_112_000  # weights; of the target, one layer
+DRAFT, TARGET, LAYER = (
+    1_235_814_400,
+    8_030_261_248,
+    218_112_000,
+)  # weights; of the target, one layer
 NORMS = 33 * 2_048  # of the draft; its embeddings are its output
-STATE = 16 * DRAFT - 4 * (DRAFT - 128_256 * 2_048 - NORMS)  # bytes; AdamW has two moments of a weight, Muon one of a matrix
+STATE = 16 * DRAFT - 4 * (
+    DRAFT - 128_256 * 2_048 - NORMS
+)  # bytes; AdamW has two moments of a weight, Muon one of a matrix
 LAYER_STATE = 16 * (TARGET - 31 * LAYER) - 4 * (LAYER - 2 * 4_096)
 
 
@@ -19,7 +25,10 @@ LAYER_STATE = 16 * (TARGET - 31 * LAYER) - 4 * (LAYER - 2 * 4_096)
 def gpu(monkeypatch):
     """Returns a function that gives the stand-in a number of bytes."""
     monkeypatch.setattr(memory, "checked_device", lambda device: "cuda")
-    monkeypatch.setattr("specheads.pair.language_model.load_model", lambda *args, **keys: pytest.fail("a model was loaded"))
+    monkeypatch.setattr(
+        "specheads.pair.language_model.load_model",
+        lambda *args, **keys: pytest.fail("a model was loaded"),
+    )
     return lambda free: monkeypatch.setattr("torch.cuda.mem_get_info", lambda device: (free, 0))
 
 
@@ -34,13 +43,17 @@ def gpu(monkeypatch):
     ],
     ids=str,
 )
-def test_the_weights_with_their_state_must_fit_next_to_the_target(config, settings, state, beside, gpu, monkeypatch):
+def test_the_weights_with_their_state_must_fit_next_to_the_target(
+    config, settings, state, beside, gpu, monkeypatch
+):
     monkeypatch.setattr("specheads.pair.quantization._is_usable", lambda package: True)
     needed = state + beside
     gpu(1.001 * needed)
     check_config(PairConfig(**SHAPES, **config), Distillation(**settings))
     gpu(0.999 * needed)
-    with pytest.raises(UserError, match=r"training the draft does not fit the GPU: at least .* are free\..*fsdp2"):
+    with pytest.raises(
+        UserError, match=r"training the draft does not fit the GPU: at least .* are free\..*fsdp2"
+    ):
         check_config(PairConfig(**SHAPES, **config), Distillation(**settings))
 
 

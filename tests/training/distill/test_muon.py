@@ -1,4 +1,7 @@
-"""Muon moves matrices of layers as torch's does, and AdamW the other weights; a matrix nearly orthogonal is what it makes."""
+"""Muon moves matrices of layers as torch's does, and AdamW the other weights.
+
+A matrix nearly orthogonal is what it makes.
+"""
 
 import copy
 
@@ -32,8 +35,12 @@ def test_steps_are_those_of_torch():
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(12, 20), nn.Tanh(), nn.Linear(20, 5))
     other = copy.deepcopy(model)
-    optimizer = MuonAndAdamW(model.parameters(), [model[0].weight, model[2].weight], 1e-2, 0.1, torch.bfloat16)
-    muon = torch.optim.Muon([other[0].weight, other[2].weight], 1e-2, 0.1, adjust_lr_fn="match_rms_adamw")
+    optimizer = MuonAndAdamW(
+        model.parameters(), [model[0].weight, model[2].weight], 1e-2, 0.1, torch.bfloat16
+    )
+    muon = torch.optim.Muon(
+        [other[0].weight, other[2].weight], 1e-2, 0.1, adjust_lr_fn="match_rms_adamw"
+    )
     adamw = torch.optim.AdamW([other[0].bias, other[2].bias], 1e-2, weight_decay=0.1)
     for _ in range(4):
         inputs = torch.randn(8, 12)
@@ -58,7 +65,9 @@ def test_a_loaded_state_goes_on():
 
     def step(model, optimizer, seed):
         model.zero_grad()
-        model(torch.randn(4, 6, generator=torch.Generator().manual_seed(seed))).square().sum().backward()
+        model(
+            torch.randn(4, 6, generator=torch.Generator().manual_seed(seed))
+        ).square().sum().backward()
         optimizer.step()
 
     def made(model):
@@ -66,7 +75,8 @@ def test_a_loaded_state_goes_on():
 
     optimizer = made(model)
     step(model, optimizer, 0)
-    again, state = copy.deepcopy(model), copy.deepcopy(optimizer.state_dict())
+    again = copy.deepcopy(model)
+    state = copy.deepcopy(optimizer.state_dict())
     resumed = made(again)
     resumed.load_state_dict(state)
     for seed in (1, 2):
@@ -78,10 +88,18 @@ def test_a_loaded_state_goes_on():
 @pytest.mark.parametrize("cut", [False, True])
 @pytest.mark.parametrize("tied", [False, True])
 def test_embeddings_the_output_and_vectors_are_no_matrices_of_layers(cut, tied):
-    sizes = {"hidden_size": 8, "intermediate_size": 12, "num_hidden_layers": 2, "num_attention_heads": 2, "vocab_size": 16}
+    sizes = {
+        "hidden_size": 8,
+        "intermediate_size": 12,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "vocab_size": 16,
+    }
     model = LlamaForCausalLM(LlamaConfig(**sizes, tie_word_embeddings=tied))
     if cut:
         keep_tokens(model, torch.tensor([1, 3, 4, 9]))
     names = {id(weight): name for name, weight in model.named_parameters()}
     chosen = {names[id(weight)] for weight in matrices_of_layers(model)}
-    assert chosen == {name for name in names.values() if name.startswith("model.layers") and "norm" not in name}
+    assert chosen == {
+        name for name in names.values() if name.startswith("model.layers") and "norm" not in name
+    }

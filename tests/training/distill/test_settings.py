@@ -17,7 +17,10 @@ MISTAKES = [
     ({"gradient_checkpointing": "some"}, "gradient_checkpointing=some must be true or false"),
     ({"optimizer": {"lr": float("inf")}}, "optimizer.lr=inf must be a finite number above 0"),
     ({"num_dev_prompts": 0}, "validation.num_prompts=0 must be a positive integer"),
-    ({"trainer": {"precision": "bf16-true"}}, "trainer.precision=bf16-true must be one of '32-true'.*lose small steps"),
+    (
+        {"trainer": {"precision": "bf16-true"}},
+        "trainer.precision=bf16-true must be one of '32-true'.*lose small steps",
+    ),
 ]
 
 

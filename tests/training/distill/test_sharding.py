@@ -1,4 +1,6 @@
-"""One process, two with torchrun's variables, and FSDP2 learn the same from the same batches, and resume each other's runs."""
+"""One process, two with torchrun's variables, and FSDP2 learn the same from the same batches, and
+resume each other's runs.
+"""
 
 import json
 import os
@@ -18,7 +20,10 @@ EXACT = {"abs": 1e-9, "rel": 1e-9}  # the draft is in float64
 def folder(tmp_path_factory):
     """Curves of two processes, which also resume runs that one process began."""
     folder = tmp_path_factory.mktemp("curves")
-    assert curve(folder, "one_stopped_target", BASE, stops=True) is None and checkpoint_of(folder, "one_stopped_target").is_file()
+    assert (
+        curve(folder, "one_stopped_target", BASE, stops=True) is None
+        and checkpoint_of(folder, "one_stopped_target").is_file()
+    )
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1])}

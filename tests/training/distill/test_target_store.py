@@ -1,4 +1,6 @@
-"""Stored distributions are the target's, on the tokens that are kept and on the rest, and give the same losses."""
+"""Stored distributions are the target's, on the tokens that are kept and on the rest, and give the
+same losses.
+"""
 
 from dataclasses import replace
 
@@ -32,7 +34,9 @@ def pair():
 def texts():
     random = np.random.default_rng(0)
     prompts = [random.integers(0, VOCAB, size) for size in (3, 5, 2)]
-    first, second, third, fourth, fifth = (random.integers(0, VOCAB, size) for size in (4, 1, 6, 2, 3))
+    first, second, third, fourth, fifth = (
+        random.integers(0, VOCAB, size) for size in (4, 1, 6, 2, 3)
+    )
     return prompts, [[first, second], [third, fourth], [fifth]]
 
 
@@ -48,7 +52,11 @@ def along(pair, texts, key):
     prompts, answers = texts
     row, number = key
     batch = ResponseBatch.of([prompts[row]], [answers[row][number]], torch.device("cpu"))
-    return batch.tokens[:, 1:][batch.predicting[:, :-1]], batch.states(pair.target_lm), batch.states(pair.draft_lm)
+    return (
+        batch.tokens[:, 1:][batch.predicting[:, :-1]],
+        batch.states(pair.target_lm),
+        batch.states(pair.draft_lm),
+    )
 
 
 def test_the_rest_is_the_probability_of_all_other_tokens():
@@ -58,7 +66,9 @@ def test_the_rest_is_the_probability_of_all_other_tokens():
     torch.testing.assert_close(reduced.log_probs.exp().sum(-1), torch.ones(5, dtype=torch.float64))
     torch.testing.assert_close(reduced.same_outcomes(log_probs), reduced.log_probs)
     whole = most_likely(log_probs, 99)
-    assert whole.ids.shape == (5, VOCAB) and (whole.log_probs[:, -1] < -600).all()  # nothing is left
+    assert (
+        whole.ids.shape == (5, VOCAB) and (whole.log_probs[:, -1] < -600).all()
+    )  # nothing is left
 
 
 def test_gradients_of_a_rest_are_those_of_its_probability():
@@ -76,12 +86,20 @@ def test_the_store_holds_the_distributions_along_every_response(pair, texts, tmp
         _, hidden, _ = along(pair, texts, key)
         expected = most_likely(pair.target_lm.logits(hidden).log_softmax(-1), 4)
         assert torch.equal(store[key]["ids"], expected.ids.int())
-        torch.testing.assert_close(store[key]["log_probs"].double(), expected.log_probs, atol=1e-5, rtol=2e-3)
-    assert store.num_bytes == 16 * 26 == sum(x.numel() * x.element_size() for key in KEYS for x in store[key].values())
+        torch.testing.assert_close(
+            store[key]["log_probs"].double(), expected.log_probs, atol=1e-5, rtol=2e-3
+        )
+    assert (
+        store.num_bytes
+        == 16 * 26
+        == sum(x.numel() * x.element_size() for key in KEYS for x in store[key].values())
+    )
 
 
 @pytest.mark.parametrize("shard_bytes", [1, 100, 2**28])
-def test_shards_and_batches_of_any_size_hold_the_same(pair, texts, tmp_path, monkeypatch, shard_bytes):
+def test_shards_and_batches_of_any_size_hold_the_same(
+    pair, texts, tmp_path, monkeypatch, shard_bytes
+):
     whole = store_of(tmp_path / "whole", pair, texts)
     whole.make()
     monkeypatch.setattr("specheads.storage.row_store.SHARD_BYTES", shard_bytes)
@@ -94,11 +112,15 @@ def test_shards_and_batches_of_any_size_hold_the_same(pair, texts, tmp_path, mon
 
 
 @pytest.mark.parametrize("divergence", DIVERGENCES)
-def test_distributions_of_which_all_tokens_are_kept_lose_nothing_but_precision(pair, texts, tmp_path, divergence):
+def test_distributions_of_which_all_tokens_are_kept_lose_nothing_but_precision(
+    pair, texts, tmp_path, divergence
+):
     store = store_of(tmp_path, pair, texts, num_kept=VOCAB)
     store.make()
     _, target, draft = along(pair, texts, (1, 0))
-    full = token_losses(pair.draft_lm, draft, computed_distributions(pair.target_lm, target), divergence)
+    full = token_losses(
+        pair.draft_lm, draft, computed_distributions(pair.target_lm, target), divergence
+    )
     from_store = token_losses(pair.draft_lm, draft, stored_distributions(**store[1, 0]), divergence)
     torch.testing.assert_close(from_store, full, atol=2e-2, rtol=2e-3)
 
@@ -107,17 +129,26 @@ def test_distributions_of_which_all_tokens_are_kept_lose_nothing_but_precision(p
 def test_grouping_outcomes_never_increases_a_divergence(pair, texts, tmp_path, divergence):
     """By the data-processing inequality."""
     _, target, draft = along(pair, texts, (1, 0))
-    full, _ = token_losses(pair.draft_lm, draft, computed_distributions(pair.target_lm, target), divergence)
+    full, _ = token_losses(
+        pair.draft_lm, draft, computed_distributions(pair.target_lm, target), divergence
+    )
     reduced = most_likely(pair.target_lm.logits(target).log_softmax(-1), 5)
-    source = DistributionSource(lambda piece: TargetDistributions(reduced.log_probs[piece], reduced.ids[piece]), 5)
+    source = DistributionSource(
+        lambda piece: TargetDistributions(reduced.log_probs[piece], reduced.ids[piece]), 5
+    )
     grouped, _ = token_losses(pair.draft_lm, draft, source, divergence)
     assert (grouped <= full + 1e-12).all() and (grouped < full - 1e-6).any()
 
 
-def test_distributions_are_computed_once_except_for_damaged_shards(pair, texts, tmp_path, monkeypatch):
+def test_distributions_are_computed_once_except_for_damaged_shards(
+    pair, texts, tmp_path, monkeypatch
+):
     store_of(tmp_path, pair, texts).make()
-    calls, original = [], TargetStore._computed
-    monkeypatch.setattr(TargetStore, "_computed", lambda self, *rows: calls.append(rows) or original(self, *rows))
+    calls = []
+    original = TargetStore._computed
+    monkeypatch.setattr(
+        TargetStore, "_computed", lambda self, *rows: calls.append(rows) or original(self, *rows)
+    )
     store_of(tmp_path, pair, texts).make()
     assert not calls
     (shard,) = tmp_path.glob("target_probs/*/*.safetensors")
@@ -132,7 +163,9 @@ def test_other_texts_targets_and_distributions_have_other_stores(pair, texts, tm
     folders = {
         store_of(tmp_path, pair, texts).folder,
         store_of(tmp_path, pair, texts, num_kept=5).folder,
-        store_of(tmp_path, pair, (prompts, [answers[0][:1], [answers[0][1], *answers[1]], answers[2]])).folder,
+        store_of(
+            tmp_path, pair, (prompts, [answers[0][:1], [answers[0][1], *answers[1]], answers[2]])
+        ).folder,
         store_of(tmp_path, pair, (prompts, answers[::-1])).folder,
         store_of(tmp_path, replace(pair, target_revision="r2"), texts).folder,
     }
@@ -141,5 +174,9 @@ def test_other_texts_targets_and_distributions_have_other_stores(pair, texts, tm
 
 def test_a_store_fits_its_budget_or_not(pair, texts, tmp_path):
     store = store_of(tmp_path, pair, texts)
-    assert store.fits(1) and store.fits(store.num_bytes / 2**30) and not store.fits((store.num_bytes - 1) / 2**30)
+    assert (
+        store.fits(1)
+        and store.fits(store.num_bytes / 2**30)
+        and not store.fits((store.num_bytes - 1) / 2**30)
+    )
     assert not store.fits(0)

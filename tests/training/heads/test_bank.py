@@ -7,7 +7,9 @@ from specheads.heads.head import HeadConfig
 from specheads.training.heads.bank import HeadBank, HeadSpec
 from specheads.training.heads.head_loss import weighted_bce
 
-SIZE, VOCAB, NUM_STATES = 6, 12, 4000
+SIZE = 6
+VOCAB = 12
+NUM_STATES = 4000
 
 
 def spec(name="head", reject_weight=1.0, **kwargs):
@@ -16,15 +18,19 @@ def spec(name="head", reject_weight=1.0, **kwargs):
 
 @pytest.fixture(scope="module")
 def drafted():
-    """Draft and target distributions that a state decides, a sampled token for each state, and whether it is accepted."""
+    """Draft and target distributions that a state decides, a sampled token for each state, and
+    whether it is accepted.
+    """
     generator = torch.Generator().manual_seed(0)
 
     def normal(*shape):
         return torch.randn(*shape, generator=generator, dtype=torch.float64)
 
     hidden = normal(NUM_STATES, SIZE)
-    draft_logits, change = hidden @ normal(SIZE, VOCAB), hidden[:, :1] * normal(1, VOCAB)
-    draft, target = draft_logits.softmax(-1), (draft_logits + 2 * change).softmax(-1)
+    draft_logits = hidden @ normal(SIZE, VOCAB)
+    change = hidden[:, :1] * normal(1, VOCAB)
+    draft = draft_logits.softmax(-1)
+    target = (draft_logits + 2 * change).softmax(-1)
     token = torch.multinomial(draft, 1, generator=generator)
     accepted = (target / draft).clamp_max(1).gather(1, token).squeeze(1)
     features = {
@@ -52,7 +58,11 @@ def trained(specs, features, label, steps):
 
 def test_heads_are_learned_to_the_same_weights_together_as_alone(drafted):
     features, label = drafted
-    together = [spec("one"), spec("deep", depth=3, reject_weight=6.0), spec("plain", inputs=("hidden", "max_prob"))]
+    together = [
+        spec("one"),
+        spec("deep", depth=3, reject_weight=6.0),
+        spec("plain", inputs=("hidden", "max_prob")),
+    ]
     bank = trained(together, features, label, 5)
     assert len(bank.stacks) == 3 and bank(features).shape == (3, NUM_STATES)
     for each in together:
@@ -63,13 +73,16 @@ def test_heads_are_learned_to_the_same_weights_together_as_alone(drafted):
 
 def test_a_banks_logits_are_those_of_its_heads(drafted):
     features, label = drafted
-    bank = trained([spec("one"), spec("plain", inputs=("hidden",)), spec("two", depth=0)], features, label, 3)
+    bank = trained(
+        [spec("one"), spec("plain", inputs=("hidden",)), spec("two", depth=0)], features, label, 3
+    )
     expected = torch.stack([head(features) for head in bank.heads.values()])
     torch.testing.assert_close(bank(features), expected, rtol=0, atol=1e-12)
 
 
 def test_each_head_has_its_weight_of_rejections():
-    label, logits = torch.tensor([0.5, 0.25]), torch.tensor([[0.3, -0.2]]).repeat(2, 1)
+    label = torch.tensor([0.5, 0.25])
+    logits = torch.tensor([[0.3, -0.2]]).repeat(2, 1)
     losses, weights = HeadBank([spec("six", 6.0), spec("plain")], seed=0).losses(logits, label)
     expected = [weighted_bce(logits[0], label, weight) for weight in (6.0, 1.0)]
     torch.testing.assert_close(torch.stack([losses, weights]), torch.tensor(expected).T)

@@ -16,11 +16,13 @@ from specheads.prompts.prompt import Prompt
 from specheads.training.heads import calibrate as module
 from specheads.training.heads.calibrate import calibrate, calibration_prompts, compared
 
-NUM_PROMPTS, NUM_TOKENS = 40, 100
+NUM_PROMPTS = 40
+NUM_TOKENS = 100
 
 
 def tokens(seed=0, spread=0.3, true=None):
-    """Return random logits, acceptances, largest indices and prompts, which differ in their acceptance rates.
+    """Return random logits, acceptances, largest indices and prompts, which differ in their
+    acceptance rates.
 
     With `true`, a function of logits and indices, acceptance has its logits instead.
     """
@@ -41,7 +43,9 @@ def ece(fitted, logits, accepted, furthest):
 @pytest.mark.parametrize("seed", range(5))
 def test_a_head_that_is_noise_looks_calibrated_on_its_own_prompts_alone(seed):
     *given, prompt = tokens(seed)
-    raw, within = (ece(each, *given) for each in (IndexCalibration.neutral(), IndexCalibration.fit(*given)))
+    raw, within = (
+        ece(each, *given) for each in (IndexCalibration.neutral(), IndexCalibration.fit(*given))
+    )
     found = compared(*given, prompt, range(NUM_PROMPTS))
     assert within < 0.03 and raw > 0.15 and found.ece["raw"] == pytest.approx(raw)
     assert within < found.ece["cross_fitted"] < raw and found.used
@@ -50,7 +54,9 @@ def test_a_head_that_is_noise_looks_calibrated_on_its_own_prompts_alone(seed):
 @pytest.mark.parametrize("seed", range(5))
 def test_a_head_that_is_right_stays_as_it_is(seed):
     found = compared(*tokens(seed, true=lambda logits, furthest: logits), range(NUM_PROMPTS))
-    assert not found.used and found.log_loss["cross_fitted"] == pytest.approx(found.log_loss["raw"], abs=3e-3)
+    assert not found.used and found.log_loss["cross_fitted"] == pytest.approx(
+        found.log_loss["raw"], abs=3e-3
+    )
 
 
 @pytest.mark.parametrize(
@@ -62,37 +68,57 @@ def test_a_head_that_is_right_stays_as_it_is(seed):
 )
 def test_the_form_of_the_lowest_loss_on_other_prompts_is_taken(true, best):
     found = compared(*tokens(true=true), range(NUM_PROMPTS))
-    assert found.used and found.best in best and found.log_loss["cross_fitted"] < found.log_loss["raw"]
+    assert (
+        found.used and found.best in best and found.log_loss["cross_fitted"] < found.log_loss["raw"]
+    )
 
 
 def test_a_calibration_that_is_right_is_not_replaced():
     given = tokens(true=lambda logits, furthest: 0.4 * logits)
     earlier = {"slope": [0.4], "intercept": [0.0]}
     found = compared(*given, range(NUM_PROMPTS), earlier)
-    assert not found.used and found.ece["before"] < found.ece["raw"] and found.log_loss["before"] < found.log_loss["raw"]
+    assert (
+        not found.used
+        and found.ece["before"] < found.ece["raw"]
+        and found.log_loss["before"] < found.log_loss["raw"]
+    )
     assert compared(*given, range(NUM_PROMPTS), {"slope": [3.0], "intercept": [0.0]}).used
 
 
 def test_opposite_errors_of_the_halves_do_not_cancel():
-    """Even prompts accept 6 of 10 tokens, odd ones 4: the calibration of one half is 0.2 too high or too low on the other."""
+    """Even prompts accept 6 of 10 tokens, odd ones 4: the calibration of one half is 0.2 too high
+    or too low on the other.
+    """
     logits, _, furthest, prompt = tokens()
     place = torch.arange(len(prompt)) % 10
     accepted = torch.where(prompt % 2 == 0, place < 6, place < 4)
-    found = compared(torch.zeros_like(logits), accepted, torch.zeros_like(furthest), prompt, range(NUM_PROMPTS))
-    # Without intercepts zero stays zero, and a half; with them the other half's rates would do worse.
+    found = compared(
+        torch.zeros_like(logits), accepted, torch.zeros_like(furthest), prompt, range(NUM_PROMPTS)
+    )
+    # Without intercepts zero stays zero, and a half; with them the other half's rates would do
+    # worse.
     assert found.best.startswith("temperature") and not found.used
-    assert found.ece["raw"] == pytest.approx(0, abs=1e-6) and found.ece["cross_fitted"] == pytest.approx(0.1, abs=1e-6)
+    assert found.ece["raw"] == pytest.approx(0, abs=1e-6) and found.ece[
+        "cross_fitted"
+    ] == pytest.approx(0.1, abs=1e-6)
 
 
 def test_losses_are_those_of_the_other_halfs_calibration():
     *given, prompt = tokens(true=lambda logits, furthest: logits - 1)
-    even, found, total, count, error = prompt % 2 == 0, compared(*given, prompt, range(NUM_PROMPTS)), 0.0, 0, 0.0
+    even = prompt % 2 == 0
+    found = compared(*given, prompt, range(NUM_PROMPTS))
+    total = 0.0
+    count = 0
+    error = 0.0
     for half in (even, ~even):
         fitted = IndexCalibration.fit(*(part[~half] for part in given), *FORMS[found.best])
         logits, accepted, furthest = (part[half] for part in given)
         token, index = in_rounds(furthest)
-        loss = binary_cross_entropy_with_logits(fitted(logits[token], index), accepted[token].double(), reduction="sum")
-        total, count = total + loss.item(), count + len(token)
+        loss = binary_cross_entropy_with_logits(
+            fitted(logits[token], index), accepted[token].double(), reduction="sum"
+        )
+        total = total + loss.item()
+        count = count + len(token)
         error += len(token) * ece(fitted, logits, accepted, furthest)
     assert found.ece["cross_fitted"] == pytest.approx(error / count)
     assert found.log_loss["cross_fitted"] == pytest.approx(total / count)
@@ -103,27 +129,45 @@ def test_losses_are_those_of_the_other_halfs_calibration():
 def test_no_prompt_of_a_group_is_on_both_sides(size, monkeypatch):
     """A prompt's number is its logit; each file has some prompts in a row."""
     _, accepted, furthest, prompt = tokens()
-    sides, real = [], IndexCalibration.fit.__func__
+    sides = []
+    real = IndexCalibration.fit.__func__
 
     def fit(cls, logits, *rest):
         sides.append({int(number) // size for number in logits.unique()})
         return real(cls, logits, *rest)
 
     monkeypatch.setattr(IndexCalibration, "fit", classmethod(fit))
-    compared(prompt.double(), accepted, furthest, prompt, [f"file{number // size}.py" for number in range(NUM_PROMPTS)])
+    compared(
+        prompt.double(),
+        accepted,
+        furthest,
+        prompt,
+        [f"file{number // size}.py" for number in range(NUM_PROMPTS)],
+    )
     for first, other in zip(sides[::2], sides[1::2], strict=True):
         assert not first & other and len(first) == len(other) == NUM_PROMPTS // size // 2
 
 
 def test_prompts_of_a_group_are_one_observation():
-    """Of ten alike prompts each, groups accept 90 or 40 % of tokens: what most gain, as many would lose in another sample."""
+    """Of ten alike prompts each, groups accept 90 or 40 % of tokens: what most gain, as many would
+    lose in another sample.
+    """
     group = torch.arange(80) // 10
     prompt = torch.arange(80).repeat_interleave(100)
     rate = torch.tensor([90, 90, 40, 40, 90, 90, 40, 40])[group[prompt]]
-    given = torch.zeros(8000, dtype=torch.float64), torch.arange(8000) % 100 < rate, torch.zeros(8000, dtype=torch.long), prompt
+    given = (
+        torch.zeros(8000, dtype=torch.float64),
+        torch.arange(8000) % 100 < rate,
+        torch.zeros(8000, dtype=torch.long),
+        prompt,
+    )
     assert compared(*given, range(80)).used
     by_group = compared(*given, group.tolist())
-    assert not by_group.used and by_group.best == "Platt" and by_group.ece["cross_fitted"] < by_group.ece["raw"]
+    assert (
+        not by_group.used
+        and by_group.best == "Platt"
+        and by_group.ece["cross_fitted"] < by_group.ece["raw"]
+    )
 
 
 def test_a_calibration_is_replaced_only_if_both_figures_beat_its_own():
@@ -138,7 +182,9 @@ def test_a_calibration_is_replaced_only_if_both_figures_beat_its_own():
 
 
 def opposite_errors():
-    """Halves of the prompts err by 0.12 in opposite directions, while the slope of both is wrong: that is worth more nats."""
+    """Halves of the prompts err by 0.12 in opposite directions, while the slope of both is wrong:
+    that is worth more nats.
+    """
     generator = torch.Generator().manual_seed(0)
     prompt = torch.arange(NUM_PROMPTS).repeat_interleave(NUM_TOKENS)
     sign = torch.where(torch.arange(len(prompt)) % 2 == 0, 1.0, -1.0).double()
@@ -149,7 +195,10 @@ def opposite_errors():
 
 def test_a_lower_loss_with_a_larger_error_is_not_used():
     found = compared(*opposite_errors(), range(NUM_PROMPTS))
-    assert found.log_loss["cross_fitted"] < found.log_loss["raw"] and found.ece["cross_fitted"] > found.ece["raw"]
+    assert (
+        found.log_loss["cross_fitted"] < found.log_loss["raw"]
+        and found.ece["cross_fitted"] > found.ece["raw"]
+    )
     assert not found.used
 
 
@@ -165,12 +214,16 @@ def new_head(folder, learned=(), **config):
 
 @pytest.fixture
 def recorded(monkeypatch):
-    """What `calibrate` makes of heads in folders with given tokens (of 40 prompts) in place of recorded ones, and its calls."""
+    """What `calibrate` makes of heads in folders with given tokens (of 40 prompts) in place of
+    recorded ones, and its calls.
+    """
     calls = []
     recording = SimpleNamespace(prompt_of=lambda node: node // NUM_TOKENS)
 
     def record_sets(recorder, sets, heads, ground_truth):
-        calls.append(("record", recorder, sets, [head.config.width for head in heads], ground_truth))
+        calls.append(
+            ("record", recorder, sets, [head.config.width for head in heads], ground_truth)
+        )
         return {"dev": recording}
 
     def run(given, *folders):
@@ -185,8 +238,15 @@ def recorded(monkeypatch):
         monkeypatch.setattr(module, "recorded_head", lambda head: ("recorded", head.config.width))
         monkeypatch.setattr(module, "head_logits", head_logits)
         monkeypatch.setattr(module, "information", lambda *args: calls.append(args) or "known")
-        monkeypatch.setattr(module, "encode_prompts", lambda pair, prompts, limits: [(each, [pair, limits]) for each in prompts])
-        prompts = [Prompt(f"{n}", "dev", f"text {n}", group=f"file {n // 2}") for n in range(NUM_PROMPTS + 5)]
+        monkeypatch.setattr(
+            module,
+            "encode_prompts",
+            lambda pair, prompts, limits: [(each, [pair, limits]) for each in prompts],
+        )
+        prompts = [
+            Prompt(f"{n}", "dev", f"text {n}", group=f"file {n // 2}")
+            for n in range(NUM_PROMPTS + 5)
+        ]
         recorder = SimpleNamespace(pair="pair", limits="limits")
         return calibrate(NUM_PROMPTS, recorder, prompts, folders), recording, calls
 
@@ -197,20 +257,37 @@ def groups():
     return [f"file {number // 2}" for number in range(NUM_PROMPTS)]
 
 
-def test_a_head_gets_the_best_form_fitted_on_all_prompts_and_loses_its_threshold(recorded, tmp_path, caplog):
+def test_a_head_gets_the_best_form_fitted_on_all_prompts_and_loses_its_threshold(
+    recorded, tmp_path, caplog
+):
     caplog.set_level(logging.INFO)
-    folder = new_head(tmp_path / "mine", ["learned"], recommended={"threshold": 0.4}, train={"num_prompts": 7})
+    folder = new_head(
+        tmp_path / "mine", ["learned"], recommended={"threshold": 0.4}, train={"num_prompts": 7}
+    )
     given = tokens(true=lambda logits, furthest: 0.4 * logits)
     (found, known), recording, calls = recorded(given, folder)
-    expected, head = compared(*given, groups()), load_head(folder)
+    expected = compared(*given, groups())
+    head = load_head(folder)
     assert found == {"mine": expected} and expected.used and known == "known"
-    assert head.config.calibration == IndexCalibration.fit(*given[:3], *FORMS[expected.best]).to_dict()
+    assert (
+        head.config.calibration == IndexCalibration.fit(*given[:3], *FORMS[expected.best]).to_dict()
+    )
     assert head.config.recommended is None
-    assert head.config.train == {"num_prompts": 7, "dev_ece": expected.ece, "dev_log_loss": expected.log_loss}
-    assert head.train_prompts.dev.tolist() == sorted(text_hash(f"text {number}") for number in range(NUM_PROMPTS))
+    assert head.config.train == {
+        "num_prompts": 7,
+        "dev_ece": expected.ece,
+        "dev_log_loss": expected.log_loss,
+    }
+    assert head.train_prompts.dev.tolist() == sorted(
+        text_hash(f"text {number}") for number in range(NUM_PROMPTS)
+    )
     (_, recorder, sets, heads, ground_truth), asked, (recordings, named, of) = calls
-    assert recorder.pair == "pair" and len(heads) == 1 and ground_truth and recordings == [recording]
-    assert [(prompt.text, ids) for prompt, ids in sets["dev"]][:1] == [("text 0", ["pair", "limits"])]
+    assert (
+        recorder.pair == "pair" and len(heads) == 1 and ground_truth and recordings == [recording]
+    )
+    assert [(prompt.text, ids) for prompt, ids in sets["dev"]][:1] == [
+        ("text 0", ["pair", "limits"])
+    ]
     assert asked == ("recorded", heads[0]) and named == {"mine": asked} and list(of) == groups()
     assert [*sets] == ["dev"] and len(sets["dev"]) == NUM_PROMPTS
     assert "calibrating mine on 40 dev prompts" in caplog.messages
@@ -218,34 +295,63 @@ def test_a_head_gets_the_best_form_fitted_on_all_prompts_and_loses_its_threshold
 
 def test_what_was_not_better_is_noted_and_an_earlier_calibration_stays(recorded, tmp_path, caplog):
     caplog.set_level(logging.INFO)
-    given, earlier = tokens(true=lambda logits, furthest: logits), {"slope": [1.0], "intercept": [0.0]}
+    given = tokens(true=lambda logits, furthest: logits)
+    earlier = {"slope": [1.0], "intercept": [0.0]}
     recommended = {"threshold": 0.4}
     plain = new_head(tmp_path / "plain", recommended=recommended)
     before = new_head(tmp_path / "before", recommended=recommended, calibration=earlier)
     content = {path: path.read_bytes() for path in before.iterdir() if path.is_file()}
     (found, _), _, calls = recorded(given, before, plain)
-    assert not found["plain"].used and not found["before"].used and [*found["before"].ece] == ["raw", "before", "cross_fitted"]
+    assert (
+        not found["plain"].used
+        and not found["before"].used
+        and [*found["before"].ece] == ["raw", "before", "cross_fitted"]
+    )
     assert content == {path: path.read_bytes() for path in before.iterdir() if path.is_file()}
     config = load_head(plain).config
-    assert config.calibration is None and config.recommended == recommended and config.train["dev_ece"] == found["plain"].ece
-    assert load_head(plain).train_prompts.dev.tolist() != [] and [*calls[-1][1]] == ["before", "plain"]
+    assert (
+        config.calibration is None
+        and config.recommended == recommended
+        and config.train["dev_ece"] == found["plain"].ece
+    )
+    assert load_head(plain).train_prompts.dev.tolist() != [] and [*calls[-1][1]] == [
+        "before",
+        "plain",
+    ]
     assert "calibrating 2 heads on 40 dev prompts" in caplog.messages
 
 
 def test_heads_are_calibrated_on_dev_prompts_that_none_has_learned(monkeypatch):
     heads = [
-        SimpleNamespace(train_prompts=learned) for learned in (TrainPrompts.of(["A  b"]), None, TrainPrompts.of(["e"], ["c"]))
+        SimpleNamespace(train_prompts=learned)
+        for learned in (TrainPrompts.of(["A  b"]), None, TrainPrompts.of(["e"], ["c"]))
     ]
-    texts = [("train", "a"), ("dev", "a b"), ("dev", "c"), ("test", "g"), ("dev", "d"), ("dev", "e"), ("dev", "f")]
+    texts = [
+        ("train", "a"),
+        ("dev", "a b"),
+        ("dev", "c"),
+        ("test", "g"),
+        ("dev", "d"),
+        ("dev", "e"),
+        ("dev", "f"),
+    ]
     prompts = [Prompt(f"{number}", split, text) for number, (split, text) in enumerate(texts)]
     recorder = SimpleNamespace(pair=None, limits=None)
     # One is too long: what is left out does not count.
-    monkeypatch.setattr(module, "encode_prompts", lambda pair, given, limits: [(p, [1]) for p in given if p.text != "c"])
+    monkeypatch.setattr(
+        module,
+        "encode_prompts",
+        lambda pair, given, limits: [(p, [1]) for p in given if p.text != "c"],
+    )
     for count, expected in ((1, ["d"]), (2, ["d", "f"]), (9, ["d", "f"])):
-        assert [prompt.text for prompt, _ in calibration_prompts(count, recorder, prompts, heads)] == expected
+        assert [
+            prompt.text for prompt, _ in calibration_prompts(count, recorder, prompts, heads)
+        ] == expected
     with pytest.raises(UserError) as error:
         calibration_prompts(9, recorder, [prompts[0], prompts[1], prompts[5]], heads)
-    assert str(error.value) == (
-        "calibration needs dev prompts that heads did not learn from, but there are none among 2; set data.num_dev, or give "
-        "another data set; specheads train leaves heads uncalibrated with calibration=null."
+    assert (
+        str(error.value)
+        == "calibration needs dev prompts that heads did not learn from, but there are none among"
+        " 2; set data.num_dev, or give another data set; specheads train leaves heads"
+        " uncalibrated with calibration=null."
     )

@@ -1,4 +1,6 @@
-"""Stored features are those that the draft computes, whatever epoch, order and process asks for them."""
+"""Stored features are those that the draft computes, whatever epoch, order and process asks for
+them.
+"""
 
 import logging
 
@@ -36,7 +38,10 @@ def rows(nano64, prompts):
 
 
 def store_of(tmp_path, nano64, rows):
-    splits = {name: MixedResponses(part, "next_token", None, 0) for name, part in (("train", rows), ("dev", rows[:3]))}
+    splits = {
+        name: MixedResponses(part, "next_token", None, 0)
+        for name, part in (("train", rows), ("dev", rows[:3]))
+    }
     return FeatureStore(tmp_path, nano64.draft_lm, splits, NEEDS)
 
 
@@ -51,16 +56,26 @@ def assert_equals_online(nano64, dataset, keys):
     expected = head_features(nano64.draft_lm, batch, "next_token", NEEDS - {"embedding"})
     assert len(batch.drafted) > 0 and batch.features.keys() >= expected.keys()
     for name, value in expected.items():
-        torch.testing.assert_close(batch.features[name], value, atol=1e-10, rtol=0, msg=lambda text, name=name: f"{name}: {text}")
+        torch.testing.assert_close(
+            batch.features[name],
+            value,
+            atol=1e-10,
+            rtol=0,
+            msg=lambda text, name=name: f"{name}: {text}",
+        )
 
 
 @pytest.mark.parametrize("shard_bytes", [1, 20_000, 2**28])
-def test_stored_features_equal_those_of_the_draft_in_every_epoch(nano64, rows, tmp_path, monkeypatch, shard_bytes):
+def test_stored_features_equal_those_of_the_draft_in_every_epoch(
+    nano64, rows, tmp_path, monkeypatch, shard_bytes
+):
     monkeypatch.setattr("specheads.storage.row_store.SHARD_BYTES", shard_bytes)
     monkeypatch.setattr(store_module, "BATCH_TOKENS", 40)
     data = stored(tmp_path, nano64, rows)
     for epoch in range(NUM_EPOCHS):
-        assert_equals_online(nano64, data["train"], [(epoch, number) for number in (4, 0, 6, 2, 1, 5, 3)])
+        assert_equals_online(
+            nano64, data["train"], [(epoch, number) for number in (4, 0, 6, 2, 1, 5, 3)]
+        )
     assert_equals_online(nano64, data["dev"], [(0, number) for number in range(3)])
     files = list(tmp_path.glob("features/*/*.safetensors"))
     assert len(files) == {1: 7 + 3, 2**28: 2}.get(shard_bytes, len(files))
@@ -70,18 +85,29 @@ def test_stored_features_equal_those_of_the_draft_in_every_epoch(nano64, rows, t
 def test_each_epoch_has_the_probability_of_its_sample(nano64, rows, tmp_path):
     data = stored(tmp_path, nano64, rows)["train"]
     probs = [data[epoch, 4]["features"]["draft_prob"] for epoch in range(4)]
-    assert not torch.equal(probs[0], probs[1]) and not torch.equal(probs[1], probs[2]) and torch.equal(probs[0], probs[3])
+    assert (
+        not torch.equal(probs[0], probs[1])
+        and not torch.equal(probs[1], probs[2])
+        and torch.equal(probs[0], probs[3])
+    )
     hidden = [data[epoch, 4]["features"]["hidden"] for epoch in range(2)]
     assert torch.equal(*hidden)
 
 
 def count_forward_passes(monkeypatch, nano64):
-    calls, real = [], nano64.draft_lm.hidden_states
-    monkeypatch.setattr(nano64.draft_lm, "hidden_states", lambda *args, **kwargs: (calls.append(1), real(*args, **kwargs))[1])
+    calls = []
+    real = nano64.draft_lm.hidden_states
+    monkeypatch.setattr(
+        nano64.draft_lm,
+        "hidden_states",
+        lambda *args, **kwargs: (calls.append(1), real(*args, **kwargs))[1],
+    )
     return calls
 
 
-def test_a_complete_store_is_not_made_again_and_a_damaged_shard_alone_is(nano64, rows, tmp_path, monkeypatch, caplog):
+def test_a_complete_store_is_not_made_again_and_a_damaged_shard_alone_is(
+    nano64, rows, tmp_path, monkeypatch, caplog
+):
     monkeypatch.setattr("specheads.storage.row_store.SHARD_BYTES", 1)
     stored(tmp_path, nano64, rows)
     calls = count_forward_passes(monkeypatch, nano64)
@@ -92,14 +118,20 @@ def test_a_complete_store_is_not_made_again_and_a_damaged_shard_alone_is(nano64,
     path.write_bytes(content[:-8] + bytes(8))
     with caplog.at_level(logging.INFO):
         stored(tmp_path, nano64, rows)
-    assert len(calls) == 1 and path.read_bytes() == content and "1 of 10 shards to do" in caplog.text
+    assert (
+        len(calls) == 1 and path.read_bytes() == content and "1 of 10 shards to do" in caplog.text
+    )
 
 
 def test_an_interrupted_store_keeps_its_shards(nano64, rows, tmp_path, monkeypatch):
     monkeypatch.setattr("specheads.storage.row_store.SHARD_BYTES", 1)
     calls = count_forward_passes(monkeypatch, nano64)
     real = FeatureStore._computed
-    monkeypatch.setattr(FeatureStore, "_computed", lambda self, start, rows: 1 / 0 if rows[0] == 4 else real(self, start, rows))
+    monkeypatch.setattr(
+        FeatureStore,
+        "_computed",
+        lambda self, start, rows: 1 / 0 if rows[0] == 4 else real(self, start, rows),
+    )
     with pytest.raises(ZeroDivisionError):
         stored(tmp_path, nano64, rows)
     assert len(calls) == 4
@@ -113,7 +145,12 @@ def test_other_features_texts_or_data_have_another_store(nano64, rows, tmp_path)
         splits = {name: MixedResponses(part, "next_token", None, 0) for name in ("train", "dev")}
         return FeatureStore(where, nano64.draft_lm, splits, needs).rows.folder
 
-    folders = [folder(), folder(NEEDS - {"second_prob"}), folder(part=rows[:4]), folder(where=tmp_path / "b")]
+    folders = [
+        folder(),
+        folder(NEEDS - {"second_prob"}),
+        folder(part=rows[:4]),
+        folder(where=tmp_path / "b"),
+    ]
     assert len(set(folders)) == 4 and folder() == folders[0]
 
 
@@ -126,4 +163,6 @@ def test_the_announced_size_is_that_of_the_files(nano64, rows, tmp_path):
 
 def test_features_are_stored_if_they_fit(nano64, rows, tmp_path):
     for budget, fits in ((1.0, True), (1e-9, False), (0, False)):
-        assert (store_of(tmp_path, nano64, rows).stored(budget)["train"].features is not None) == fits
+        assert (
+            store_of(tmp_path, nano64, rows).stored(budget)["train"].features is not None
+        ) == fits

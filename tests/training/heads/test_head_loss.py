@@ -14,12 +14,17 @@ def batch():
     generator = torch.Generator().manual_seed(0)
     logits = 3 * torch.randn(40, generator=generator, dtype=torch.float64)
     labels = torch.rand(40, generator=generator, dtype=torch.float64)
-    labels[:6], labels[6:12] = 0, 1  # hard labels are common: most drafted tokens are accepted for certain
+    labels[:6], labels[6:12] = (
+        0,
+        1,
+    )  # hard labels are common: most drafted tokens are accepted for certain
     return logits, labels
 
 
 def formula(logits, labels, reject_weight):
-    """H6 of the design: the sum over positions and the sum of weights, written with probabilities."""
+    """H6 of the design: the sum over positions and the sum of weights, written with
+    probabilities.
+    """
     probs = 1 / (1 + torch.exp(-logits))
     losses = -(labels * torch.log(probs) + reject_weight * (1 - labels) * torch.log(1 - probs))
     return losses.sum(), (labels + reject_weight * (1 - labels)).sum()
@@ -44,7 +49,8 @@ def test_its_gradient_is_that_of_the_formula(batch, weight):
         (total / weights).backward()
         gradients.append(logits.grad)
     close(*gradients)
-    probs, labels = torch.sigmoid(batch[0]), batch[1]
+    probs = torch.sigmoid(batch[0])
+    labels = batch[1]
     total = (labels + weight * (1 - labels)).sum()
     close(gradients[0], (weight * (1 - labels) * probs - labels * (1 - probs)) / total)
 
@@ -62,7 +68,8 @@ def test_equal_weights_of_one_give_pytorchs_binary_cross_entropy(batch):
 
 def test_the_best_constant_is_the_weighted_share_of_acceptances(batch):
     labels = batch[1]
-    accept, reject = (1.0 * labels).sum(), (6.0 * (1 - labels)).sum()
+    accept = (1.0 * labels).sum()
+    reject = (6.0 * (1 - labels)).sum()
     logit = torch.logit(accept / (accept + reject)).requires_grad_()
     weighted_bce(logit.expand(40), labels, 6.0)[0].backward()
     close(logit.grad, torch.zeros((), dtype=torch.float64))
@@ -71,7 +78,10 @@ def test_the_best_constant_is_the_weighted_share_of_acceptances(batch):
 @pytest.mark.parametrize("cut", [1, 17, 39])
 def test_the_sums_of_two_parts_combine_to_the_loss_of_the_whole(batch, cut):
     logits, labels = batch
-    parts = [weighted_bce(logits[part], labels[part], 6.0) for part in (slice(None, cut), slice(cut, None))]
+    parts = [
+        weighted_bce(logits[part], labels[part], 6.0)
+        for part in (slice(None, cut), slice(cut, None))
+    ]
     total, weight = weighted_bce(logits, labels, 6.0)
     close((parts[0][0] + parts[1][0]) / (parts[0][1] + parts[1][1]), total / weight)
     # which the mean of the parts' own losses is not
@@ -83,8 +93,13 @@ def test_gradients_averaged_over_two_processes_are_those_of_the_whole_batch(batc
     total, weight = weighted_bce(whole, batch[1], 6.0)
     (total / weight).backward()
     parts = batch[0].clone().requires_grad_()
-    halves = [weighted_bce(parts[part], batch[1][part], 6.0) for part in (slice(None, 13), slice(13, None))]
-    shared = (halves[0][1] + halves[1][1]) / 2  # the global sum over the number of processes, as in HeadModule
+    halves = [
+        weighted_bce(parts[part], batch[1][part], 6.0)
+        for part in (slice(None, 13), slice(13, None))
+    ]
+    shared = (
+        halves[0][1] + halves[1][1]
+    ) / 2  # the global sum over the number of processes, as in HeadModule
     (sum(total / shared for total, _ in halves) / 2).backward()
     close(parts.grad, whole.grad)
 
@@ -99,7 +114,10 @@ def test_extreme_logits_stay_finite_and_cost_their_size():
 
 def test_a_bank_weights_each_heads_loss_by_its_own_weights(batch):
     logits, labels = batch
-    specs = [HeadSpec(f"h{i}", HeadConfig(hidden_size=4, depth=0), weight) for i, weight in enumerate(WEIGHTS)]
+    specs = [
+        HeadSpec(f"h{i}", HeadConfig(hidden_size=4, depth=0), weight)
+        for i, weight in enumerate(WEIGHTS)
+    ]
     rows = torch.stack([logits + i for i in range(len(specs))])
     sums, totals = HeadBank(specs, seed=0).losses(rows, labels)
     for i, weight in enumerate(WEIGHTS):

@@ -65,7 +65,9 @@ def data_of(rows, predicts, batch_size=4, response_share=0.15):
 
 def spec(nano, predicts="next_token", name="head", reject_weight=1.0, **kwargs):
     return HeadSpec(
-        name, HeadConfig(hidden_size=nano.draft_lm.hidden_size, predicts=predicts, **kwargs), reject_weight=reject_weight
+        name,
+        HeadConfig(hidden_size=nano.draft_lm.hidden_size, predicts=predicts, **kwargs),
+        reject_weight=reject_weight,
     )
 
 
@@ -74,9 +76,21 @@ def new_module(nano, *specs, lr=1e-3):
 
 
 def trainer(tmp_path, max_epochs=3, **kwargs):
-    quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False, "enable_model_summary": False}
-    settings = {"accelerator": "cpu", "devices": 1, "num_sanity_val_steps": 0, "use_distributed_sampler": False}
-    return L.Trainer(max_epochs=max_epochs, default_root_dir=tmp_path, **{**quiet, **settings, **kwargs})
+    quiet = {
+        "logger": False,
+        "enable_checkpointing": False,
+        "enable_progress_bar": False,
+        "enable_model_summary": False,
+    }
+    settings = {
+        "accelerator": "cpu",
+        "devices": 1,
+        "num_sanity_val_steps": 0,
+        "use_distributed_sampler": False,
+    }
+    return L.Trainer(
+        max_epochs=max_epochs, default_root_dir=tmp_path, **{**quiet, **settings, **kwargs}
+    )
 
 
 @torch.no_grad()
@@ -102,7 +116,8 @@ def parameters(module):
 
 @pytest.mark.parametrize("predicts", KINDS)
 def test_training_lowers_the_loss_well_below_that_of_a_constant(nano, rows, tmp_path, predicts):
-    module, data = new_module(nano, spec(nano, predicts, depth=1), lr=3e-3), data_of(rows, predicts)
+    module = new_module(nano, spec(nano, predicts, depth=1), lr=3e-3)
+    data = data_of(rows, predicts)
     before = loss(module, data)[0]
     trainer(tmp_path, max_epochs=15).fit(module, data)
     logits, labels = predictions(module, data, "train")
@@ -113,7 +128,9 @@ def test_training_lowers_the_loss_well_below_that_of_a_constant(nano, rows, tmp_
     module.check_not_constant(module.features(next(iter(data.loader("dev")))))
 
 
-def test_the_draft_is_neither_trained_nor_part_of_the_module_or_its_checkpoint(nano, rows, tmp_path):
+def test_the_draft_is_neither_trained_nor_part_of_the_module_or_its_checkpoint(
+    nano, rows, tmp_path
+):
     before = {name: value.clone() for name, value in nano.draft.state_dict().items()}
     module = new_module(nano, spec(nano, depth=1))
     fit = trainer(tmp_path, max_epochs=1)
@@ -122,17 +139,22 @@ def test_the_draft_is_neither_trained_nor_part_of_the_module_or_its_checkpoint(n
     assert not any(p.requires_grad or p.grad is not None for p in nano.draft.parameters())
     ours = {f"bank.{name}" for name in module.bank.state_dict()}
     trained = {id(p) for group in fit.optimizers[0].param_groups for p in group["params"]}
-    assert trained == {id(p) for p in module.bank.parameters()} == {id(p) for p in module.parameters()}
+    assert (
+        trained == {id(p) for p in module.bank.parameters()} == {id(p) for p in module.parameters()}
+    )
     fit.save_checkpoint(tmp_path / "last.ckpt")
     saved = torch.load(tmp_path / "last.ckpt", weights_only=False)
     assert saved["state_dict"].keys() == ours
-    assert (tmp_path / "last.ckpt").stat().st_size < 5 * 4 * sum(p.numel() for p in module.parameters())
+    assert (tmp_path / "last.ckpt").stat().st_size < 5 * 4 * sum(
+        p.numel() for p in module.parameters()
+    )
 
 
 def test_every_epoch_mixes_again_and_validation_never_changes(nano, rows, tmp_path):
     data = data_of(rows, "input_token")
     trainer(tmp_path, max_epochs=3).fit(new_module(nano, spec(nano, "input_token", depth=0)), data)
-    train, dev = data.splits["train"].keys, data.splits["dev"].keys
+    train = data.splits["train"].keys
+    dev = data.splits["dev"].keys
     assert [epoch for epoch, _ in train] == [0] * NUM_ROWS + [1] * NUM_ROWS + [2] * NUM_ROWS
     orders = [tuple(row for epoch, row in train if epoch == number) for number in range(3)]
     assert all(sorted(order) == list(range(NUM_ROWS)) for order in orders) and len(set(orders)) == 3
@@ -154,20 +176,31 @@ def test_heads_of_a_bank_learn_the_same_as_alone(nano, rows, tmp_path, predicts)
         for name, value in expected.items():
             torch.testing.assert_close(actual[head_spec.name][name], value, atol=1e-6, rtol=0)
         moved = [
-            (value - start[head_spec.name][name]).abs().max().item() for name, value in expected.items() if "input_" not in name
+            (value - start[head_spec.name][name]).abs().max().item()
+            for name, value in expected.items()
+            if "input_" not in name
         ]
         assert max(moved) > 1e-3  # a thousand times what may differ
 
 
 def weights_of(module):
     """The tensors of each head by its name."""
-    return {name: {key: value.clone() for key, value in head.state_dict().items()} for name, head in module.bank.heads.items()}
+    return {
+        name: {key: value.clone() for key, value in head.state_dict().items()}
+        for name, head in module.bank.heads.items()
+    }
 
 
 def test_a_heads_start_does_not_depend_on_its_neighbours(nano):
     alone = HeadBank([spec(nano, name="b", depth=2)], seed=4).heads["b"].state_dict()
-    in_bank = HeadBank([spec(nano, name="a", depth=3), spec(nano, name="b", depth=2)], seed=4).heads["b"].state_dict()
-    assert alone.keys() == in_bank.keys() and all(torch.equal(value, in_bank[name]) for name, value in alone.items())
+    in_bank = (
+        HeadBank([spec(nano, name="a", depth=3), spec(nano, name="b", depth=2)], seed=4)
+        .heads["b"]
+        .state_dict()
+    )
+    assert alone.keys() == in_bank.keys() and all(
+        torch.equal(value, in_bank[name]) for name, value in alone.items()
+    )
     other = HeadBank([spec(nano, name="b", depth=2)], seed=5).heads["b"].state_dict()
     assert not torch.equal(other["readout.weight"], alone["readout.weight"])
 
@@ -181,7 +214,8 @@ def test_making_a_bank_leaves_the_global_random_state_alone(nano):
 
 
 def test_the_training_loss_is_divided_by_the_weights_of_its_batch(nano, rows, tmp_path):
-    module, data = new_module(nano, spec(nano, reject_weight=6.0, depth=0)), data_of(rows, "next_token", batch_size=NUM_ROWS)
+    module = new_module(nano, spec(nano, reject_weight=6.0, depth=0))
+    data = data_of(rows, "next_token", batch_size=NUM_ROWS)
     fit = trainer(tmp_path, max_epochs=1, limit_val_batches=0)
     fit.fit(module, data)
     fresh = new_module(nano, spec(nano, reject_weight=6.0, depth=0))
@@ -190,12 +224,17 @@ def test_the_training_loss_is_divided_by_the_weights_of_its_batch(nano, rows, tm
     features = fresh.features(batch)
     set_scale(head, head.assemble(fresh.features(next(iter(data.loader("train"))))))
     sums, weights = fresh.bank.losses(fresh.bank(features), batch.label)
-    assert fit.callback_metrics["train/head/loss"].item() == pytest.approx((sums / weights).item(), rel=1e-5)
+    assert fit.callback_metrics["train/head/loss"].item() == pytest.approx(
+        (sums / weights).item(), rel=1e-5
+    )
 
 
 def test_a_batch_without_labels_does_not_spoil_the_head(nano, rows, tmp_path):
     # A head that judges its input skips kept tokens, and a short response may have kept them all.
-    short = [{name: value[:1] if name != "prompt_ids" else value for name, value in row.items()} for row in rows]
+    short = [
+        {name: value[:1] if name != "prompt_ids" else value for name, value in row.items()}
+        for row in rows
+    ]
     data = data_of(short, "input_token", batch_size=1, response_share=0.5)
     sizes = [len(batch.label) for batch in data.loader("train", shuffle=True)]
     assert 0 in sizes and 1 in sizes
@@ -223,7 +262,10 @@ class Scaled(MixedPrecision):
 
 
 def descend(module, data, folder, num_batches, clip, **settings):
-    """Train an epoch by plain gradient descent, `num_batches` to a step; return the bank of this process as it was before."""
+    """Train an epoch by plain gradient descent, `num_batches` to a step.
+
+    Return the bank of this process as it was before.
+    """
     before = []
 
     class Copy(L.Callback):
@@ -242,7 +284,10 @@ def descend(module, data, folder, num_batches, clip, **settings):
 
 
 def stepped(module, bank, data, steps, clip):
-    """Do what `descend` should: take each of `steps`, keys of rows, as one batch. Returns the losses of the bank's heads."""
+    """Do what `descend` should: take each of `steps`, keys of rows, as one batch.
+
+    Returns the losses of the bank's heads.
+    """
     logged = []
     for keys in steps:
         batch = in_float64([data.splits["train"][key] for key in keys])
@@ -261,24 +306,43 @@ def stepped(module, bank, data, steps, clip):
 @pytest.mark.parametrize("predicts", KINDS)
 @pytest.mark.parametrize("empty", [False, True], ids=["", "first-empty"])
 @pytest.mark.parametrize(("clip", "plugins"), [(None, None), (0.05, None), (0.05, "scaled")])
-def test_a_step_of_several_batches_is_that_of_one_large_batch(nano64, rows, tmp_path, predicts, empty, clip, plugins):
-    """Two heads of different weights; batches of different numbers of labels; the epoch's last step has fewer batches."""
+def test_a_step_of_several_batches_is_that_of_one_large_batch(
+    nano64, rows, tmp_path, predicts, empty, clip, plugins
+):
+    """Two heads of different weights; batches of different numbers of labels.
+
+    The epoch's last step has fewer batches.
+    """
     keys = EpochSampler(NUM_ROWS, 0, shuffle=True).keys(0)
     nothing = {row for _, row in keys[:2]} if empty else set()
     columns = ("response_ids", "draft_ids", "accept_prob")
-    rows = [row | {name: [] for name in columns} if i in nothing else row for i, row in enumerate(rows)]
+    rows = [
+        row | {name: [] for name in columns} if i in nothing else row for i, row in enumerate(rows)
+    ]
     data = data_of(rows, predicts, 2, 0.5)
     data.collate = in_float64
-    module = new_module(nano64, spec(nano64, predicts, "linear", depth=0), spec(nano64, predicts, "deep", 6.0, depth=2)).double()
+    module = new_module(
+        nano64,
+        spec(nano64, predicts, "linear", depth=0),
+        spec(nano64, predicts, "deep", 6.0, depth=2),
+    ).double()
     settings = {"plugins": Scaled()} if plugins else {}
     expected = descend(module, data, tmp_path, 4, clip, **settings)
     start = copy.deepcopy(expected)
-    batches = [in_float64([data.splits["train"][key] for key in keys[i : i + 2]]) for i in range(0, NUM_ROWS, 2)]
-    assert len({len(batch.label) for batch in batches}) > 2 and (len(batches[0].label) == 0) == empty
+    batches = [
+        in_float64([data.splits["train"][key] for key in keys[i : i + 2]])
+        for i in range(0, NUM_ROWS, 2)
+    ]
+    assert (
+        len({len(batch.label) for batch in batches}) > 2 and (len(batches[0].label) == 0) == empty
+    )
     logged = stepped(module, expected, data, (keys[:8], keys[8:]), clip)
     for name, value in expected.state_dict().items():
         torch.testing.assert_close(module.bank.state_dict()[name], value, atol=1e-10, rtol=0)
-    moved = max((a - b).abs().max().item() for a, b in zip(expected.parameters(), start.parameters(), strict=True))
+    moved = max(
+        (a - b).abs().max().item()
+        for a, b in zip(expected.parameters(), start.parameters(), strict=True)
+    )
     assert moved > 1e-3
     actual = [[point["train/linear/loss"], point["train/deep/loss"]] for _, point in module.history]
     assert actual == [pytest.approx(values, abs=1e-10) for values in logged]
@@ -288,7 +352,11 @@ def test_processes_and_batches_of_a_step_are_one_large_batch(nano64, rows, tmp_p
     """Two processes take every other row."""
     data = data_of(rows, "input_token", 4, 0.5)
     data.collate = in_float64
-    module = new_module(nano64, spec(nano64, "input_token", "one", depth=0), spec(nano64, "input_token", "six", 6.0, depth=1))
+    module = new_module(
+        nano64,
+        spec(nano64, "input_token", "one", depth=0),
+        spec(nano64, "input_token", "six", 6.0, depth=1),
+    )
     expected = copy.deepcopy(module.double().bank)
     num_threads = torch.get_num_threads()
     torch.set_num_threads(1)  # a forked process has no others
@@ -306,7 +374,8 @@ def test_processes_and_batches_of_a_step_are_one_large_batch(nano64, rows, tmp_p
 
 
 def test_training_a_lookahead_head_fixes_the_scale_of_its_inputs(nano, rows, tmp_path):
-    module, data = new_module(nano, spec(nano, depth=0)), data_of(rows, "next_token")
+    module = new_module(nano, spec(nano, depth=0))
+    data = data_of(rows, "next_token")
     trainer(tmp_path, max_epochs=1).fit(module, data)
     head = module.bank.heads["head"]
     features = [module.features(batch) for batch in data.loader("train")]
@@ -329,9 +398,15 @@ def test_a_resumed_run_ends_like_an_uninterrupted_one(nano, rows, tmp_path):
 
     straight = new_module(nano, spec(nano, depth=1))
     trainer(tmp_path, max_epochs=4, callbacks=[Save()]).fit(straight, data_of(rows, "next_token"))
-    resumed, data = new_module(nano, spec(nano, depth=1)), data_of(rows, "next_token")
-    trainer(tmp_path, max_epochs=4).fit(resumed, data, ckpt_path=tmp_path / "1.ckpt", weights_only=False)
-    assert {epoch for epoch, _ in data.splits["train"].keys} == {2, 3}  # nothing was read to fix the scale again
+    resumed = new_module(nano, spec(nano, depth=1))
+    data = data_of(rows, "next_token")
+    trainer(tmp_path, max_epochs=4).fit(
+        resumed, data, ckpt_path=tmp_path / "1.ckpt", weights_only=False
+    )
+    assert {epoch for epoch, _ in data.splits["train"].keys} == {
+        2,
+        3,
+    }  # nothing was read to fix the scale again
     for name, value in parameters(straight).items():
         torch.testing.assert_close(parameters(resumed)[name], value, atol=1e-6, rtol=0)
 
@@ -341,36 +416,66 @@ def test_a_resumed_run_ends_like_an_uninterrupted_one(nano, rows, tmp_path):
 
 def test_dev_metrics_are_those_of_all_dev_positions_together(nano, rows, tmp_path):
     specs = [spec(nano, name="one", depth=0), spec(nano, name="six", reject_weight=6.0, depth=1)]
-    module, data = new_module(nano, *specs), data_of(rows, "next_token", batch_size=2)
+    module = new_module(nano, *specs)
+    data = data_of(rows, "next_token", batch_size=2)
     fit = trainer(tmp_path, max_epochs=2)
     fit.fit(module, data)
     logits, labels = predictions(module, data, "dev")
-    expected = {f"dev/{s.name}/loss": value for s, value in zip(specs, loss(module, data, "dev"), strict=True)}
+    expected = {
+        f"dev/{s.name}/loss": value
+        for s, value in zip(specs, loss(module, data, "dev"), strict=True)
+    }
     for s, row in zip(specs, logits, strict=True):
-        expected |= {f"dev/{s.name}/{name}": value for name, value in prediction_metrics(row, labels).items()}
-    actual = {name: value.item() for name, value in fit.callback_metrics.items() if name.startswith("dev/")}
+        expected |= {
+            f"dev/{s.name}/{name}": value for name, value in prediction_metrics(row, labels).items()
+        }
+    actual = {
+        name: value.item()
+        for name, value in fit.callback_metrics.items()
+        if name.startswith("dev/")
+    }
     assert actual == pytest.approx(expected, rel=1e-5)
 
 
 @pytest.mark.parametrize("predicts", KINDS)
 def test_the_test_compares_heads_with_rules_without_a_head(nano, rows, tmp_path, predicts):
-    module, data = new_module(nano, spec(nano, predicts, depth=0)), data_of(rows, predicts)
+    module = new_module(nano, spec(nano, predicts, depth=0))
+    data = data_of(rows, predicts)
     fit = trainer(tmp_path, max_epochs=1)
     fit.fit(module, data)
     fit.test(module, data, verbose=False)
     logits, labels = predictions(module, data, "test")
-    assert list(module.test_results) == ["head", "draft probability", "max probability", "entropy", "logistic of the three"]
-    assert module.test_results["head"] == pytest.approx(prediction_metrics(logits[0], labels), rel=1e-5)
-    assert fit.callback_metrics["test/head/auroc"].item() == pytest.approx(module.test_results["head"]["auroc"])
+    assert list(module.test_results) == [
+        "head",
+        "draft probability",
+        "max probability",
+        "entropy",
+        "logistic of the three",
+    ]
+    assert module.test_results["head"] == pytest.approx(
+        prediction_metrics(logits[0], labels), rel=1e-5
+    )
+    assert fit.callback_metrics["test/head/auroc"].item() == pytest.approx(
+        module.test_results["head"]["auroc"]
+    )
     of_dev, of_dev_labels = predictions(module, data, "dev")
-    assert module.divergences["head"]["dev"] == pytest.approx(prediction_metrics(of_dev[0], of_dev_labels)["kl"], rel=1e-4)
-    assert module.divergences["head"].keys() == {"train", "dev"} and module.divergences["head"]["train"] > 0
+    assert module.divergences["head"]["dev"] == pytest.approx(
+        prediction_metrics(of_dev[0], of_dev_labels)["kl"], rel=1e-4
+    )
+    assert (
+        module.divergences["head"].keys() == {"train", "dev"}
+        and module.divergences["head"]["train"] > 0
+    )
     batch = next(iter(data.loader("test")))
     plain = nano.draft(batch.tokens).logits[batch.row, batch.index - 1].softmax(dim=-1)
     rivals = module.rival_features(batch)
-    torch.testing.assert_close(rivals[:, 0].exp(), plain.gather(1, batch.drafted[:, None])[:, 0], atol=1e-5, rtol=0)
+    torch.testing.assert_close(
+        rivals[:, 0].exp(), plain.gather(1, batch.drafted[:, None])[:, 0], atol=1e-5, rtol=0
+    )
     torch.testing.assert_close(rivals[:, 1], plain.amax(dim=1), atol=1e-5, rtol=0)
-    torch.testing.assert_close(rivals[:, 2], torch.special.entr(plain).sum(dim=1), atol=1e-4, rtol=0)
+    torch.testing.assert_close(
+        rivals[:, 2], torch.special.entr(plain).sum(dim=1), atol=1e-4, rtol=0
+    )
 
 
 def test_a_head_that_became_constant_is_named(nano, rows):
@@ -387,9 +492,13 @@ def test_a_head_that_became_constant_is_named(nano, rows):
 
 def test_the_rate_rises_over_the_warmup_and_falls_as_a_cosine_to_zero():
     share = cosine_after_warmup(110, 0.09)  # 9.9 steps of warm-up are 10
-    assert [share(step) for step in range(10)] == pytest.approx([(step + 1) / 10 for step in range(10)])
+    assert [share(step) for step in range(10)] == pytest.approx(
+        [(step + 1) / 10 for step in range(10)]
+    )
     assert share(10) == 1
-    assert [share(10 + i) for i in (25, 50, 75)] == pytest.approx([0.5 + 0.5 * math.sqrt(0.5), 0.5, 0.5 - 0.5 * math.sqrt(0.5)])
+    assert [share(10 + i) for i in (25, 50, 75)] == pytest.approx(
+        [0.5 + 0.5 * math.sqrt(0.5), 0.5, 0.5 - 0.5 * math.sqrt(0.5)]
+    )
     assert 0 < share(109) < 1e-3
     assert share(110) == share(1000) == 0
     falling = [share(step) for step in range(10, 111)]

@@ -19,7 +19,8 @@ SETTINGS = specheads.HeadTraining(heads="lookahead", head={"depth": [0, 1]}, **O
 
 @pytest.fixture(scope="module")
 def data(nano, tmp_path_factory):
-    source, generation = NanoSource(12, 4, 4), DataGeneration(max_new_tokens=12, max_prompt_tokens=256)
+    source = NanoSource(12, 4, 4)
+    generation = DataGeneration(max_new_tokens=12, max_prompt_tokens=256)
     folder = generate_data(nano, source, generation, tmp_path_factory.mktemp("data"))
     return specheads.GeneratedData(folder, list(source.load(chats=False)), generation.limits)
 
@@ -31,10 +32,18 @@ def test_heads_are_trained_calibrated_and_exported(nano, data, tmp_path):
     for name in names:
         head = specheads.load_head(trained.folder / name)
         found = trained.calibrated[name]
-        assert (head.config.calibration is not None) == found.used and head.config.train["num_prompts"] == 12
-        assert head.config.train["dev_ece"] == found.ece and head.config.train["dev_log_loss"] == found.log_loss
+        assert (head.config.calibration is not None) == found.used and head.config.train[
+            "num_prompts"
+        ] == 12
+        assert (
+            head.config.train["dev_ece"] == found.ece
+            and head.config.train["dev_log_loss"] == found.log_loss
+        )
         assert found.ece.keys() == {"raw", "cross_fitted"} and "auroc" in head.config.train["test"]
-        assert "fitted on one half of the prompts and measured on the other" in (trained.folder / name / "README.md").read_text()
+        assert (
+            "fitted on one half of the prompts and measured on the other"
+            in (trained.folder / name / "README.md").read_text()
+        )
     assert set(trained.information.explained) == {"free logistic", *names}
     assert json.loads((tmp_path / "run" / "test.json").read_text()).keys() == trained.test.keys()
 
@@ -44,9 +53,15 @@ def test_calibration_leaves_out_prompts_that_a_head_learned_from(nano, data):
     learned = specheads.AcceptanceHead(specheads.HeadConfig(hidden_size=4))
     learned.train_prompts = specheads.heads.train_prompts.TrainPrompts.of([dev[0].text])
     recorder = SimpleNamespace(pair=nano, limits=data.limits)
-    assert [prompt for prompt, _ in calibration_prompts(2, recorder, data.prompts, [learned])] == dev[1:3]
-    learned.train_prompts = specheads.heads.train_prompts.TrainPrompts.of([prompt.text for prompt in dev])
-    with pytest.raises(UserError, match="calibration needs dev prompts that heads did not learn from.* among 4"):
+    assert [
+        prompt for prompt, _ in calibration_prompts(2, recorder, data.prompts, [learned])
+    ] == dev[1:3]
+    learned.train_prompts = specheads.heads.train_prompts.TrainPrompts.of(
+        [prompt.text for prompt in dev]
+    )
+    with pytest.raises(
+        UserError, match="calibration needs dev prompts that heads did not learn from.* among 4"
+    ):
         calibration_prompts(2, recorder, data.prompts, [learned])
 
 
@@ -55,11 +70,27 @@ def test_both_kinds_are_trained_as_if_alone_and_compared(nano, data, tmp_path):
     trained = specheads.train_heads(nano, data, both, run=tmp_path / "both")
     names = ["next_token-d1-r1", "input_token-d1-r6"]
     assert trained.names == names and trained.folder == tmp_path / "both" / "heads"
-    assert set(trained.information.explained) == {"free logistic", *names} == {"free logistic", *trained.calibrated}
+    assert (
+        set(trained.information.explained)
+        == {"free logistic", *names}
+        == {"free logistic", *trained.calibrated}
+    )
     rivals = {"logistic of the three, lookahead", "logistic of the three, specdecpp"}
-    assert rivals < set(trained.test) == json.loads((tmp_path / "both" / "test.json").read_text()).keys()
+    assert (
+        rivals
+        < set(trained.test)
+        == json.loads((tmp_path / "both" / "test.json").read_text()).keys()
+    )
     for kind, name in zip(("lookahead", "specdecpp"), names, strict=True):
-        alone = specheads.train_heads(nano, data, both.but(heads=kind, calibration=None), run=tmp_path / kind)
-        assert alone.folder == tmp_path / kind / "heads" / name and alone.test[name] == trained.test[name]
-        weights = [specheads.load_head(folder / name).state_dict() for folder in (trained.folder, tmp_path / kind / "heads")]
+        alone = specheads.train_heads(
+            nano, data, both.but(heads=kind, calibration=None), run=tmp_path / kind
+        )
+        assert (
+            alone.folder == tmp_path / kind / "heads" / name
+            and alone.test[name] == trained.test[name]
+        )
+        weights = [
+            specheads.load_head(folder / name).state_dict()
+            for folder in (trained.folder, tmp_path / kind / "heads")
+        ]
         assert all(torch.equal(value, weights[1][key]) for key, value in weights[0].items())

@@ -15,8 +15,12 @@ def row(length, prompt_length=3, num_samples=3):
         "response_ids": (1000 + places).tolist(),
         "draft_ids": (2000 + places).tolist(),
         "accept_prob": (places / length).tolist(),
-        "more_draft_ids": [(3000 + 1000 * draw + places).tolist() for draw in range(num_samples - 1)],
-        "more_accept_prob": [np.full(length, 0.1 * (1 + draw)).tolist() for draw in range(num_samples - 1)],
+        "more_draft_ids": [
+            (3000 + 1000 * draw + places).tolist() for draw in range(num_samples - 1)
+        ],
+        "more_accept_prob": [
+            np.full(length, 0.1 * (1 + draw)).tolist() for draw in range(num_samples - 1)
+        ],
     }
 
 
@@ -43,9 +47,14 @@ def test_a_text_is_mixed_differently_in_every_epoch():
 @pytest.mark.parametrize(
     ("name", "hidden_size", "forward"),
     [
-        # Multiply-adds of a draft forward: weights outside the input embedding, from the models' own configs.
+        # Multiply-adds of a draft forward: weights outside the input embedding, from the models'
+        # own configs.
         ("Llama 68M", 768, 2 * (4 * 768**2 + 3 * 768 * 3072) + 768 * 32_000),
-        ("TinyLlama 1.1B", 2048, 22 * (2 * 2048**2 + 2 * 2048 * 256 + 3 * 2048 * 5632) + 2048 * 32_000),
+        (
+            "TinyLlama 1.1B",
+            2048,
+            22 * (2 * 2048**2 + 2 * 2048 * 256 + 3 * 2048 * 5632) + 2048 * 32_000,
+        ),
         ("Llama 2 7B", 4096, 32 * (4 * 4096**2 + 3 * 4096 * 11_008) + 4096 * 32_000),
     ],
 )

@@ -1,4 +1,6 @@
-"""Stacked heads against each head alone, in float64: logits, gradients, clipping, and training steps."""
+"""Stacked heads against each head alone, in float64: logits, gradients, clipping, and training
+steps.
+"""
 
 import copy
 
@@ -8,7 +10,8 @@ import torch
 from specheads.heads.head import AcceptanceHead, HeadConfig, set_scale
 from specheads.training.heads.bank import HeadBank, HeadSpec, HeadStack
 
-SIZE, NUM_TOKENS = 12, 40
+SIZE = 12
+NUM_TOKENS = 40
 
 
 def make_heads(depths, predicts="next_token", width=None):
@@ -38,7 +41,9 @@ def inputs():
 
 
 @pytest.mark.parametrize("depths", [[0], [2], [0, 0], [4, 4, 4]], ids=str)
-@pytest.mark.parametrize(("predicts", "width"), [("next_token", 7), ("input_token", None), ("input_token", 5)])
+@pytest.mark.parametrize(
+    ("predicts", "width"), [("next_token", 7), ("input_token", None), ("input_token", 5)]
+)
 def test_a_stack_predicts_the_same_as_its_heads(depths, predicts, width, inputs):
     heads = make_heads(depths, predicts, width)
     inputs = inputs[:, : heads[0].config.input_size]
@@ -58,7 +63,9 @@ def test_gradients_are_those_of_each_head_alone(inputs):
         theirs.data = ours.grad
     for head, scaled in zip(heads, lent(gradients, heads), strict=True):
         for name, parameter in head.named_parameters():
-            torch.testing.assert_close(dict(scaled.named_parameters())[name].data, parameter.grad, rtol=0, atol=1e-12)
+            torch.testing.assert_close(
+                dict(scaled.named_parameters())[name].data, parameter.grad, rtol=0, atol=1e-12
+            )
 
 
 def test_each_heads_gradient_is_clipped_by_itself(inputs):
@@ -75,14 +82,25 @@ def test_each_heads_gradient_is_clipped_by_itself(inputs):
         (head.score(inputs).sum() * scale).backward()
         clipped += torch.nn.utils.clip_grad_norm_(head.parameters(), 0.5).item() > 0.5
         for name, parameter in head.named_parameters():
-            torch.testing.assert_close(dict(scaled.named_parameters())[name].data, parameter.grad, rtol=1e-9, atol=1e-12)
+            torch.testing.assert_close(
+                dict(scaled.named_parameters())[name].data, parameter.grad, rtol=1e-9, atol=1e-12
+            )
     assert 0 < clipped < 3
 
 
 def test_a_bank_learns_what_its_heads_learn_alone():
     """Ten AdamW steps in float64, heads of several depths, inputs and loss weights."""
-    kinds = [(3, (), 1.0), (0, (), 6.0), (1, ("hidden", "entropy"), 1.0), (2, (), 3.0), (1, ("hidden", "entropy"), 12.0)]
-    specs = [HeadSpec(f"h{n}", HeadConfig(SIZE, depth, inputs=inputs), w) for n, (depth, inputs, w) in enumerate(kinds)]
+    kinds = [
+        (3, (), 1.0),
+        (0, (), 6.0),
+        (1, ("hidden", "entropy"), 1.0),
+        (2, (), 3.0),
+        (1, ("hidden", "entropy"), 12.0),
+    ]
+    specs = [
+        HeadSpec(f"h{n}", HeadConfig(SIZE, depth, inputs=inputs), w)
+        for n, (depth, inputs, w) in enumerate(kinds)
+    ]
     torch.manual_seed(3)
     features = {"hidden": torch.randn(NUM_TOKENS, SIZE), "embedding": torch.randn(NUM_TOKENS, SIZE)}
     features |= {name: torch.rand(NUM_TOKENS) for name in ("draft_prob", "max_prob", "entropy")}

@@ -1,7 +1,9 @@
-"""Operations of steps on a CPU, in C++: engines are given `CpuStep`, and know nothing else of this folder.
+"""Operations of steps on a CPU, in C++: engines are given `CpuStep`, and know nothing else of this
+folder.
 
-The operators of the C++ sources next to this file are `torch.ops.specheads`. The first process of a machine builds their library,
-which is kept among the compiler's files, complete or absent, named by a hash of all that it depends on.
+The operators of the C++ sources next to this file are `torch.ops.specheads`. The first process of a
+machine builds their library, which is kept among the compiler's files, complete or absent, named by
+a hash of all that it depends on.
 """
 
 import ctypes
@@ -34,13 +36,20 @@ logger = logging.getLogger(__name__)
 
 _FOLDER = Path(__file__).parent
 _MOST_CHARACTERS = 200  # more of a compiler's error is not shown
-_C_TYPES = {"Tensor": "AtenTensorHandle", "Optional[Tensor]": "AtenTensorHandle*", "int": "int64_t", "float": "double"}
+_C_TYPES = {
+    "Tensor": "AtenTensorHandle",
+    "Optional[Tensor]": "AtenTensorHandle*",
+    "int": "int64_t",
+    "float": "double",
+}
 
 
 # The shapes of results, by operator.
 _RESULTS: dict[str, Callable[..., Tensor]] = {
     "packed_linear": lambda x, panels, bias, num_rows: x.new_empty(*x.shape[:-1], num_rows),
-    "masked_attention": lambda query, key, value, *others: query.new_empty(*query.transpose(1, 2).shape[:3], value.shape[-1]),
+    "masked_attention": lambda query, key, value, *others: query.new_empty(
+        *query.transpose(1, 2).shape[:3], value.shape[-1]
+    ),
     "decoder_layer": lambda hidden, *others: torch.empty_like(hidden),
     "head_network": lambda inputs, *others: inputs.new_empty(inputs.shape[:-1]),
     "kth_largest": lambda x, k: x.new_empty(*x.shape[:-1], 1),
@@ -54,13 +63,19 @@ _RESULTS: dict[str, Callable[..., Tensor]] = {
 _HANDLES = torch._C._aoti.unsafe_alloc_void_ptrs_from_tensors
 _TENSORS = torch._C._aoti.alloc_tensors_by_stealing_from_void_ptrs
 _loaded: list[ctypes.PyDLL] = []  # the library, once it is
-_ENTRY = "_Z19inductor_entry_implPP16AtenTensorOpaqueS1_"  # the compiled function in the files of Inductor's C++ wrapper
+_ENTRY = (  # the compiled function in the files of Inductor's C++ wrapper
+    "_Z19inductor_entry_implPP16AtenTensorOpaqueS1_"
+)
 
 
 class CpuStep(StepOperations):
-    """The operations of one step: packed copies of weights over few tokens, and attention that reads rows where they lie."""
+    """The operations of one step: packed copies of weights over few tokens, and attention that
+    reads rows where they lie.
+    """
 
-    def __init__(self, lm: LanguageModel, modules: Sequence[nn.Module], few: bool, rows: bool) -> None:
+    def __init__(
+        self, lm: LanguageModel, modules: Sequence[nn.Module], few: bool, rows: bool
+    ) -> None:
         super().__init__(lm, modules, few, rows)
         self.packed: PackedModel | None = None
         self.has_operators = (few or rows) and load_operators()
@@ -85,14 +100,26 @@ class CpuStep(StepOperations):
     def operations(self, places: RowPlaces | None) -> Operations:
         if not self.has_operators:
             return Operations()
-        return CpuOperations({} if self.packed is None else self.packed.networks, places if self.reads_all_rows else None)
+        return CpuOperations(
+            {} if self.packed is None else self.packed.networks,
+            places if self.reads_all_rows else None,
+        )
 
 
 def packed_reader(lm: LanguageModel) -> LanguageModel:
-    """Return a model that reads on packed copies, as steps do, if all its layers have them and products gain by them."""
-    is_right = lm.device.type == "cpu" and lm.output_embedding.weight.dtype == torch.float32  # 16 bits gain nothing
+    """Return a model that reads on packed copies, as steps do, if all its layers have them and
+    products gain by them.
+    """
+    is_right = (
+        lm.device.type == "cpu" and lm.output_embedding.weight.dtype == torch.float32
+    )  # 16 bits gain nothing
     has_layers = sum(map(is_layer, lm.model.modules())) == lm.config.num_hidden_layers
-    if not is_right or lm.config._attn_implementation != "sdpa" or not has_layers or not load_operators():
+    if (
+        not is_right
+        or lm.config._attn_implementation != "sdpa"
+        or not has_layers
+        or not load_operators()
+    ):
         return lm
     if (packed := packed_model(lm, ())) is None:
         return lm
@@ -103,14 +130,19 @@ def packed_reader(lm: LanguageModel) -> LanguageModel:
 class CpuOperations(Operations):
     """What C++ computes of a forward pass, a warp and a head, on packed copies by network.
 
-    `places` are those of the tokens, where keys and values are those of all rows of a memory; `in_bulk`: whether many
-    distributions are warped at once, uncompiled, in code of its own.
+    `places` are those of the tokens, where keys and values are those of all rows of a memory;
+    `in_bulk`: whether many distributions are warped at once, uncompiled, in code of its own.
     """
 
     def __init__(
-        self, networks: Mapping[nn.Module, Any] | None = None, places: RowPlaces | None = None, in_bulk: bool = False
+        self,
+        networks: Mapping[nn.Module, Any] | None = None,
+        places: RowPlaces | None = None,
+        in_bulk: bool = False,
     ) -> None:
-        self._networks, self._places, self._in_bulk = networks or {}, places, in_bulk
+        self._networks = networks or {}
+        self._places = places
+        self._in_bulk = in_bulk
 
     def most_likely(self, x: Tensor) -> Tensor:
         return torch.ops.specheads.most_likely(x)
@@ -123,21 +155,43 @@ class CpuOperations(Operations):
 
     @property
     def _may_round(self) -> bool:
-        """Compiled code rounds sums in another order anyway; what runs uncompiled keeps its bits."""
+        """Compiled code rounds sums in another order anyway.
+
+        What runs uncompiled keeps its bits.
+        """
         return self._in_bulk or torch.compiler.is_compiling()
 
     def kept_softmax(self, logits: Tensor, least: Tensor) -> Tensor:
-        return torch.ops.specheads.kept_softmax(logits, least) if self._may_round else super().kept_softmax(logits, least)
+        return (
+            torch.ops.specheads.kept_softmax(logits, least)
+            if self._may_round
+            else super().kept_softmax(logits, least)
+        )
 
     def nucleus(self, probs: Tensor, top_p: float) -> Tensor:
-        return torch.ops.specheads.nucleus(probs, top_p) if self._may_round else super().nucleus(probs, top_p)
+        return (
+            torch.ops.specheads.nucleus(probs, top_p)
+            if self._may_round
+            else super().nucleus(probs, top_p)
+        )
 
     def head_logits(self, network: Any, features: Mapping[str, Tensor]) -> Tensor:
         copied = self._networks.get(network)
-        return super().head_logits(network, features) if copied is None else copied.logits(network.assemble(features))
+        return (
+            super().head_logits(network, features)
+            if copied is None
+            else copied.logits(network.assemble(features))
+        )
 
     def attention(
-        self, plain: Any, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, **options: Any
+        self,
+        plain: Any,
+        module: nn.Module,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        mask: Tensor | None,
+        **options: Any,
     ) -> Any:
         places = self._places
         if mask is None or has_other_options(options):
@@ -151,7 +205,9 @@ class CpuOperations(Operations):
 
 def bulk_operations(device: torch.device) -> Operations:
     """Return what to compute with where a device warps many distributions at once, uncompiled."""
-    return CpuOperations(in_bulk=True) if device.type == "cpu" and load_operators() else Operations()
+    return (
+        CpuOperations(in_bulk=True) if device.type == "cpu" and load_operators() else Operations()
+    )
 
 
 @cache
@@ -160,16 +216,22 @@ def load_operators() -> bool:
     try:
         path = _library_path()
         if not path.exists():
-            logger.info("building the operators in C++, once for this machine; it takes about a minute")
+            logger.info(
+                "building the operators in C++, once for this machine; it takes about a minute"
+            )
         if artefacts.planned is not None and not path.exists():
-            # The compiler is loaded while others build; what fails here fails again where it is needed, and is reported there.
+            # The compiler is loaded while others build; what fails here fails again where it is
+            # needed, and is reported there.
             with ThreadPoolExecutor(1) as pool, suppress(Exception):
                 pool.submit(_build, path)
                 artefacts.load_compiler()
         _loaded.append(_declare(_load_library(path)))
     except (RuntimeError, OSError, AssertionError) as error:
         reason = next(iter(str(error).splitlines()), "")
-        logger.warning("verification is slower than it could be, because its operators cannot be built: %s", reason)
+        logger.warning(
+            "verification is slower than it could be, because its operators cannot be built: %s",
+            reason,
+        )
         return False
     for name, result in _RESULTS.items():
         torch.library.register_fake(f"specheads::{name}", result)
@@ -177,37 +239,62 @@ def load_operators() -> bool:
 
 
 class _Declarations(dict[str, list[str]]):
-    """The compiler looks for operators, which cannot be kept on disk; here they stand under their names."""
+    """The compiler looks for operators, which cannot be kept on disk.
+
+    Here they stand under their names.
+    """
 
     def __contains__(self, operator: object) -> bool:
         return super().__contains__(str(operator))
 
 
 def declarations() -> dict[str, list[str]]:
-    """Return one of the compiler's options: pointers to C functions, as looking operators up by their names takes longer."""
+    """Return one of the compiler's options: pointers to C functions, as looking operators up by
+    their names takes longer.
+    """
     declared = _Declarations()
     for name in _RESULTS:
         operator = getattr(torch.ops.specheads, name).default
-        arguments = [f"{_C_TYPES[str(each.type)]} {each.name}" for each in operator._schema.arguments]
-        declared[str(operator)] = [f"AOTITorchError (*aoti_torch_cpu_{name})({', '.join(arguments)}, AtenTensorHandle* result)"]
+        arguments = [
+            f"{_C_TYPES[str(each.type)]} {each.name}" for each in operator._schema.arguments
+        ]
+        declared[str(operator)] = [
+            (
+                f"AOTITorchError (*aoti_torch_cpu_{name})({', '.join(arguments)}, AtenTensorHandle*"
+                " result)"
+            )
+        ]
     return declared
 
 
 def _library_path() -> Path:
-    """Return where the library is or will be, named by its sources, the compiler's options and this machine."""
+    """Return where the library is or will be, named by its sources, the compiler's options and this
+    machine.
+    """
     from torch._inductor.runtime.cache_dir_utils import cache_dir  # takes seconds to import
 
     artefacts.keep_kernels_private()
-    texts = [(path.name, path.read_text()) for path in sorted(_FOLDER.iterdir()) if path.suffix in (".cpp", ".h")]
-    digest = hashlib.sha256(repr((texts, _command("folder"), artefacts.machine())).encode()).hexdigest()
+    texts = [
+        (path.name, path.read_text())
+        for path in sorted(_FOLDER.iterdir())
+        if path.suffix in (".cpp", ".h")
+    ]
+    digest = hashlib.sha256(
+        repr((texts, _command("folder"), artefacts.machine())).encode()
+    ).hexdigest()
     return Path(cache_dir(), f"operators-{digest[:24]}.so")
 
 
 def _load_library(path: Path) -> ctypes.PyDLL:
-    """Return the library, built if it is not there or cannot be loaded; its symbols are visible to compiled steps."""
+    """Return the library, built if it is not there or cannot be loaded.
+
+    Its symbols are visible to compiled steps.
+    """
     _build(path)
     try:
-        return ctypes.PyDLL(str(path), ctypes.RTLD_GLOBAL)  # whose functions are called with Python's lock held
+        return ctypes.PyDLL(
+            str(path), ctypes.RTLD_GLOBAL
+        )  # whose functions are called with Python's lock held
     except OSError as error:
         logger.warning("the operators in %s cannot be loaded and are built again: %s", path, error)
         path.unlink(missing_ok=True)
@@ -219,7 +306,8 @@ def _declare(library: ctypes.PyDLL) -> ctypes.PyDLL:
     """Return the library with the types of the functions in operators.cpp."""
     library.specheads_bind.restype = ctypes.c_void_p
     library.specheads_bind.argtypes = [ctypes.c_void_p, ctypes.py_object, ctypes.c_int64]
-    library.specheads_unbind.argtypes, library.specheads_unbind.restype = [ctypes.c_void_p], None
+    library.specheads_unbind.argtypes = [ctypes.c_void_p]
+    library.specheads_unbind.restype = None
     for function, numbers in ((library.specheads_call, 0), (library.specheads_repeat, 5)):
         function.restype = ctypes.py_object
         function.argtypes = [ctypes.c_void_p, ctypes.py_object, *[ctypes.c_int64] * numbers]
@@ -227,13 +315,20 @@ def _declare(library: ctypes.PyDLL) -> ctypes.PyDLL:
 
 
 class BoundCall:
-    """A compiled function with some of its tensors bound, to be called with the others by the C++ in operators.cpp."""
+    """A compiled function with some of its tensors bound, to be called with the others by the C++
+    in operators.cpp.
+    """
 
-    def __init__(self, entry: ctypes.c_void_p, tensors: Sequence[Tensor | None], num_results: int) -> None:
+    def __init__(
+        self, entry: ctypes.c_void_p, tensors: Sequence[Tensor | None], num_results: int
+    ) -> None:
         (library,) = _loaded
         stay = iter(_HANDLES([tensor for tensor in tensors if tensor is not None]))
-        self._bound = library.specheads_bind(entry, [None if each is None else next(stay) for each in tensors], num_results)
-        self._call, self._repeat = library.specheads_call, library.specheads_repeat
+        self._bound = library.specheads_bind(
+            entry, [None if each is None else next(stay) for each in tensors], num_results
+        )
+        self._call = library.specheads_call
+        self._repeat = library.specheads_repeat
         weakref.finalize(self, library.specheads_unbind, self._bound)
 
     def __call__(self, given: list[Tensor]) -> list[Tensor]:
@@ -244,8 +339,13 @@ class BoundCall:
         return count, _TENSORS(results)
 
 
-def native_call(compiled: Callable[..., Any], tensors: Sequence[Tensor | None], num_results: int) -> BoundCall | None:
-    """Return a call of compiled code from C++ with the `tensors` bound; None where the code has another form."""
+def native_call(
+    compiled: Callable[..., Any], tensors: Sequence[Tensor | None], num_results: int
+) -> BoundCall | None:
+    """Return a call of compiled code from C++ with the `tensors` bound.
+
+    None where the code has another form.
+    """
     held = [cell.cell_contents for cell in getattr(compiled, "__closure__", None) or ()]
     files = [getattr(getattr(each, "__self__", None), "__file__", None) for each in held]
     if len(files) != 1 or files[0] is None or not _loaded:
@@ -258,25 +358,38 @@ def native_call(compiled: Callable[..., Any], tensors: Sequence[Tensor | None], 
 
 
 def _build(path: Path) -> None:
-    """Build the library if it is not there; of processes that want to, one builds and the others wait."""
+    """Build the library if it is not there.
+
+    Of processes that want to, one builds and the others wait.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(path.with_suffix(".lock")):
         if path.exists():
             return
         with tempfile.TemporaryDirectory(dir=path.parent, prefix="operators-") as folder:
-            done = subprocess.run(shlex.split(_command(folder)), check=False, capture_output=True, text=True)
+            done = subprocess.run(
+                shlex.split(_command(folder)), check=False, capture_output=True, text=True
+            )
             if done.returncode:
                 lines = done.stderr.splitlines()
-                reasons = [line for line in lines if "error" in line] or lines or [f"the compiler ended with {done.returncode}"]
+                reasons = (
+                    [line for line in lines if "error" in line]
+                    or lines
+                    or [f"the compiler ended with {done.returncode}"]
+                )
                 raise RuntimeError(reasons[0][-_MOST_CHARACTERS:])
             os.replace(Path(folder, "operators.so"), path)
 
 
 def _command(folder: str) -> str:
-    """Return the command that builds the library in a folder, with the options by which steps are compiled."""
+    """Return the command that builds the library in a folder, with the options by which steps are
+    compiled.
+    """
     from torch._inductor.cpp_builder import CppBuilder, CppTorchDeviceOptions
     from torch._inductor.cpu_vec_isa import pick_vec_isa
 
     options = CppTorchDeviceOptions(device_type="cpu", vec_isa=pick_vec_isa())
     source = str(_FOLDER / "operators.cpp")
-    return CppBuilder(name="operators", sources=source, BuildOption=options, output_dir=folder).get_command_line()
+    return CppBuilder(
+        name="operators", sources=source, BuildOption=options, output_dir=folder
+    ).get_command_line()

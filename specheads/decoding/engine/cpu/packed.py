@@ -1,7 +1,9 @@
-"""Packed copies of weights, with which a forward pass over few tokens costs hardly more than one over one token.
+"""Packed copies of weights, with which a forward pass over few tokens costs hardly more than one
+over one token.
 
-A decoder layer as Llama's is one operator, and so is a head's network: small models spend more time between operations than in
-them. Copies are shared by all engines of a model and made again when a weight changes.
+A decoder layer as Llama's is one operator, and so is a head's network: small models spend more time
+between operations than in them. Copies are shared by all engines of a model and made again when a
+weight changes.
 """
 
 import copy
@@ -28,20 +30,32 @@ from specheads.pair.quantization import on_lattice
 logger = logging.getLogger(__name__)
 
 _NUM_SAMPLED = 4096  # numbers of a weight that tell how it will be packed
-_LATTICES = {torch.uint8: ("Q4_1", "Q4_0"), torch.int8: ("Q8_0",)}  # by the type in which they are packed
-_BYTES = {torch.uint8: 0.625, torch.int8: 1.125}  # that one of its weights takes, with its part of d and m
+_LATTICES = {
+    torch.uint8: ("Q4_1", "Q4_0"),
+    torch.int8: ("Q8_0",),
+}  # by the type in which they are packed
+_BYTES = {
+    torch.uint8: 0.625,
+    torch.int8: 1.125,
+}  # that one of its weights takes, with its part of d and m
 _SPARE_MEMORY = 0.8  # share of the available memory that copies may take
 
-# Layers of transformers that compute x + o(attention(rotated(q(norm x)), ...)), then x + down(silu(gate(norm x)) * up(norm x)).
+# Layers of transformers that compute x + o(attention(rotated(q(norm x)), ...)), then x +
+# down(silu(gate(norm x)) * up(norm x)).
 _LAYERS = ("LlamaDecoderLayer", "MistralDecoderLayer", "Qwen2DecoderLayer")
-_READ_TOGETHER = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))  # of other layers, the maps that read the same input
+_READ_TOGETHER = (
+    ("q_proj", "k_proj", "v_proj"),
+    ("gate_proj", "up_proj"),
+)  # of other layers, the maps that read the same input
 
 
 def _storage(*weights: Tensor) -> torch.dtype:
-    """Return the type in which weights are packed: one of fewer bits for those in float32 that lose nothing by it, or theirs.
+    """Return the type in which weights are packed: one of fewer bits for those in float32 that lose
+    nothing by it, or theirs.
 
-    Checkpoints in 16 bits or fewer, as most are, run in float32 on processors without instructions for theirs, where one token
-    takes as long as reading the weights does. Quantized ones become bytes, of two numbers each (uint8) or of one (int8).
+    Checkpoints in 16 bits or fewer, as most are, run in float32 on processors without instructions
+    for theirs, where one token takes as long as reading the weights does. Quantized ones become
+    bytes, of two numbers each (uint8) or of one (int8).
     """
     dtype = weights[0].dtype
     if dtype != torch.float32:
@@ -50,19 +64,29 @@ def _storage(*weights: Tensor) -> torch.dtype:
         if all(on_lattice(weight, *forms) for weight in weights):
             return storage
     narrow = (torch.bfloat16, torch.float16)
-    return next((each for each in narrow if all(torch.equal(weight.to(each).float(), weight) for weight in weights)), dtype)
+    return next(
+        (
+            each
+            for each in narrow
+            if all(torch.equal(weight.to(each).float(), weight) for weight in weights)
+        ),
+        dtype,
+    )
 
 
 def _pack(weight: Tensor, storage: torch.dtype | None = None) -> Tensor:
-    """Return a weight (O, I) in panels, (ceil(O / P), I, P), with zeros in place of missing rows, in the type `storage`.
+    """Return a weight (O, I) in panels, (ceil(O / P), I, P), with zeros in place of missing rows,
+    in the type `storage`.
 
-    In bfloat16, where the processor multiplies pairs of numbers and inputs are bfloat16, too, two neighbouring columns are stored
-    as pairs, and I is even; elsewhere rows of a panel's two halves alternate, because such pairs become float32 in two
-    instructions. Bytes are (ceil(O / P), I, bytes of a column): for each 32 columns d and m of the rows, then q, where a row's
-    neighbouring columns are words of 32 bits.
+    In bfloat16, where the processor multiplies pairs of numbers and inputs are bfloat16, too, two
+    neighbouring columns are stored as pairs, and I is even; elsewhere rows of a panel's two halves
+    alternate, because such pairs become float32 in two instructions. Bytes are (ceil(O / P), I,
+    bytes of a column): for each 32 columns d and m of the rows, then q, where a row's neighbouring
+    columns are words of 32 bits.
     """
     rows = torch.ops.specheads.panel_rows(weight.dtype == torch.float64)
-    number, size = -(-weight.shape[0] // rows), weight.shape[1]
+    number = -(-weight.shape[0] // rows)
+    size = weight.shape[1]
     if storage in _LATTICES:
         lattice = on_lattice(weight, *_LATTICES[storage])
         assert lattice is not None, "the weights are not on a lattice"
@@ -70,7 +94,10 @@ def _pack(weight: Tensor, storage: torch.dtype | None = None) -> Tensor:
         if storage == torch.uint8:
             q = q.view(torch.int16)
             q = (q | q >> 4).to(torch.uint8)
-        parts = [_in_panels(part, number * rows, rows) for part in (lattice.d, lattice.m, q.view(torch.int32))]
+        parts = [
+            _in_panels(part, number * rows, rows)
+            for part in (lattice.d, lattice.m, q.view(torch.int32))
+        ]
         return torch.cat(parts, dim=-1).view(number, size, -1).view(storage)
     in_pairs = weight.dtype == torch.bfloat16 and torch.ops.specheads.multiplies_pairs()
     weight = weight if storage is None else weight.to(storage)
@@ -78,9 +105,15 @@ def _pack(weight: Tensor, storage: torch.dtype | None = None) -> Tensor:
     padded = weight.new_zeros(number * rows, size)
     padded[: weight.shape[0], : weight.shape[1]] = weight
     if in_pairs:
-        return padded.reshape(number, rows, size // 2, 2).transpose(1, 2).reshape(number, size, rows)
+        return (
+            padded.reshape(number, rows, size // 2, 2).transpose(1, 2).reshape(number, size, rows)
+        )
     if weight.dtype == torch.bfloat16:
-        return padded.reshape(number, 2, rows // 2, size).permute(0, 3, 2, 1).reshape(number, size, rows)
+        return (
+            padded.reshape(number, 2, rows // 2, size)
+            .permute(0, 3, 2, 1)
+            .reshape(number, size, rows)
+        )
     return padded.reshape(number, rows, size).transpose(1, 2).contiguous()
 
 
@@ -88,7 +121,13 @@ def _in_panels(x: Tensor, padded_rows: int, rows: int) -> Tensor:
     """Return numbers (O, groups, N) as bytes (panels, groups, those of N columns)."""
     padded = x.new_zeros(padded_rows, *x.shape[1:])
     padded[: len(x)] = x
-    return padded.view(-1, rows, *x.shape[1:]).permute(0, 2, 3, 1).flatten(2).contiguous().view(torch.uint8)
+    return (
+        padded.view(-1, rows, *x.shape[1:])
+        .permute(0, 2, 3, 1)
+        .flatten(2)
+        .contiguous()
+        .view(torch.uint8)
+    )
 
 
 class _Packed(nn.Module):
@@ -104,7 +143,12 @@ class _PackedLinear(_Packed):
     def __init__(self, *members: Any) -> None:
         weights = [member.weight for member in members]
         bias = None if members[0].bias is None else torch.cat([member.bias for member in members])
-        super().__init__(panels=_pack(torch.cat(weights) if len(weights) > 1 else weights[0], _storage(*weights)), bias=bias)
+        super().__init__(
+            panels=_pack(
+                torch.cat(weights) if len(weights) > 1 else weights[0], _storage(*weights)
+            ),
+            bias=bias,
+        )
         self.sizes = [len(weight) for weight in weights]
         self._last: tuple[Tensor | None, Sequence[Tensor]] = (None, ())
 
@@ -125,14 +169,19 @@ def is_layer(module: nn.Module) -> bool:
     if kind.__name__ not in _LAYERS or not kind.__module__.startswith("transformers.models."):
         return False
     layer: Any = module
-    attention, mlp = layer.self_attn, layer.mlp
+    attention = layer.self_attn
+    mlp = layer.mlp
     inputs = (attention.q_proj, attention.k_proj, attention.v_proj)
     others = (attention.o_proj, mlp.gate_proj, mlp.up_proj, mlp.down_proj)
     dtypes = {weight.dtype for weight in layer.parameters()}
     return (
-        all(type(each) is nn.Linear and each.in_features % 2 == 0 for each in (*inputs, *others))  # no row needs padding
+        all(
+            type(each) is nn.Linear and each.in_features % 2 == 0 for each in (*inputs, *others)
+        )  # no row needs padding
         and len(dtypes) == 1
-        and not any(is_made_of_tensors(weight) for weight in layer.parameters())  # such as quantized ones
+        and not any(
+            is_made_of_tensors(weight) for weight in layer.parameters()
+        )  # such as quantized ones
         and all(dtype.is_floating_point and dtype.itemsize > 1 for dtype in dtypes)
         and len({each.bias is None for each in inputs}) == 1
         and all(each.bias is None for each in others)
@@ -143,15 +192,21 @@ def is_layer(module: nn.Module) -> bool:
 
 class _PackedLayer(_Packed):
     def __init__(self, layer: Any) -> None:
-        attention, mlp = layer.self_attn, layer.mlp
-        inputs, output = [attention.q_proj, attention.k_proj, attention.v_proj], attention.o_proj
-        gate, up, down = mlp.gate_proj, mlp.up_proj, mlp.down_proj
+        attention = layer.self_attn
+        mlp = layer.mlp
+        inputs = [attention.q_proj, attention.k_proj, attention.v_proj]
+        output = attention.o_proj
+        gate = mlp.gate_proj
+        up = mlp.up_proj
+        down = mlp.down_proj
         storage = _storage(*(each.weight for each in (*inputs, output, gate, up, down)))
         super().__init__(
             queries_keys_values=_pack(torch.cat([each.weight for each in inputs]), storage),
             bias=None if inputs[0].bias is None else torch.cat([each.bias for each in inputs]),
             output=_pack(output.weight, storage),
-            gate_up=torch.stack([_pack(gate.weight, storage), _pack(up.weight, storage)], dim=1).flatten(0, 1),
+            gate_up=torch.stack(
+                [_pack(gate.weight, storage), _pack(up.weight, storage)], dim=1
+            ).flatten(0, 1),
             down=_pack(down.weight, storage),
         )
 
@@ -168,11 +223,21 @@ class _PackedLayer(_Packed):
         """Return the output (B, T, H) of the layer for hidden states (B, T, H)."""
         layers = () if past_key_values is None else past_key_values.layers
         memory: Any = layers[layer.self_attn.layer_idx] if layers else None
-        if attention_mask is None or position_embeddings is None or memory is None or not memory.is_initialized:
-            options |= {"position_embeddings": position_embeddings, "past_key_values": past_key_values}
+        if (
+            attention_mask is None
+            or position_embeddings is None
+            or memory is None
+            or not memory.is_initialized
+        ):
+            options |= {
+                "position_embeddings": position_embeddings,
+                "past_key_values": past_key_values,
+            }
             return type(layer).forward(layer, hidden, attention_mask=attention_mask, **options)
         in_rows = isinstance(memory, RowsLayer)
-        start_and_rows = (memory.places.positions, memory.places.rows) if in_rows else (memory.start, None)
+        start_and_rows = (
+            (memory.places.positions, memory.places.rows) if in_rows else (memory.start, None)
+        )
         return torch.ops.specheads.decoder_layer(
             hidden,
             *position_embeddings,
@@ -195,12 +260,33 @@ class _PackedLayer(_Packed):
 def _is_network(module: nn.Module) -> bool:
     """Whether the operator `head_network` computes what this module does."""
     kind: Any = type(module)
-    if not isinstance(module, Network) or kind.score is not Network.score or kind.assemble is not Network.assemble:
+    if (
+        not isinstance(module, Network)
+        or kind.score is not Network.score
+        or kind.assemble is not Network.assemble
+    ):
         return False
-    maps = [*((block, block.linear) for block in module.blocks), (module.projection,), (module.readout,)]
-    kinds = {type(part) for parts in maps for part in parts} - {ResidualBlock, nn.Linear, nn.Identity}
-    parts = [module, *(each for part in (module.projection, module.blocks, module.readout) for each in part.modules())]
-    tensors = [tensor for part in parts for tensor in (*part.parameters(False), *part.buffers(False))]
+    maps = [
+        *((block, block.linear) for block in module.blocks),
+        (module.projection,),
+        (module.readout,),
+    ]
+    kinds = {type(part) for parts in maps for part in parts} - {
+        ResidualBlock,
+        nn.Linear,
+        nn.Identity,
+    }
+    parts = [
+        module,
+        *(
+            each
+            for part in (module.projection, module.blocks, module.readout)
+            for each in part.modules()
+        ),
+    ]
+    tensors = [
+        tensor for part in parts for tensor in (*part.parameters(False), *part.buffers(False))
+    ]
     return (
         not kinds
         and not any(part._forward_hooks or part._forward_pre_hooks for part in parts)
@@ -212,7 +298,8 @@ def _is_network(module: nn.Module) -> bool:
 
 class _PackedNetwork(_Packed):
     def __init__(self, network: Any) -> None:
-        projected, linears = isinstance(network.projection, nn.Linear), [block.linear for block in network.blocks]
+        projected = isinstance(network.projection, nn.Linear)
+        linears = [block.linear for block in network.blocks]
         tensors = {
             "input_mean": network.input_mean,
             "input_scale": network.input_scale,
@@ -223,7 +310,10 @@ class _PackedNetwork(_Packed):
             "readout": network.readout.weight[0],
             "readout_bias": network.readout.bias,
         }
-        copies = {name: None if each is None else each.detach().clone().contiguous() for name, each in tensors.items()}
+        copies = {
+            name: None if each is None else each.detach().clone().contiguous()
+            for name, each in tensors.items()
+        }
         super().__init__(**copies)
 
     def logits(self, inputs: Tensor) -> Tensor:
@@ -238,7 +328,9 @@ def _is_packable(module: nn.Module) -> bool:
 
 
 def _groups_of(model: nn.Module) -> list[list[Any]]:
-    """Return a model's layers, and linear maps outside of them, together if they read one input and all have a bias or none."""
+    """Return a model's layers, and linear maps outside of them, together if they read one input and
+    all have a bias or none.
+    """
     layers = [module for module in model.modules() if is_layer(module)]
     taken = {module for layer in layers for module in layer.modules()}
     groups: dict[Any, list[Any]] = {}
@@ -247,7 +339,9 @@ def _groups_of(model: nn.Module) -> list[list[Any]]:
             if child not in taken and _is_packable(child):
                 taken.add(child)
                 together = next((names for names in _READ_TOGETHER if name in names), name)
-                groups.setdefault((parent, together, child.bias is None, child.weight.dtype), []).append(child)
+                groups.setdefault(
+                    (parent, together, child.bias is None, child.weight.dtype), []
+                ).append(child)
     return [*([layer] for layer in layers), *groups.values()]
 
 
@@ -258,7 +352,13 @@ _copies: WeakKeyDictionary[nn.Module, tuple[Weights, nn.Module]] = WeakKeyDictio
 @torch.no_grad()
 def _copy_of(group: Sequence[nn.Module]) -> Any:
     if not _is_current(group):
-        kind = _PackedLayer if is_layer(group[0]) else _PackedNetwork if _is_network(group[0]) else _PackedLinear
+        kind = (
+            _PackedLayer
+            if is_layer(group[0])
+            else _PackedNetwork
+            if _is_network(group[0])
+            else _PackedLinear
+        )
         _copies[group[0]] = Weights(*group), kind(*group)
     return _copies[group[0]][1]
 
@@ -269,22 +369,37 @@ def _is_current(group: Sequence[nn.Module]) -> bool:
 
 
 class PackedModel(nn.Module):
-    """The packed copies for a step: `lm` computes with those of the model, `networks` are those of heads."""
+    """The packed copies for a step: `lm` computes with those of the model, `networks` are those of
+    heads.
+    """
 
-    def __init__(self, lm: LanguageModel, groups: Sequence[Sequence[nn.Module]], networks: Sequence[nn.Module]) -> None:
+    def __init__(
+        self,
+        lm: LanguageModel,
+        groups: Sequence[Sequence[nn.Module]],
+        networks: Sequence[nn.Module],
+    ) -> None:
         super().__init__()
         copies = [_copy_of(group) for group in groups]
         self.networks = {network: _copy_of([network]) for network in networks}
         self.copies = nn.ModuleList([*copies, *self.networks.values()])
-        packed = {member: (copied, i) for group, copied in zip(groups, copies, strict=True) for i, member in enumerate(group)}
+        packed = {
+            member: (copied, i)
+            for group, copied in zip(groups, copies, strict=True)
+            for i, member in enumerate(group)
+        }
         self.lm = copy.copy(lm)
         self.lm.model = _sharing(lm.model, packed, {})
         self.lm.input_embedding = self.lm.model.get_input_embeddings()
         self.lm.output_embedding = self.lm.model.get_output_embeddings()
 
 
-def _sharing(module: Any, packed: dict[nn.Module, tuple[Any, int]], made: dict[nn.Module, Any]) -> Any:
-    """Return a tree of modules with the tensors of `module` in which those that are `packed` compute with their copies."""
+def _sharing(
+    module: Any, packed: dict[nn.Module, tuple[Any, int]], made: dict[nn.Module, Any]
+) -> Any:
+    """Return a tree of modules with the tensors of `module` in which those that are `packed`
+    compute with their copies.
+    """
     if module not in made:
         new = made[module] = object.__new__(type(module))
         vars(new).update(vars(module))
@@ -298,17 +413,33 @@ def _sharing(module: Any, packed: dict[nn.Module, tuple[Any, int]], made: dict[n
 
 
 def bytes_to_pack(lm: LanguageModel, networks: Sequence[nn.Module] = ()) -> int:
-    """Return about how many bytes the packed copies take that a model and some networks do not have yet."""
+    """Return about how many bytes the packed copies take that a model and some networks do not have
+    yet.
+    """
     groups = [*_groups_of(lm.model), *([network] for network in networks)]
-    weights = [weight for group in groups if not _is_current(group) for module in group for weight in module.parameters()]
-    storages = [_storage(weight[: -(-_NUM_SAMPLED * len(weight) // weight.numel())]) for weight in weights]
-    return sum(round(weight.numel() * _BYTES.get(each, each.itemsize)) for weight, each in zip(weights, storages, strict=True))
+    weights = [
+        weight
+        for group in groups
+        if not _is_current(group)
+        for module in group
+        for weight in module.parameters()
+    ]
+    storages = [
+        _storage(weight[: -(-_NUM_SAMPLED * len(weight) // weight.numel())]) for weight in weights
+    ]
+    return sum(
+        round(weight.numel() * _BYTES.get(each, each.itemsize))
+        for weight, each in zip(weights, storages, strict=True)
+    )
 
 
 def packed_model(lm: LanguageModel, others: Sequence[nn.Module]) -> PackedModel | None:
-    """Return packed copies of a model on a CPU and of the networks in other modules, or None if memory is too small."""
+    """Return packed copies of a model on a CPU and of the networks in other modules, or None if
+    memory is too small.
+    """
     networks = [module for other in others for module in other.modules() if _is_network(module)]
-    groups, needed = _groups_of(lm.model), bytes_to_pack(lm, networks)
+    groups = _groups_of(lm.model)
+    needed = bytes_to_pack(lm, networks)
     if needed > _SPARE_MEMORY * available_memory():
         warn_once(
             "linear maps are not packed, and verification is slower: copies would take more than "
@@ -316,5 +447,7 @@ def packed_model(lm: LanguageModel, others: Sequence[nn.Module]) -> PackedModel 
         )
         return None
     if needed > 2**20:
-        logger.info("packing the linear maps of %s: %.0f MiB", type(lm.model).__name__, needed / 2**20)
+        logger.info(
+            "packing the linear maps of %s: %.0f MiB", type(lm.model).__name__, needed / 2**20
+        )
     return PackedModel(lm, groups, networks)
