@@ -23,7 +23,7 @@ from specheads.commands.help import (
     sections,
     usage_head,
 )
-from specheads.commands.main import PROGRAMS, VERBS
+from specheads.commands.verbs import VERBS
 from specheads.data_gen.settings import DataGeneration
 from specheads.pair.config import checked_dtype, config_folder, pair_config
 from specheads.storage.files import amount
@@ -49,20 +49,21 @@ suppress_warnings = ["myst.header"]
 
 def command_pages() -> Iterator[tuple[str, str]]:
     """Yield the name and the text of a page for every verb with a config."""
-    for verb, (_, _, about, config) in VERBS.items():
-        if config is None:
+    for verb in VERBS.values():
+        command = verb.config
+        if command is None:
             continue
-        command = VERBS[verb].load()
-        cfg, chosen = composed(command.name)
-        lines = [f"# {PROGRAMS[command.name]}", "", f"{about[0].upper()}{about[1:]}.", ""]
-        lines += ["```bash", *usage_head(command.name), "```", ""]
-        if command.name == REPRODUCE:
+        cfg, chosen = composed(command)
+        about = f"{verb.about[0].upper()}{verb.about[1:]}."
+        lines = [f"# specheads {verb.name}", "", about, ""]
+        lines += ["```bash", *usage_head(command), "```", ""]
+        if command == REPRODUCE:
             lines += ["| experiment | what it repeats |", "|---|---|"]
             lines += [
                 f"| `{name}` | {escaped(' '.join(about.split()))} |"
                 for name, about in experiments(REPRODUCE).items()
             ] + [""]
-        for section in sections(cfg, chosen, command.name):
+        for section in sections(cfg, chosen, command):
             if section.rows:
                 lines += [f"## {section.title}", "", section.description.replace("<", "\\<"), ""]
                 lines += ["| key | what it is |", "|---|---|"]
@@ -70,7 +71,7 @@ def command_pages() -> Iterator[tuple[str, str]]:
                     f"| `{key.replace('|', chr(92) + '|')}` | {escaped(why)} |"
                     for key, why in section.rows
                 ] + [""]
-        yield verb.split()[-1], "\n".join(lines)
+        yield verb.name.split()[-1], "\n".join(lines)
 
 
 def escaped(text: str) -> str:

@@ -22,12 +22,10 @@ from rich.console import Console
 from rich.markup import escape
 
 import specheads
-from specheads.commands.command import command
 from specheads.commands.compose import keys_of_choice, load_configured_pair, plain, settings_of
 from specheads.commands.evaluate import prompt_data, rule_choice
-from specheads.commands.main import arguments
 from specheads.commands.runs import print_table
-from specheads.data_gen.settings import DataGeneration
+from specheads.commands.verbs import arguments
 from specheads.decoding.drafting import Autoregressive, check_pairing
 from specheads.errors import UserError
 from specheads.evaluation.candidates import RuleChoice, check_rules
@@ -57,7 +55,6 @@ NUM_DRAFTS = 20_000
 NUM_PROGRAMMES = 5  # models of each size whose linear programmes are solved
 
 
-@command("reproduce", DataGeneration, Reproduction)
 def reproduce(cfg: DictConfig) -> None:
     """Repeat the experiment of a composed config.
 

@@ -333,10 +333,10 @@ def test_a_method_that_needs_a_head_says_how_to_train_it(tmp_path):
             r" experiment=specdecpp'"
         ),
     ):
-        papers.reproduce.run(composed("specdecpp_table1", "model=nano", f"paths.run={tmp_path}"))
+        papers.reproduce(composed("specdecpp_table1", "model=nano", f"paths.run={tmp_path}"))
     words = ["head=latest", f"paths.run={tmp_path}", f"paths.outputs={tmp_path}"]
     with pytest.raises(UserError, match="there is no head for draft"):
-        papers.reproduce.run(composed("specdecpp_table1", "model=nano", *words))
+        papers.reproduce(composed("specdecpp_table1", "model=nano", *words))
 
 
 # --- runs
@@ -364,7 +364,7 @@ def same_pair(nano, monkeypatch):
 
 def run(name, folder, *overrides):
     """Run an experiment in a folder; return its reproduction.json."""
-    papers.reproduce.run(composed(name, *TINY, f"paths.run={folder}", *overrides))
+    papers.reproduce(composed(name, *TINY, f"paths.run={folder}", *overrides))
     return json.loads((folder / "reproduction.json").read_text())
 
 
