@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 import yaml
 from omegaconf import OmegaConf
+from specheads.papers.reproduction.settings import METRICS as MEASURED
+from specheads.papers.reproduction.settings import Method
 
 from specheads.commands.compose import command_config
 from specheads.pair.config import config_folder
-from specheads.papers.reproduction.settings import METRICS as MEASURED
-from specheads.papers.reproduction.settings import Method
 
 ROOT = Path(__file__).parents[1]
 PAPERS = yaml.safe_load((ROOT / "benchmarks/papers.yaml").read_text("utf-8"))

@@ -187,8 +187,8 @@ def test_specheads_below_the_door_does_not_import_data_gen(tree):
     assert importers & set(tree.below_door()) == {"specheads"}  # its public names
 
 
-def test_only_its_verb_imports_the_papers_room(tree):
-    assert tree.importers("specheads.papers") == ["specheads.commands.papers"]
+def test_configs_alone_name_the_papers_room(tree):
+    assert tree.importers("specheads.papers") == []
 
 
 def test_only_the_door_knows_hydra_and_configs(tree):

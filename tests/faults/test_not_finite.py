@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from fakes import tiny_pair
+from specheads.papers.reproduction.decoding import response_nats
 
 from specheads import Warp, papers
 from specheads.data_gen.rows import label_responses
@@ -20,7 +21,6 @@ from specheads.errors import UserError
 from specheads.evaluation.probe.prediction import agreement
 from specheads.heads.head import AcceptanceHead, HeadConfig
 from specheads.pair.language_model import LanguageModel
-from specheads.papers.reproduction.decoding import response_nats
 from specheads.prompts.prompt import Prompt, ResponseLimits
 from specheads.replay.head_scores import add_predictions, head_fingerprint
 from specheads.replay.recording import Recorder, load_recording

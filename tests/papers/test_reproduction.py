@@ -13,20 +13,20 @@ import torch
 import yaml
 from omegaconf import OmegaConf
 from random_recording import random_recording
+from specheads.commands.papers import methods_of
+from specheads.papers.claims import checked, is_measured, measured
+from specheads.papers.reproduction import decoding
+from specheads.papers.reproduction.settings import METRICS, Claim, Reproduction, samples
+from specheads.papers.reproduction.settings import tally as tally_of
 
 from specheads import AcceptanceHead, HeadConfig, UserError
 from specheads.commands import papers
 from specheads.commands.compose import command_config, plain, settings_of
 from specheads.commands.help import REPRODUCE, check_experiment, experiments
-from specheads.commands.papers import methods_of
 from specheads.decoding.records import DecodeStats
 from specheads.heads.head import save_head
 from specheads.heads.metrics import auroc, binary_kl
 from specheads.pair.config import config_folder
-from specheads.papers.claims import checked, is_measured, measured
-from specheads.papers.reproduction import decoding
-from specheads.papers.reproduction.settings import METRICS, Claim, Reproduction, samples
-from specheads.papers.reproduction.settings import tally as tally_of
 from specheads.replay.recording import GROUND_TRUTH
 from specheads.replay.replay import RecordedHead, head_logits
 

@@ -4,8 +4,6 @@ jointly.
 
 import pytest
 import torch
-
-from specheads import papers, verification
 from specheads.papers.theory.chains import Chains, bias, emitted, total_variation
 from specheads.papers.theory.rejections import (
     after_batch,
@@ -14,6 +12,8 @@ from specheads.papers.theory.rejections import (
     least_bias,
 )
 from specheads.papers.theory.rounds import most_likely_blocks
+
+from specheads import papers, verification
 
 
 def chains(seed, num_positions=4, vocab_size=3):

@@ -2,9 +2,9 @@ import itertools
 
 import pytest
 import torch
+from specheads.papers.theory.stopping import CHAINS, AcceptanceChain, optimal_stopping
 
 from specheads.decoding.step_costs import StepCosts
-from specheads.papers.theory.stopping import CHAINS, AcceptanceChain, optimal_stopping
 
 chain = AcceptanceChain.of
 

@@ -7,7 +7,6 @@ from math import inf
 
 import pytest
 import torch
-
 from specheads.papers.theory.chains import Chains, residual, total_variation
 from specheads.papers.theory.rejections import (
     after_batch,

@@ -4,11 +4,6 @@ import itertools
 
 import pytest
 import torch
-from sympy import Matrix, Rational
-from sympy.solvers.simplex import linprog
-
-from specheads import verification
-from specheads.papers.biased import BiasedVerification
 from specheads.papers.theory.chains import Chains, every_draft, tokens_per_round
 from specheads.papers.theory.rounds import (
     _largest,
@@ -17,6 +12,11 @@ from specheads.papers.theory.rounds import (
     most_tokens_per_round,
     tokens_after,
 )
+from sympy import Matrix, Rational
+from sympy.solvers.simplex import linprog
+
+from specheads import verification
+from specheads.papers.biased import BiasedVerification
 
 
 def chains(seed=0, num_positions=5, vocab_size=3):

@@ -4,8 +4,6 @@ condition.
 
 import pytest
 import torch
-
-from specheads.decoding.step_costs import StepCosts
 from specheads.papers.theory.stopping import (
     CHAINS,
     KEPT,
@@ -21,6 +19,8 @@ from specheads.papers.theory.stopping import (
     theorem_delta,
     theorem_threshold,
 )
+
+from specheads.decoding.step_costs import StepCosts
 
 
 def generator(seed=0):
