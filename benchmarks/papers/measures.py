@@ -10,7 +10,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from specheads.errors import UserError
-from specheads.evaluation.intervals import (
+from specheads.replay.intervals import (
     Groups,
     Interval,
     cross_fitted_gain,

@@ -20,13 +20,11 @@ from specheads.commands.evaluate import evaluation_settings, prompt_data
 from specheads.decoding.decoder import Baseline, Decoder, SpeculativeDecoder
 from specheads.decoding.step_times import counted_share
 from specheads.errors import UserError
-from specheads.evaluation.head_folders import find_heads
 from specheads.evaluation.prompt_sets import PromptSets
-from specheads.evaluation.replayed_sets import record_sets
 from specheads.evaluation.settings import Evaluation
 from specheads.evaluation.sweep import response_seed
 from specheads.forecast import progress
-from specheads.heads.head import AcceptanceHead
+from specheads.heads.head import AcceptanceHead, find_heads
 from specheads.heads.metrics import auroc, binary_kl
 from specheads.pair.language_model import LanguageModel
 from specheads.pair.pair import Pair
@@ -34,6 +32,7 @@ from specheads.pair.sampling import Warp
 from specheads.papers import LayerSkip
 from specheads.papers.mjsd import BlockSearch
 from specheads.prompts.prompt import EncodedPrompt, ResponseLimits
+from specheads.replay.head_scores import record_sets
 from specheads.replay.recording import GROUND_TRUTH, Recorder, Recording
 from specheads.replay.replay import Counts, RecordedHead, head_logits, oracle, recorded_head, replay
 from specheads.replay.response_tree import RecordSettings

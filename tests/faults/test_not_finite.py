@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import torch
 from fakes import tiny_pair
-from specheads.papers.reproduction.decoding import response_nats
 
 from specheads import Warp, papers
 from specheads.data_gen.rows import label_responses
@@ -168,8 +167,6 @@ def test_predictions_and_measurements_are_refused(role, pair, broken, tmp_path, 
         lambda: agreement(pair, recording, Warp()),
         lambda: overlaps_at(pair, samples, Warp(), 2),
     ]
-    if role == "target":
-        runs.append(lambda: response_nats(pair.target_lm, PROMPT, [1, 2]))
     for run in runs:
         with monkeypatch.context():
             came = broken(role, 0, torch.nan)

@@ -11,10 +11,10 @@ from chains import block_after, difference, emitted_distribution, expected_accep
 from hypothesis import given
 from hypothesis import strategies as st
 from properties.strategies import probabilities, tables, tries
-from specheads.papers.theory.chains import total_variation
-from specheads.papers.theory.rejections import least_bias
 from trees import distributions_after, emitted, trees_of
 
+from benchmarks.papers.chains import total_variation
+from benchmarks.papers.rejections import least_bias
 from specheads.decoding.verification import (
     BlockVerification,
     TokenVerification,

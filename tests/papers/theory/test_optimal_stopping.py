@@ -2,8 +2,8 @@ import itertools
 
 import pytest
 import torch
-from specheads.papers.theory.stopping import CHAINS, AcceptanceChain, optimal_stopping
 
+from benchmarks.papers.stopping import CHAINS, AcceptanceChain, optimal_stopping
 from specheads.decoding.step_costs import StepCosts
 
 chain = AcceptanceChain.of

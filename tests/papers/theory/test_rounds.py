@@ -4,17 +4,17 @@ import itertools
 
 import pytest
 import torch
-from specheads.papers.theory.chains import Chains, every_draft, tokens_per_round
-from specheads.papers.theory.rounds import (
+from sympy import Matrix, Rational
+from sympy.solvers.simplex import linprog
+
+from benchmarks.papers.chains import Chains, every_draft, tokens_per_round
+from benchmarks.papers.rounds import (
     _largest,
     accepted_error,
     kept_worth,
     most_tokens_per_round,
     tokens_after,
 )
-from sympy import Matrix, Rational
-from sympy.solvers.simplex import linprog
-
 from specheads import verification
 from specheads.papers.biased import BiasedVerification
 

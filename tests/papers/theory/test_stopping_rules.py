@@ -4,7 +4,8 @@ condition.
 
 import pytest
 import torch
-from specheads.papers.theory.stopping import (
+
+from benchmarks.papers.stopping import (
     CHAINS,
     KEPT,
     _value_of_going_on,
@@ -19,7 +20,6 @@ from specheads.papers.theory.stopping import (
     theorem_delta,
     theorem_threshold,
 )
-
 from specheads.decoding.step_costs import StepCosts
 
 
