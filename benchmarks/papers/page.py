@@ -1,8 +1,7 @@
 """The text of docs/results.md: which claims of the papers held here, by the files of the runs that
 checked them.
 
-`papers.yaml` lists every claim; `claims/*.json` are what `specheads papers theory` and `specheads
-papers reproduce` wrote; `measured_claims.yaml` holds figures that answer a claim, too. What needs
+`papers.yaml` lists every claim; `claims/*.json` are what `python -m benchmarks.papers` wrote; `measured_claims.yaml` holds figures that answer a claim, too. What needs
 other hardware has its cost.
 """
 
@@ -91,7 +90,7 @@ def page() -> str:
         commands.setdefault(claim["command"], set()).update(claim["claims"])
         for name in claim["claims"]:
             if name not in by_item:
-                raise ValueError(f"benchmarks/papers.yaml has no item {name!r}")
+                raise ValueError(f"papers.yaml has no item {name!r}")
             by_item[name].append(claim)
     states = {item["id"]: _state(item, by_item[item["id"]]) for item in items}
     lines = [*_head(states)]
@@ -123,8 +122,8 @@ def _head(states: Mapping[str, str]) -> Iterator[str]:
     yield "# Claims of the papers"
     yield ""
     yield (
-        "<!-- Written by `python benchmarks/render.py`; edit benchmarks/papers.yaml or"
-        " measured_claims.yaml instead. -->"
+        "<!-- Written by `python benchmarks/render.py`; edit papers.yaml or measured_claims.yaml in"
+        " benchmarks/papers instead. -->"
     )
     yield ""
     yield (

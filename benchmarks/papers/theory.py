@@ -1,4 +1,4 @@
-"""The claims of the papers' theory, each computed by enumeration, simulation or linear programmes."""
+"""The claims of the papers' theory, by enumeration, simulation or linear programmes."""
 
 from collections.abc import Callable
 
