@@ -15,14 +15,7 @@ import yaml
 
 import specheads
 from specheads.commands import export
-from specheads.commands.help import (
-    REPRODUCE,
-    composed,
-    experiments,
-    read_head,
-    sections,
-    usage_head,
-)
+from specheads.commands.help import composed, read_head, sections, usage_head
 from specheads.commands.verbs import VERBS
 from specheads.data_gen.settings import DataGeneration
 from specheads.pair.config import checked_dtype, config_folder, pair_config
@@ -57,12 +50,6 @@ def command_pages() -> Iterator[tuple[str, str]]:
         about = f"{verb.about[0].upper()}{verb.about[1:]}."
         lines = [f"# specheads {verb.name}", "", about, ""]
         lines += ["```bash", *usage_head(command), "```", ""]
-        if command == REPRODUCE:
-            lines += ["| experiment | what it repeats |", "|---|---|"]
-            lines += [
-                f"| `{name}` | {escaped(' '.join(about.split()))} |"
-                for name, about in experiments(REPRODUCE).items()
-            ] + [""]
         for section in sections(cfg, chosen, command):
             if section.rows:
                 lines += [f"## {section.title}", "", section.description.replace("<", "\\<"), ""]
@@ -71,7 +58,7 @@ def command_pages() -> Iterator[tuple[str, str]]:
                     f"| `{key.replace('|', chr(92) + '|')}` | {escaped(why)} |"
                     for key, why in section.rows
                 ] + [""]
-        yield verb.name.split()[-1], "\n".join(lines)
+        yield verb.name, "\n".join(lines)
 
 
 def escaped(text: str) -> str:

@@ -28,7 +28,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
 from specheads import interrupts
 from specheads.commands.compose import check_keys, register
-from specheads.commands.help import check_experiment, composition_error, help_text
+from specheads.commands.help import composition_error, help_text
 from specheads.commands.runs import jobs_of, print_runs
 from specheads.commands.verbs import Verb
 from specheads.errors import EXIT_USER_ERROR, UserError, user_error
@@ -128,14 +128,13 @@ class CommandLine:
         def job(cfg: DictConfig) -> None:
             self.job(cfg)
 
-        job.__module__ = self.verb.name.split()[-1]  # Hydra names the log after it
+        job.__module__ = self.verb.name  # Hydra names the log after it
         folder = str(config_folder().resolve())
         hydra.main(version_base="1.3", config_path=folder, config_name=self.name)(job)()
 
     def job(self, cfg: DictConfig) -> None:
         """Run one composed config: the only one, or one of a sweep."""
         try:
-            check_experiment(self.name, HydraConfig.get().runtime.choices.get("experiment"))
             if not isinstance(cfg.resume, bool):
                 raise UserError(f"resume={shown(cfg.resume)} must be true or false.")
             head = cfg.get("head")

@@ -33,10 +33,6 @@ from specheads.prompts.sources import DatasetSource, NanoSource, source_class
 from specheads.settings import config_folder, fields_of, shown
 
 GROUP = "experiment"
-REPRODUCE = "reproduce"
-_REPRODUCES = re.compile(  # parsing the files would take longer than all else here
-    rf"^command: {REPRODUCE}/", re.MULTILINE
-)
 _HYDRA = [
     ("+key=value", "adds a key that is not listed; '~key' takes one away"),
     ("-m key=a,b", "runs every combination of the values, one after another"),
@@ -53,11 +49,30 @@ _MOST_EXAMPLES = 4  # command lines in the help that fits a screen
 # The help that fits a screen explains those of these keys that a command has, and only names the
 # others.
 _FIRST = (
-    "head heads head.depth samples prompts num_prompts num_dev_prompts data.num_train"
-    " trainer.max_epochs optimizer.lr loader.batch_size warp.temperature data.max_new_tokens split"
-    " ratios num_live_prompts concurrency repeats serving runner generation.batch_size"
-    " paths.outputs resume"
-).split()
+    "head",
+    "heads",
+    "head.depth",
+    "samples",
+    "prompts",
+    "num_prompts",
+    "num_dev_prompts",
+    "data.num_train",
+    "trainer.max_epochs",
+    "optimizer.lr",
+    "loader.batch_size",
+    "warp.temperature",
+    "data.max_new_tokens",
+    "split",
+    "ratios",
+    "num_live_prompts",
+    "concurrency",
+    "repeats",
+    "serving",
+    "runner",
+    "generation.batch_size",
+    "paths.outputs",
+    "resume",
+)
 _MOST_KEYS = 10
 
 
@@ -91,12 +106,11 @@ def help_text(
         for line in usage_head(command)[: _MOST_EXAMPLES if is_short else None]:
             console.print(f"  {line}", soft_wrap=True)  # a command line stays whole for copying
         console.print()
-        groups = _choice_sections(command, chosen)
         if is_short:
             first, others = _most_used(listed)
-            listed = [first, *groups, others, Section("more", "", _MORE)]
+            listed = [first, _choices(chosen), others, Section("more", "", _MORE)]
         else:
-            listed = [*groups, *listed, Section("Hydra", "", _HYDRA)]
+            listed = [_choices(chosen), *listed, Section("Hydra", "", _HYDRA)]
     else:
         listed = _only(listed, of)
     for section in listed:
@@ -122,21 +136,15 @@ def _only(listed: Sequence[Section], of: str) -> list[Section]:
     return kept
 
 
-def _choice_sections(command: str, chosen: Mapping[str, str | None]) -> list[Section]:
-    """Return the config groups with what may be chosen in each, and for `reproduce` what its
-    experiments are.
-    """
-    groups = Section("config groups, [what is chosen here]")
+def _choices(chosen: Mapping[str, str | None]) -> Section:
+    """Return the config groups with what may be chosen in each."""
+    section = Section("config groups, [what is chosen here]")
     for group, choice in chosen.items():
         marked = _names_in(choice)
-        others = [name for name in choices_of(command, group) if name not in marked]
+        others = [name for name in names_of(group) if name not in marked]
         names = [*(f"[{name}]" for name in marked), *others]
-        groups.rows.append((f"{group}=", " | ".join(names)))
-    repeated = Section("experiments")
-    if command == REPRODUCE:
-        for name, about in experiments(command).items():
-            repeated.rows.append((name, about.partition("\n")[0]))
-    return [groups, repeated]
+        section.rows.append((f"{group}=", " | ".join(names)))
+    return section
 
 
 def _most_used(listed: Sequence[Section]) -> tuple[Section, Section]:
@@ -253,32 +261,6 @@ def _texts_of(group: str) -> dict[str, str]:
     return texts
 
 
-def experiments(command: str) -> dict[str, str]:
-    """Return the files of conf/experiment that a command takes, by name, with the comment at the
-    head of each.
-    """
-    fitting = {}
-    for name, text in _texts_of(GROUP).items():
-        if bool(_REPRODUCES.search(text)) == (command == REPRODUCE):
-            fitting[name] = read_head(text)
-    return fitting
-
-
-def check_experiment(command: str, chosen: str | None) -> None:
-    """Raise UserError if an experiment is for other commands, or if the one that `reproduce` needs
-    is missing.
-    """
-    is_needed = chosen is None and command == REPRODUCE
-    if not is_needed and chosen not in names_of(GROUP):
-        return
-    names = experiments(command)
-    if chosen not in names:
-        raise UserError(
-            f"experiment={chosen or 'null'} is nothing that {PROGRAMS[command]} takes; use one of"
-            f" {', '.join(names)}."
-        )
-
-
 def read_head(text: str) -> str:
     """Return the comment at the head of a YAML file."""
     lines = []
@@ -286,11 +268,6 @@ def read_head(text: str) -> str:
         if not line.startswith("# @package"):
             lines.append(line.removeprefix("#").removeprefix(" "))
     return "\n".join(lines)
-
-
-def choices_of(command: str, group: str) -> list[str]:
-    """Return the names in a config group that a command takes, of those that the project has."""
-    return [*experiments(command)] if group == GROUP else names_of(group)
 
 
 def _comments(text: str, group: str) -> dict[str, str]:
@@ -332,7 +309,7 @@ def composition_error(error: Exception, command: str, words: Sequence[str]) -> U
     in Hydra, or None.
     """
     if isinstance(error, MissingConfigException) and "/" in str(error.missing_cfg_file):
-        return UserError(_no_such_choice(str(error.missing_cfg_file), command))
+        return UserError(_no_such_choice(str(error.missing_cfg_file)))
     if isinstance(error, MissingMandatoryValue):
         key = str(error.full_key)
         return UserError(
@@ -364,9 +341,9 @@ def composition_error(error: Exception, command: str, words: Sequence[str]) -> U
     return UserError(f"{error}\n{error.__cause__}" if has_cause else str(error))
 
 
-def _no_such_choice(place: str, command: str) -> str:
+def _no_such_choice(place: str) -> str:
     group, _, name = place.rpartition("/")
-    known = choices_of(command, group)
+    known = names_of(group)
     return (
         f"{group}={name}: there is no such choice; {closest(name, known)}use one of"
         f" {', '.join(known)}, or write <folder>/{group}/{name}.yaml and add --config-dir <folder>."
@@ -428,13 +405,11 @@ def completions(line: str, word: str) -> list[str]:
     """
     *before, last = line.split(" ")[1:]
     known: list[str] = []
-    for verb in VERBS.values():
-        parts = verb.name.split()
-        if len(before) < len(parts):
-            if parts[: len(before)] == before:
-                known.append(f"{parts[len(before)]} ")
-        elif before[: len(parts)] == parts and verb.config is not None:
-            known += _words_of(verb.config)
+    if not before:
+        known = [f"{name} " for name in VERBS]
+    elif before[0] in VERBS:
+        config = VERBS[before[0]].config
+        known = _words_of(config) if config else []
     start = len(last) - len(word)
     return sorted({each[start:] for each in known if each.startswith(last)})
 
@@ -444,7 +419,7 @@ def _words_of(command: str) -> list[str]:
     cfg, chosen = composed(command)
     words = []
     for group in chosen:
-        words += [f"{group}={name}" for name in choices_of(command, group)]
+        words += [f"{group}={name}" for name in names_of(group)]
     for section in sections(cfg, chosen, command):
         for row in section.rows:
             key, equals, _ = row[0].partition("=")

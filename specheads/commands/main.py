@@ -24,8 +24,6 @@ _FUNCTIONS = {  # what runs each verb, imported when it runs
     "train": "specheads.commands.train.train_head",
     "distill": "specheads.commands.train.distill_draft",
     "evaluate": "specheads.commands.evaluate.evaluate_rules",
-    "papers reproduce": "specheads.commands.papers.reproduce",
-    "papers theory": "specheads.commands.papers.print_theory",
     "runs": "specheads.commands.runs.main",
     "export": "specheads.commands.export.main",
 }
@@ -39,30 +37,27 @@ def function_of(verb: Verb) -> Callable[..., object]:
 
 def run(words: Sequence[str]) -> None:
     """Run a command line. Raises UserError for a verb or an argument that is not known."""
-    for verb in VERBS.values():
-        parts = verb.name.split()
-        if list(words[: len(parts)]) == parts:
-            os.environ[VERB_OF_PARENT] = verb.name
-            sys.argv[1:] = words[len(parts) :]
-            _run_verb(verb)
-            return
-    if list(words) == ["--version"]:
+    first = words[0] if words else "--help"
+    if first in VERBS:
+        os.environ[VERB_OF_PARENT] = first
+        sys.argv[1:] = words[1:]
+        _run_verb(VERBS[first])
+    elif first == "--version":
         print(f"specheads {__version__}")
-    elif words and words[0] == "--complete":
+    elif first == "--complete":
         from specheads.commands.help import completions
 
         line = os.environ["COMP_LINE"][: int(os.environ["COMP_POINT"])]
         print("\n".join(completions(line, words[2])))
-    elif not words or words[-1] in ("papers", "-h", "--help"):
+    elif not words or words[-1] in ("-h", "--help"):
         print("usage: specheads <verb> [key=value ...]; <verb> --help lists the keys of a verb\n")
         for verb in VERBS.values():
-            print(f"  {verb.name:<19} {verb.about}")
+            print(f"  {verb.name:<9} {verb.about}")
         print(f"\n--version prints the version. For completion by Tab, in bash:\n  {COMPLETE}")
     else:
-        given = " ".join(word for word in words[:2] if "=" not in word)
-        likely = closest(given, list(VERBS)) or closest(words[0], list(VERBS))
         raise UserError(
-            f"specheads {given}: there is no such verb; {likely}use {', '.join(VERBS)}, or --help."
+            f"specheads {first}: there is no such verb; {closest(first, list(VERBS))}use"
+            f" {', '.join(VERBS)}, or --help."
         )
 
 
@@ -85,7 +80,7 @@ def main(verb: str | None = None) -> None:
     if verb is None and "LOCAL_RANK" in os.environ and of_parent in VERBS:
         verb = of_parent
     try:
-        run([*verb.split(), *words] if verb else words)
+        run([verb, *words] if verb else words)
         sys.stdout.flush()
     except BrokenPipeError:  # the reader has seen enough: `specheads train --help | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

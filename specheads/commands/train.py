@@ -31,7 +31,7 @@ from specheads.training.distill.settings import Distillation
 from specheads.training.heads.settings import HeadTraining
 
 if TYPE_CHECKING:
-    from specheads.evaluation.report import Information
+    from specheads.replay.information import Information
     from specheads.training.distill.distillation import DistilledDraft
     from specheads.training.heads.head_training import TrainedHeads
 
@@ -180,7 +180,7 @@ def _information(known: "Information") -> Iterator[str]:
     """
     yield (
         f"\nacceptance of a drafted token: {known.entropy.value:.3f} nats of uncertainty,"
-        f" {known.noise.value:.3f} noise, {known.knowable.value:.3f} knowable"
+        f" {known.irreducible.value:.3f} irreducible, {known.reducible.value:.3f} reducible"
     )
     ranked = sorted(known.explained.items(), key=lambda item: -item[1].value)
     for name, share in ranked[:MOST_SHOWN]:

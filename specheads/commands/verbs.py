@@ -68,13 +68,6 @@ _LISTED = (
         "evaluate",
         (_DATA, "specheads.evaluation.settings.Evaluation"),
     ),
-    Verb(
-        "papers reproduce",
-        "repeat a paper's experiment, and check its claims",
-        "reproduce",
-        (_DATA, "specheads.papers.reproduction.settings.Reproduction"),
-    ),
-    Verb("papers theory", "compute papers' theory; takes out=, seed="),
     Verb("runs", "list runs and heads, with key figures; takes outputs="),
     Verb("export", "check and describe a head, write it for other decoders"),
 )

@@ -8,7 +8,6 @@ from typing import NamedTuple, TypeVar
 
 from specheads.decoding.records import LARGEST_DRIFT, REMEDY
 from specheads.evaluation.candidates import FIXED, TARGET, TARGET_ALONE
-from specheads.evaluation.intervals import Interval
 from specheads.evaluation.report import (
     COUNTED,
     MEASURED,
@@ -25,6 +24,7 @@ from specheads.evaluation.report import (
     Verdict,
     Winner,
 )
+from specheads.replay.intervals import Interval
 
 
 class Shown(NamedTuple):
@@ -359,10 +359,10 @@ def information_text(known: Information) -> str:
     }
     explained = ", ".join(f"{name} {share}" for name, share in shares.items())
     text = (
-        f"{known.entropy.value:.3f} nats per drafted token, of which {known.noise.value:.3f} are"
-        " noise"
+        f"{known.entropy.value:.3f} nats per drafted token, of which {known.irreducible.value:.3f} are"
+        " irreducible"
     )
-    return f"{text} and {known.knowable.value:.3f} could be known; of these explain: {explained}"
+    return f"{text} and {known.reducible.value:.3f} reducible; of these explain: {explained}"
 
 
 def counted_text(report: Report, ratio: str) -> str:

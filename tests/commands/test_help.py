@@ -12,8 +12,8 @@ from hydra.errors import HydraException
 
 import specheads.commands.help as help_module
 from specheads.commands.command import overrides_of
-from specheads.commands.compose import command_config
-from specheads.commands.help import choices_of, composed, composition_error, experiments
+from specheads.commands.compose import command_config, names_of
+from specheads.commands.help import composed, composition_error
 from specheads.commands.verbs import VERBS
 from specheads.errors import UserError
 
@@ -30,7 +30,7 @@ def compositions():
     taken = set()
     for command in COMMANDS:
         for group in composed_once(command)[1]:
-            for name in choices_of(command, group):
+            for name in names_of(group):
                 choice = f"{group}={name}"
                 marks = [pytest.mark.full] if choice in taken else []
                 choices.append(pytest.param(command, choice, marks=marks))
@@ -78,7 +78,7 @@ def test_the_text_fits_names_every_choice_and_nothing_internal(command):
     assert max(map(len, wrapped(text))) <= 130
     for group in composed_once(command)[1]:
         (choices,) = re.findall(rf"^  {group}= .*(?:\n {{6,}}.*)*", text, re.MULTILINE)
-        assert set(choices_of(command, group)) <= set(re.findall(r"[\w.-]+", choices))
+        assert set(names_of(group)) <= set(re.findall(r"[\w.-]+", choices))
     for internal in ("_target_", "hydra.", "hydra:", "${", "_global_", "run_folder", "@package"):
         assert internal not in text
 
@@ -90,15 +90,6 @@ def test_the_short_help_fits_a_screen_and_has_every_key_or_its_group(command):
     assert "--help=all" in text and "[mini] | " in text
     keys = {re.split(r"[=.]", row)[0] for row in rows(command)}
     assert keys <= set(re.split(r"[\s=.]+", text))
-
-
-def test_experiments_are_for_one_command():
-    repeated, recipes = experiments("reproduce"), experiments("train")
-    assert {"block_table1", "gsd_results"} <= repeated.keys()
-    assert {"specdecpp", "thorough"} <= recipes.keys() and not repeated.keys() & recipes.keys()
-    text = " ".join(help_text("reproduce").split())
-    for name, about in repeated.items():
-        assert f"{name} {' '.join(about.partition(chr(10))[0].split())}" in text
 
 
 def test_keys_are_listed_in_order_under_their_choices():

@@ -11,9 +11,9 @@ from specheads.commands import train
 from specheads.commands.compose import command_config, settings_of
 from specheads.commands.train import MOST_SHOWN, _checked_settings, _print_heads, _responses_of
 from specheads.errors import UserError
-from specheads.evaluation.intervals import Interval
-from specheads.evaluation.report import Information
 from specheads.prompts.prompt import Prompt
+from specheads.replay.information import Information
+from specheads.replay.intervals import Interval
 from specheads.training.distill.settings import Distillation
 from specheads.training.heads.calibrate import Calibrated
 from specheads.training.heads.head_training import TrainedHeads
@@ -75,7 +75,7 @@ def test_what_is_printed_word_by_word(tmp_path, capsys):
             "after: calibrated on one half of the prompts, measured on the other; used where that"
             " is clearly better"
         ),
-        "acceptance of a drafted token: 0.600 nats of uncertainty, 0.200 noise, 0.400 knowable",
+        "acceptance of a drafted token: 0.600 nats of uncertainty, 0.200 irreducible, 0.400 reducible",
         "head-0 explains 30.0% [29.0%, 31.0%] of that",
         "head-0, the best head, is better than the free logistic: +10.0% [+5.0%, +20.0%] of that",
         f"heads: {tmp_path}/run/heads",
@@ -131,7 +131,7 @@ def test_few_heads_are_all_shown_in_their_order(number, tmp_path, capsys):
     places = [text.index(f"{name} ") for name in heads.names]
     assert places == sorted(places) and "draft probability" in text and "more are in" not in text
     assert (
-        "0.600 nats of uncertainty, 0.200 noise, 0.400 knowable" in text
+        "0.600 nats of uncertainty, 0.200 irreducible, 0.400 reducible" in text
         and "head-0 explains 30.0%" in text
     )
     assert (
