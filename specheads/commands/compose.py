@@ -127,16 +127,16 @@ def _keys_of_classes(name: str) -> Keys:
     from specheads.pair.config import PairConfig
 
     verb = verb_of(name)
+    classes: list[type[Settings]] = [RunSettings, *verb.settings()]
     pair = config_of(PairConfig) | {"draft": "???", "target": "???"}
-    defaults = OmegaConf.create({"model": pair})
+    parts = [{"model": pair}, *map(config_of, classes), {"command": verb.outputs or name}]
+    defaults = OmegaConf.to_container(OmegaConf.merge(*parts))
     sentences = fields_of(PairConfig, "model")
-    for cls in [RunSettings, *verb.settings()]:
-        defaults = OmegaConf.merge(defaults, config_of(cls))
+    for cls in classes:
         for key, text in fields_of(cls).items():
             if text:
                 sentences[key] = text
-    defaults = OmegaConf.merge(defaults, {"command": verb.outputs or name})
-    return Keys(cast(dict[str, object], OmegaConf.to_container(defaults)), sentences)
+    return Keys(cast(dict[str, object], defaults), sentences)
 
 
 def register(name: str) -> None:
@@ -205,7 +205,8 @@ def check_keys(cfg: DictConfig, classes: Sequence[type[Settings]]) -> None:
     settings_of(RunSettings, cfg)  # it refuses unknown folders
     # The keys of each group; these three are not the fields of one class.
     groups = {"": {"model", "data", "logger"}}
-    for cls in [RunSettings, *classes]:
+    all_classes: list[type[Settings]] = [RunSettings, *classes]
+    for cls in all_classes:
         for name, field in cls.model_fields.items():
             key = key_of(name, field)
             group, _, last = key.rpartition(".")
