@@ -59,7 +59,7 @@ class HeadModule(CurveModule):
         """
         self.lm.model.to(self.device)
         if self.bank.predicts == "next_token" and self.trainer.ckpt_path is None:
-            loader = self.trainer.datamodule.loader("train", shared=False)
+            loader = self.trainer.datamodule.batches("train", shared=False)
             parts = [self.features(batch.to(self.device)) for batch in islice(loader, 8)]
             self.bank.standardise(
                 {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
@@ -117,7 +117,7 @@ class HeadModule(CurveModule):
         for name, value in self._measured(logits, labels).items():
             head, metric = name.split("/")
             self.test_results[head][metric] = value
-        loader = self.trainer.datamodule.loader("train", shared=False)
+        loader = self.trainer.datamodule.batches("train", shared=False)
         train = [batch.to(self.device) for batch in islice(loader, TRAIN_BATCHES)]
         known = torch.cat([batch.label.cpu() for batch in train])
         inputs = torch.cat([self.rival_features(batch).cpu() for batch in train])

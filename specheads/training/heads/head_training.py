@@ -183,7 +183,7 @@ def _export(
     device = module.lm.device
     module.to(device)  # Lightning leaves the heads on the CPU
     with torch.no_grad():
-        features = module.features(next(iter(loaders.loader("dev", shared=False))).to(device))
+        features = module.features(next(iter(loaders.batches("dev", shared=False))).to(device))
     module.check_not_constant(features)
     heads = module.bank.heads
     for spec in module.bank.specs:
