@@ -81,13 +81,6 @@ def information(
         ]
         return torch.cat([inputs for _, inputs, _ in found]), truth, torch.cat(prompts)
 
-    def logistic(number: int, recording: Recording) -> tuple[Tensor, Tensor]:
-        node = recording.labels()[0]
-        return (
-            logistic_inputs(_INPUTS, {name: recording.features[name][node] for name in _SOURCES}),
-            node,
-        )
-
     def of_overlap(number: int, recording: Recording) -> tuple[Tensor, Tensor]:
         node = recording.labels()[0]
         return overlaps[number].double().logit(_MARGIN)[_positions(recording)[node], None], node
@@ -96,6 +89,13 @@ def information(
         node, after, _, _ = recording.labels()
         return head_logits(recording, head)[0][:, None], (
             node[after >= 0] if head.config.predicts == "input_token" else node
+        )
+
+    def logistic(number: int, recording: Recording) -> tuple[Tensor, Tensor]:
+        node = recording.labels()[0]
+        return (
+            logistic_inputs(_INPUTS, {name: recording.features[name][node] for name in _SOURCES}),
+            node,
         )
 
     predictors: dict[str, _Tokens] = {LOGISTIC: logistic}

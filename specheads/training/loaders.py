@@ -45,7 +45,9 @@ class Batches(Generic[Batch]):
         self.epoch = 0
         self.position = 0  # batches of this epoch that were handed out
         self._skip = 0  # batches that the interrupted run has used
-        self.sampler = self  # where Lightning looks for `set_epoch`
+        # Lightning looks for `set_epoch` in these.
+        self.sampler = self
+        self.batch_sampler = None
 
     def set_epoch(self, epoch: int) -> None:
         self.epoch = epoch  # as Lightning does before each

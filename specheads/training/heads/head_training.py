@@ -20,14 +20,15 @@ from specheads.heads.train_prompts import TrainPrompts
 from specheads.interrupts import deferred
 from specheads.pair.needs import memory_of, memory_parts
 from specheads.pair.pair import Pair
-from specheads.prompts.prompt import SPLITS, GeneratedData
+from specheads.prompts.prompt import SPLITS, GeneratedData, encode_prompts
+from specheads.replay.calibration import Calibrated
 from specheads.replay.information import Information
 from specheads.replay.recording import Recorder
 from specheads.replay.response_tree import RecordSettings
 from specheads.storage.data_set import load_split
 from specheads.storage.files import write_json
 from specheads.training.heads.bank import HeadBank
-from specheads.training.heads.calibrate import Calibrated, calibrate
+from specheads.training.heads.calibrate import calibrate
 from specheads.training.heads.head_module import HeadModule
 from specheads.training.heads.mixed_responses import FeatureStore, MixedResponses
 from specheads.training.heads.settings import HeadTraining
@@ -97,9 +98,9 @@ def train_heads(
     limits = made().limits
     parent = made().folder.parent
     recorder = Recorder(pair, settings.warp, limits, RecordSettings(), settings.seed, parent)
-    calibrated, known = calibrate(
-        settings.calibration, recorder, made().prompts, [run / "heads" / name for name in names]
-    )
+    dev = encode_prompts(pair, [each for each in made().prompts if each.split == "dev"], limits)
+    folders = [run / "heads" / name for name in names]
+    calibrated, known = calibrate(settings.calibration, recorder, dev, folders)
     return TrainedHeads(folder, names, results, calibrated, known)
 
 
