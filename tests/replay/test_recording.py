@@ -229,7 +229,7 @@ def test_every_node_belongs_to_the_response_that_it_was_recorded_for(pair, tmp_p
 
 def test_every_set_is_recorded_with_the_predictions_of_heads_and_of_the_target(pair, tmp_path):
     sets = {
-        name: [(Prompt(f"{name}{number}", name, ""), [number + 1, 2]) for number in range(count)]
+        name: [(Prompt(f"{count}{number}", name, ""), [number + 1, 2]) for number in range(count)]
         for name, count in (("dev", 2), ("test", 1))
     }
     recorder = Recorder(pair, SAMPLED, ResponseLimits(12), RecordSettings(2, 4), 0, tmp_path)
