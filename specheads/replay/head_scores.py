@@ -88,17 +88,14 @@ def record_sets(
     """
     named = {head_fingerprint(head): head for head in heads}
     total = sum(map(len, sets.values()))
-    with computing_with(bulk_operations(recorder.pair.draft_lm.device)):
-        folders = recorder.record(list(sets.values()))
-        names: list[list[str]] = [[] for _ in folders]
-        for what, some, truth in (
-            ("heads", named, False),
-            ("the target", {}, ground_truth),
-        ):  # one takes longer than the other
-            if some or truth:
-                with progress(f"predicting by {what}", total) as advance:
-                    for folder, of_folder in zip(folders, names, strict=True):
-                        of_folder += add_predictions(folder, recorder.pair, some, truth, advance)
+    folders = recorder.record(list(sets.values()))
+    names: list[list[str]] = [[] for _ in folders]
+    # The target takes longer than heads.
+    for what, some, truth in (("heads", named, False), ("the target", {}, ground_truth)):
+        if some or truth:
+            with progress(f"predicting by {what}", total) as advance:
+                for folder, of_folder in zip(folders, names, strict=True):
+                    of_folder += add_predictions(folder, recorder.pair, some, truth, advance)
     return dict(zip(sets, map(load_recording, folders, names), strict=True))
 
 
@@ -136,7 +133,7 @@ def _predict(
         folder,
     )
     reader = TextReader(lm)
-    with ExitStack() as stack:
+    with computing_with(bulk_operations(lm.device)), ExitStack() as stack:
         missing = [
             stack.enter_context(store.missing(sorted(shards)))
             for store in sorted(stores, key=lambda each: each.folder)
