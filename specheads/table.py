@@ -13,7 +13,9 @@ from rich.table import Table as RichTable
 
 LEAST_TEXT = 26  # columns of the terminal for a text
 SEPARATOR = 2  # columns of the terminal between two columns of a table
-LONG_HEADING = 10  # characters; the words of a longer one are below each other
+LONG_HEADING = (
+    10  # characters; the words of a longer one than this and the cells are below each other
+)
 
 
 @dataclass(frozen=True)
@@ -113,7 +115,8 @@ def terminal(table: Table, width: int, style: str = "") -> Iterator[RichTable]:
 def _columns(table: Table) -> list[_Column]:
     columns = []
     for number, name in enumerate(table.columns):
-        heading = name.replace(" ", "\n") if len(name) > LONG_HEADING else name
+        is_long = number > 0 and len(name) > LONG_HEADING
+        heading = name.replace(" ", "\n") if is_long else name
         cells = [row[number] for row in table.rows]
         is_text = any(isinstance(cell.key, str) for cell in cells)
         columns.append(_Column(heading, [_lines(cell) for cell in cells], is_text))

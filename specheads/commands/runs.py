@@ -10,7 +10,7 @@ from typing import Any
 
 import yaml
 
-from specheads.commands.main import arguments
+from specheads.commands.verbs import arguments
 from specheads.errors import UserError
 from specheads.storage.files import read_json
 from specheads.storage.runs import STATE, read_state

@@ -266,7 +266,7 @@ def test_a_trained_head_is_evaluated_on_rows_that_it_never_saw(folder, nano, mon
         "head.width=8",
         "calibration=2",
     ]
-    exported = train_head.run(
+    exported = train_head(
         command_config("train", [*small, *head, "paths.run=trained"]), nano
     ).folder
     rules = [
@@ -288,7 +288,7 @@ def test_a_trained_head_is_evaluated_on_rows_that_it_never_saw(folder, nano, mon
     assert learned.train.tolist() == sorted(map(text_hash, texts_of(range(20))))
     assert learned.dev.tolist() == sorted(map(text_hash, texts_of([20, 21])))
     monkeypatch.setattr(evaluate, "load_configured_pair", lambda cfg: nano)
-    report = evaluate.main.run(cfg)
+    report = evaluate.evaluate_rules(cfg)
     assert (
         report.context["prompts"]["humaneval"]["num_left_out"] == 24
     )  # 20 and 2, and two more that rules are tuned on
