@@ -27,7 +27,6 @@ from specheads.data_gen.vllm_runner import model_of
 from specheads.errors import UserError
 from specheads.evaluation.candidates import RuleChoice
 from specheads.evaluation.evaluate import evaluate
-from specheads.evaluation.head_folders import find_heads
 from specheads.evaluation.probe.probe import Probe, Probed, probe
 from specheads.evaluation.probe.report import print_probe, write_probe
 from specheads.evaluation.probe.served import Server
@@ -35,6 +34,7 @@ from specheads.evaluation.prompt_sets import PromptData, TestSet, file_source
 from specheads.evaluation.report import Report
 from specheads.evaluation.reporting import log_report, print_report, write_report
 from specheads.evaluation.settings import Evaluation
+from specheads.heads.head import find_heads
 from specheads.pair.pair import Pair
 from specheads.prompts.data_set_source import DatasetSource
 from specheads.prompts.prompt import unique

@@ -15,13 +15,13 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from specheads import SpeculativeDecoder, UserError, Warp, load_pair
 from specheads.decoding.stopping import FixedLength
 from specheads.evaluation.probe.prediction import agreement
-from specheads.evaluation.replayed_sets import record_sets
 from specheads.pair.draft_vocabulary import borrow_embedding, keep_tokens
 from specheads.pair.language_model import load_tokenizer
 from specheads.pair.pair import _fit_to_vocabulary, known_tokens
 from specheads.pair.revisions import resolve
 from specheads.prompts.prompt import ResponseLimits, encode_prompts
 from specheads.prompts.sources import NanoSource
+from specheads.replay.head_scores import record_sets
 from specheads.replay.recording import Recorder
 from specheads.replay.response_tree import RecordSettings
 

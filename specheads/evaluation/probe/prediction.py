@@ -22,13 +22,13 @@ from specheads.evaluation.candidates import (
     Tuning,
     candidates,
 )
-from specheads.evaluation.intervals import Interval, interval, resample_counts
 from specheads.evaluation.replayed_sets import Outcome, RecordedSet, counts_of
 from specheads.evaluation.report import MEASURED
 from specheads.evaluation.sweep import LARGEST_SPREAD
 from specheads.pair.pair import Pair
 from specheads.pair.sampling import Warp, check_finite, overlap
 from specheads.replay.cost import CostFit
+from specheads.replay.intervals import Interval, interval, resample_counts
 from specheads.replay.recording import Recording
 from specheads.replay.replay import Counts
 from specheads.replay.response_batch import ResponseBatch

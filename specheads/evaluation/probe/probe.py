@@ -21,8 +21,6 @@ from specheads.decoding.stopping import FixedLength, HeadThreshold, Logistic, St
 from specheads.errors import UserError
 from specheads.evaluation.candidates import TARGET_ALONE, fixed_length
 from specheads.evaluation.decode import CONTEXT
-from specheads.evaluation.information import information
-from specheads.evaluation.intervals import Interval, halves, interval, resample_counts
 from specheads.evaluation.probe import prediction
 from specheads.evaluation.probe.prediction import (
     HEAD,
@@ -35,8 +33,7 @@ from specheads.evaluation.probe.prediction import (
 )
 from specheads.evaluation.probe.served import Server, served_rounds
 from specheads.evaluation.prompt_sets import PromptData
-from specheads.evaluation.replayed_sets import RecordedSet, record_sets, survival
-from specheads.evaluation.report import Information
+from specheads.evaluation.replayed_sets import RecordedSet, survival
 from specheads.evaluation.settings import EngineName, Evaluation
 from specheads.evaluation.setup import versions
 from specheads.evaluation.sweep import Sweep
@@ -46,6 +43,9 @@ from specheads.heads.head import AcceptanceHead
 from specheads.pair.generation_config import Warped
 from specheads.pair.pair import Pair
 from specheads.prompts.prompt import EncodedPrompt, encode_prompts, groups_of, unique
+from specheads.replay.head_scores import record_sets
+from specheads.replay.information import Information, information
+from specheads.replay.intervals import Interval, halves, interval, resample_counts
 from specheads.replay.recording import Recorder
 from specheads.replay.response_tree import RecordSettings
 from specheads.settings import PositiveCount, Seed, Text, setting

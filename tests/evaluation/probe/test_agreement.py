@@ -108,9 +108,9 @@ def test_what_a_cut_would_bring_is_exact_but_for_the_step(monkeypatch, halves):
 
 
 def test_a_cut_is_a_line_of_the_report():
-    from specheads.evaluation.intervals import Interval
     from specheads.evaluation.probe.prediction import Cut
     from specheads.evaluation.probe.report import _cut
+    from specheads.replay.intervals import Interval
 
     probed = SimpleNamespace(
         times=StepTimes(StepCosts(0.0112, 0.0495), {}), overlap=Interval(0.52, 0.5, 0.54)

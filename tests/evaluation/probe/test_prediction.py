@@ -10,7 +10,6 @@ from random_recording import random_recording
 from specheads.decoding.step_costs import RuleCosts
 from specheads.decoding.step_times import LONGEST, TARGET, StepTimes, step_costs
 from specheads.evaluation.candidates import fixed_length
-from specheads.evaluation.intervals import Interval
 from specheads.evaluation.probe.prediction import (
     BETTER,
     FIXED_NAME,
@@ -30,6 +29,7 @@ from specheads.evaluation.probe.prediction import (
 )
 from specheads.evaluation.replayed_sets import RecordedSet, counts_of
 from specheads.evaluation.sweep import LARGEST_SPREAD
+from specheads.replay.intervals import Interval
 from specheads.replay.recording import GROUND_TRUTH
 
 QUIET = {TARGET: 1.0}
