@@ -363,7 +363,7 @@ def test_a_killed_process_goes_on_with_the_tokens_that_it_has(tmp_path, monkeypa
         == whole[3:]
     )
     assert (
-        "responses: 9 of 9 are taken over from an interrupted run, and 0 that it had begun"
+        "responses: 9 of 9 are reused from an interrupted run, and 0 partially generated ones"
         in caplog.text
     )
     # All were there, also for a part of the prompts; not for other numbers or another warp.
