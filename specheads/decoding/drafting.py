@@ -11,7 +11,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from specheads.decoding.engine import Engine, ForwardOutput
 from specheads.decoding.records import CHAIN, short_repr
 from specheads.decoding.request import Request
-from specheads.decoding.rounds import ChainRounds, Drafter, RoundParts, Rounds, RuleState
+from specheads.decoding.rounds import ChainRounds, Drafter, RoundParts, Rounds
 from specheads.decoding.step_inputs import (
     DraftMemory,
     ExampleSizes,
@@ -20,7 +20,7 @@ from specheads.decoding.step_inputs import (
     with_rows,
 )
 from specheads.decoding.stopping import StoppingRule
-from specheads.decoding.stopping.rule import unless
+from specheads.decoding.stopping.rule import State, unless
 from specheads.decoding.verification import TokenVerification, Verification
 from specheads.errors import UserError
 from specheads.heads.features import drafting_features
@@ -83,7 +83,7 @@ class ChainState(NamedTuple):
     """The state that each step passes on to the next."""
 
     stopped: Tensor  # (B,) bool, whether the draft has ended; then steps change nothing here
-    rule: RuleState
+    rule: State
 
 
 class ChainStep:

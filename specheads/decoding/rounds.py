@@ -5,7 +5,7 @@ engine's own length and reuse their tensors; steps over several rows read joined
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -23,12 +23,10 @@ from specheads.decoding.step_inputs import (
     with_rows,
 )
 from specheads.decoding.stopping import StoppingRule
+from specheads.decoding.stopping.rule import State
 from specheads.decoding.verification import Block, TokenVerification, VerificationRule
 from specheads.pair.pair import Pair
 from specheads.pair.sampling import Warp, has_nan
-
-# A stopping rule's state: a NamedTuple of tensors (B, ...)
-RuleState: TypeAlias = Any
 
 
 class Rounds:
@@ -155,7 +153,7 @@ class Drafter:
     def __init__(self, engine: Engine, rule: StoppingRule) -> None:
         self._engine = engine
         self.rule = rule
-        self.state: RuleState = rule.start_prompt(engine.num_rows, engine.lm.device)
+        self.state: State = rule.start_prompt(engine.num_rows, engine.lm.device)
 
     def warm_up(self, end_tokens: Tensor) -> None:
         raise NotImplementedError

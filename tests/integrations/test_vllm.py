@@ -215,16 +215,6 @@ def test_requests_stop_drafting_together_where_a_step_pays_no_more(nano, folder,
     assert proposer.steps == steps
 
 
-def test_without_a_head_nothing_changes(nano, texts):
-    proposer = made(nano)
-    tokens = proposed(proposer, texts)
-    assert (
-        torch.is_tensor(tokens)
-        and tokens.shape == (len(texts), LONGEST)
-        and proposer.stopping is None
-    )
-
-
 @pytest.fixture
 def uncompiled(monkeypatch):
     """Where nothing can be compiled."""
@@ -306,19 +296,20 @@ def test_mistakes_are_named(given, message):
 
 
 @pytest.mark.parametrize(
-    ("where", "name"),
+    ("settings", "message"),
     [
-        ("scheduler_config", "async_scheduling"),
-        ("speculative_config", "parallel_drafting"),
-        ("speculative_config", "use_heterogeneous_vocab"),
+        ({"async_scheduling": True}, "async_scheduling=False"),
+        ({"parallel_drafting": True}, "parallel_drafting=True"),
+        ({"use_heterogeneous_vocab": True}, "use_heterogeneous_vocab=True"),
+        ({"draft_vocab_size": 60}, "an output over some tokens, which vLLM's draft models"),
     ],
 )
-def test_settings_that_exclude_each_other_are_refused(where, name):
-    settings = {"scheduler_config": SimpleNamespace(), "speculative_config": SimpleNamespace()}
-    _check_supported(SimpleNamespace(**settings))
-    setattr(settings[where], name, True)
-    with pytest.raises(UserError, match=name):
-        _check_supported(SimpleNamespace(**settings))
+def test_settings_under_which_no_head_can_draft_are_refused(settings, message):
+    given = SimpleNamespace(**settings, model="some/draft", hf_config=SimpleNamespace(**settings))
+    given.draft_model_config = given
+    config = SimpleNamespace(scheduler_config=given, speculative_config=given)
+    with pytest.raises(UserError, match=message):
+        _check_supported(config)
 
 
 @pytest.mark.parametrize(
@@ -348,22 +339,6 @@ def test_a_head_that_would_be_ignored_is_refused(method, uses_v2, message):
         ),
         False,
     )
-
-
-def test_a_draft_with_a_cut_output_is_refused():
-    draft = SimpleNamespace(model="some/draft", hf_config=SimpleNamespace(draft_vocab_size=60))
-    spec = SimpleNamespace(draft_model_config=draft)
-    with pytest.raises(
-        UserError,
-        match="the draft some/draft has an output over some tokens, which vLLM's draft models",
-    ):
-        _check_supported(
-            SimpleNamespace(scheduler_config=SimpleNamespace(), speculative_config=spec)
-        )
-
-
-def test_both_kinds_of_heads_are_tried():
-    assert {kind["predicts"] for kind in KINDS.values()} == {"next_token", "input_token"}
 
 
 def test_where_nothing_can_be_compiled_the_head_runs_as_it_is(nano, folder, texts, request, caplog):

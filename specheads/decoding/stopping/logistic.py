@@ -10,7 +10,14 @@ import torch
 from torch import Tensor
 
 from specheads.decoding.step_costs import StepCosts
-from specheads.decoding.stopping.rule import MAX_TOKENS, filled
+from specheads.decoding.stopping.rule import (
+    MAX_TOKENS,
+    Arguments,
+    Features,
+    Fitting,
+    RecordedHead,
+    State,
+)
 from specheads.decoding.stopping.survival import (
     REJECTION,
     HeadThreshold,
@@ -35,7 +42,7 @@ def _inner(probs: Any) -> Any:
     return probs.clip(MARGIN, 1 - MARGIN)
 
 
-def logistic_inputs(names: Sequence[str], features: Mapping[str, Tensor]) -> Tensor:
+def logistic_inputs(names: Sequence[str], features: Features) -> Tensor:
     """Return a logistic's inputs, (..., len(names)) float64, from features (...).
 
     `names` from LOGISTIC_INPUTS, and `bias`.
@@ -70,15 +77,18 @@ class Logistic(SurvivalRule):
         self.compile_key = ("logistic", *self.weights)
 
     @classmethod
-    def open_parameters(cls, arguments: Mapping[str, Any]) -> frozenset[str]:
+    def open_parameters(cls, arguments: Arguments) -> frozenset[str]:
         weights = arguments.get("weights")
-        return frozenset(
-            {"weights"} if isinstance(weights, Mapping) and None in weights.values() else ()
-        )
+        is_open = isinstance(weights, Mapping) and None in weights.values()
+        return frozenset({"weights"} if is_open else ())
 
     @classmethod
     def fit(
-        cls, arguments: Mapping[str, Any], fitting: Any, head: Any, costs: StepCosts | None
+        cls,
+        arguments: Arguments,
+        fitting: Fitting,
+        head: RecordedHead,
+        costs: StepCosts | None,
     ) -> dict[str, Any]:
         fitted = dict(arguments)
         if cls.open_parameters(arguments):
@@ -86,11 +96,10 @@ class Logistic(SurvivalRule):
         return fitted
 
     def initial_memory(self, batch: int, device: torch.device) -> Tensor:
-        return torch.tensor(
-            [list(self.weights.values())], dtype=torch.float64, device=device
-        ).repeat(batch, 1)
+        weights = torch.tensor([list(self.weights.values())], dtype=torch.float64, device=device)
+        return weights.repeat(batch, 1)
 
-    def acceptance(self, state: SurvivalState, features: Mapping[str, Tensor]) -> Tensor:
+    def acceptance(self, state: SurvivalState, features: Features) -> Tensor:
         return (state.memory * logistic_inputs(tuple(self.weights), features)).sum(dim=-1).sigmoid()
 
 
@@ -137,7 +146,7 @@ class _OnlineNewton(SurvivalRule):
     (Hazan et al. 2007) on the logistic loss.
     """
 
-    def inputs(self, state: SurvivalState, features: Mapping[str, Tensor]) -> Tensor:
+    def inputs(self, state: SurvivalState, features: Features) -> Tensor:
         """Return the inputs of the logistic, (B, n) float64, for the token that this step
         assesses.
         """
@@ -148,17 +157,16 @@ class _OnlineNewton(SurvivalRule):
     ) -> _OnlineMemory:
         """Return the memory at the start of a prompt, where A is `prior` times the identity."""
         size = len(weights)
-        information = prior * torch.eye(size, dtype=torch.float64, device=device).repeat(
-            batch, 1, 1
-        )
-        inputs = filled(batch * self.max_tokens * size, 0.0, device).view(
-            batch, self.max_tokens, size
-        )
+        start = torch.tensor([weights], dtype=torch.float64, device=device)
+        identity = torch.eye(size, dtype=torch.float64, device=device)
+        shape = batch, self.max_tokens, size
         return _OnlineMemory(
-            torch.stack([filled(batch, w, device) for w in weights], dim=1), information, inputs
+            weights=start.repeat(batch, 1),
+            information=prior * identity.repeat(batch, 1, 1),
+            inputs=torch.zeros(shape, dtype=torch.float64, device=device),
         )
 
-    def assess(self, state: SurvivalState, features: Mapping[str, Tensor]) -> tuple[Any, Tensor]:
+    def assess(self, state: SurvivalState, features: Features) -> tuple[State, Tensor]:
         inputs = self.inputs(state, features)
         index = state.num_drafted - self.lag
         acceptance = (state.memory.weights * inputs).sum(dim=-1).sigmoid()
@@ -180,12 +188,10 @@ class _OnlineNewton(SurvivalRule):
         weighted = inputs * (decided * probs * (1 - probs))[..., None]
         information = memory.information + weighted.mT @ inputs
         gradient = (inputs * (decided * (accepted.double() - probs))[..., None]).sum(dim=1)
-        step = torch.linalg.solve_ex(
-            information, gradient
-        ).result  # unlike solve, does not wait for the device
-        return state._replace(
-            memory=memory._replace(weights=memory.weights + step, information=information)
-        )
+        # Unlike solve, solve_ex does not wait for the device.
+        step = torch.linalg.solve_ex(information, gradient).result
+        learned = memory._replace(weights=memory.weights + step, information=information)
+        return state._replace(memory=learned)
 
 
 @dataclass(eq=False)
@@ -214,7 +220,7 @@ class OnlineLogistic(_OnlineNewton):
     def initial_memory(self, batch: int, device: torch.device) -> _OnlineMemory:
         return self.prior_memory([self.slope, self.intercept], self.prior, batch, device)
 
-    def inputs(self, state: SurvivalState, features: Mapping[str, Tensor]) -> Tensor:
+    def inputs(self, state: SurvivalState, features: Features) -> Tensor:
         return logistic_inputs(("logit_max_prob", "bias"), features)
 
 
@@ -242,6 +248,6 @@ class OnlineHead(_OnlineNewton, HeadThreshold):
         logistic = self.prior_memory([1.0, 0.0, 0.0], self.prior, batch, device)
         return logistic._replace(slope=head.slope, intercept=head.intercept)
 
-    def inputs(self, state: SurvivalState, features: Mapping[str, Tensor]) -> Tensor:
+    def inputs(self, state: SurvivalState, features: Features) -> Tensor:
         head_logit = self.head_logit(state, features).double()[:, None]
         return torch.cat([head_logit, logistic_inputs(("logit_max_prob", "bias"), features)], dim=1)
