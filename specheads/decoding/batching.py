@@ -134,7 +134,7 @@ class BatchDecoder:
         stop_tokens: Sequence[int] | None,
         failures: dict[int, str],
     ) -> Iterator[Request]:
-        """Yield a request for each prompt as it is asked for.
+        """Yield a request for each prompt, lazily.
 
         `failures` takes what is wrong with others, by their number.
         """
@@ -307,7 +307,7 @@ os.register_at_fork(after_in_child=_begin_in_fork)
 
 @contextmanager
 def _reserved(engines: Sequence[Engine]) -> Iterator[None]:
-    """Keep engines for one caller: texts that take turns on one memory would be silently wrong.
+    """Keep engines for one caller: texts that alternate on one memory would be silently wrong.
 
     Raises UserError where they are in use, were made for models of another type or on another
     device, or compiled for threads that a fork lacks.

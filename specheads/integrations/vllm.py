@@ -250,7 +250,7 @@ def _check_supported(vllm_config: Any) -> None:
     spec = vllm_config.speculative_config
     if getattr(vllm_config.scheduler_config, "async_scheduling", False):
         raise UserError(
-            "a head gives each request a draft of its own length, which vLLM's asynchronous"
+            "a head gives the drafts of requests different lengths, which vLLM's asynchronous"
             " scheduling cannot take; add async_scheduling=False."
         )
     for name in ("parallel_drafting", "use_local_argmax_reduction", "use_heterogeneous_vocab"):

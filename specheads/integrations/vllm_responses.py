@@ -1,4 +1,4 @@
-"""Answers many prompts with vLLM in a process of its own: `python -P vllm_responses.py
+"""Answers many prompts with vLLM in a separate process: `python -P vllm_responses.py
 <requests.json>`.
 
 The file holds `model` (arguments of vllm.LLM) and `requests`, one per prompt: `ids`, and `params`

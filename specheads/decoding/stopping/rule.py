@@ -224,7 +224,7 @@ class MaxProbability(_CountingRule):
 class Confidence(_CountingRule):
     """Stop at the first token that the draft gave a probability below `threshold`.
 
-    Source: `assistant_confidence_threshold` of assisted generation in transformers, as it is before
+    Source: `assistant_confidence_threshold` of assisted generation in transformers, before
     it is retuned.
     """
 

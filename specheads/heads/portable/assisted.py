@@ -67,7 +67,7 @@ class HeadCandidates(AssistedCandidateGenerator):
 
     def __init__(self, assisted: "Assisted", **arguments: Any) -> None:
         super().__init__(assistant_model=assisted.draft, **arguments)
-        # transformers warns of a config beside settings of generation that are not in it.
+        # transformers warns of a config next to settings of generation that are not in it.
         self.generation_config.use_cache = self.assistant_kwargs.pop("use_cache", True)
         self._assisted = assisted
         self._rounds = assisted.rounds
@@ -124,7 +124,7 @@ class HeadCandidates(AssistedCandidateGenerator):
         """Return the text (1, T) followed by a draft, and the processed logits (1, drafted, V).
 
         transformers calls the draft's `generate` for every draft, which prepares the same things
-        anew and costs as much as two steps of a small draft. Here it does so for the first one; the
+        again and costs as much as two steps of a small draft. Here it does so for the first one; the
         steps of later ones are those of transformers' `_sample`.
         """
         model = self.assistant_model
