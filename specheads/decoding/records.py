@@ -4,7 +4,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
@@ -189,7 +189,7 @@ class Generation:
         )
 
 
-Mark = Any  # the host's seconds, or an event in the queue of the first GPU
+Mark: TypeAlias = Any  # the host's seconds, or an event in the queue of the first GPU
 
 
 class Clock:

@@ -9,7 +9,7 @@ import re
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -143,6 +143,9 @@ FORMATS: dict[str, tuple[str, Callable[[AcceptanceHead, Path], Path]]] = {
 }
 
 
+Json: TypeAlias = Mapping[str, Any]
+
+
 class Drafting(NamedTuple):
     """How engines without heads should draft."""
 
@@ -159,7 +162,7 @@ class Drafting(NamedTuple):
         return max(length for _, length in self.lengths)
 
 
-def drafting_of(report: Mapping[str, Any], ratio: str) -> Drafting:
+def drafting_of(report: Json, ratio: str) -> Drafting:
     """Return what a `report.json` found best on dev prompts at one ratio of costs.
 
     Of batches, where drafts were faster decoded.
@@ -174,7 +177,7 @@ def drafting_of(report: Mapping[str, Any], ratio: str) -> Drafting:
         for row in data_set["rules"]
     ]
 
-    def best(family: str) -> Mapping[str, Any] | None:
+    def best(family: str) -> Json | None:
         rows = [row for row in rules if row["family"] == family and ratio in row["speedup"]]
         return max(rows, key=lambda row: row["speedup"][ratio]["value"], default=None)
 
@@ -212,7 +215,7 @@ def drafting_of(report: Mapping[str, Any], ratio: str) -> Drafting:
 
 
 def _vllm(given: Drafting) -> str:
-    config: dict[str, Any] = {
+    config: dict[str, object] = {
         "method": "draft_model",
         "model": given.draft,
         "num_speculative_tokens": given.longest,

@@ -28,18 +28,24 @@ from specheads.errors import UserError
 from specheads.settings import Number, PositiveNumber, Probability, argument, check
 
 MARGIN = 1e-6  # probabilities keep this distance from 0 and 1, so that their logarithms are finite
-# The inputs of a logistic, by name: the feature, and its transformation with the logarithm of
-# tensors or of arrays.
-LOGISTIC_INPUTS: Mapping[str, tuple[str, Callable[[Any, Callable[[Any], Any]], Any]]] = {
-    "logit_max_prob": ("max_prob", lambda p, log: log(_inner(p) / (1 - _inner(p)))),
-    "log_draft_prob": ("draft_prob", lambda p, log: log(_inner(p))),
-    "max_prob": ("max_prob", lambda p, log: p),
-    "entropy": ("entropy", lambda nats, log: nats),
+
+
+def _log(probs: Tensor) -> Tensor:
+    return probs.clamp(MARGIN, 1 - MARGIN).log()
+
+
+def _logit(probs: Tensor) -> Tensor:
+    inner = probs.clamp(MARGIN, 1 - MARGIN)
+    return (inner / (1 - inner)).log()
+
+
+# The inputs of a logistic, by name: the feature, and its transformation if there is one.
+LOGISTIC_INPUTS: Mapping[str, tuple[str, Callable[[Tensor], Tensor] | None]] = {
+    "logit_max_prob": ("max_prob", _logit),
+    "log_draft_prob": ("draft_prob", _log),
+    "max_prob": ("max_prob", None),
+    "entropy": ("entropy", None),
 }
-
-
-def _inner(probs: Any) -> Any:
-    return probs.clip(MARGIN, 1 - MARGIN)
 
 
 def logistic_inputs(names: Sequence[str], features: Features) -> Tensor:
@@ -47,10 +53,12 @@ def logistic_inputs(names: Sequence[str], features: Features) -> Tensor:
 
     `names` from LOGISTIC_INPUTS, and `bias`.
     """
-    sources = [(name, *LOGISTIC_INPUTS[name]) for name in names if name != "bias"]
-    columns = {
-        name: transform(features[source].double(), torch.log) for name, source, transform in sources
-    }
+    columns = dict[str, Tensor]()
+    for name in names:
+        if name != "bias":
+            feature, transform = LOGISTIC_INPUTS[name]
+            value = features[feature].double()
+            columns[name] = value if transform is None else transform(value)
     columns["bias"] = torch.ones_like(next(iter(columns.values())))
     return torch.stack([columns[name] for name in names], dim=-1)
 
@@ -133,8 +141,8 @@ class _OnlineMemory(NamedTuple):
     weights: Tensor  # (B, n) float64, of the inputs
     information: Tensor  # (B, n, n) float64
     inputs: Tensor  # (B, max_tokens, n) float64, by the assessed token's index in this round
-    slope: Any = ()
-    intercept: Any = ()
+    slope: Tensor | tuple[()] = ()
+    intercept: Tensor | tuple[()] = ()
 
 
 class _OnlineNewton(SurvivalRule):
