@@ -1,9 +1,8 @@
 """What decoding did: rounds, totals and finished responses, and the clock that times rounds."""
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from types import MappingProxyType
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
@@ -37,7 +36,6 @@ class Round(NamedTuple):
     num_target_calls: int = 1
     # From the row's last tokens to this round: other rows commit, prompts are read.
     wait_seconds: float = 0.0
-    marks: Mapping[str, float] = MappingProxyType({})  # what the drafting method counts besides
 
     @property
     def seconds(self) -> float:
@@ -62,7 +60,6 @@ class DecodeStats:
     prefill_seconds: float  # seconds to read prompts
     # Accepted tokens that the stopping rule expected; None: it does not expect a number.
     num_expected: float | None = None
-    marks: Mapping[str, float] = field(default_factory=dict)  # sums of the rounds'
 
     @classmethod
     def of(
@@ -81,7 +78,6 @@ class DecodeStats:
             seconds=prefill_seconds + sum(each.seconds for each in rounds),
             prefill_seconds=prefill_seconds,
             num_expected=num_expected,
-            marks=_added([each.marks for each in rounds]),
         )
 
     @classmethod
@@ -106,7 +102,6 @@ class DecodeStats:
             seconds=sum(each.seconds for each in parts),
             prefill_seconds=sum(each.prefill_seconds for each in parts),
             num_expected=expected,
-            marks=_added([each.marks for each in parts]),
         )
 
     @property
@@ -150,14 +145,6 @@ class DecodeStats:
     def tokens_per_second(self) -> float:
         """Emitted tokens per second of decoding, without the reading of prompts."""
         return self.num_tokens / self.decode_seconds
-
-
-def _added(parts: Iterable[Mapping[str, float]]) -> dict[str, float]:
-    total = dict[str, float]()
-    for part in parts:
-        for name, number in part.items():
-            total[name] = total.get(name, 0) + number
-    return dict(sorted(total.items()))
 
 
 def short_repr(choice: object) -> str:

@@ -114,7 +114,6 @@ def html_of(probed: Probed) -> str:
         doubts=probed.doubts,
         overview=_measured(probed),
         notes=[probed.answer.text, f"Next: {probed.answer.command}"],
-        data_sets=[],
         sections=[options, *context_section(probed.context)],
     )
 
