@@ -1,6 +1,5 @@
 """A row of a batch emits what a decoder for one prompt emits, whatever its neighbours do."""
 
-import gc
 import re
 from dataclasses import replace
 from typing import NamedTuple
@@ -24,7 +23,6 @@ from specheads import (
 from specheads.decoding import batching
 from specheads.decoding.decoder import Baseline
 from specheads.decoding.engine.cuda_graph import PART
-from specheads.decoding.rounds import ChainRounds
 
 VOCAB = 40
 GREEDY = Warp(temperature=0)
@@ -371,45 +369,3 @@ def test_trees_decode_one_prompt_at_a_time():
         UserError, match="Tree with .* decodes one prompt at a time; batches need chains"
     ):
         decoder.generate_batch([[1]], max_batch=2)
-
-
-def test_rows_stay_in_the_order_of_memory(monkeypatch):
-    """So an engine can read them without an index, also after others took the places of some."""
-    decoder = SpeculativeDecoder(tiny_pair(vocab_size=7, scale=2.0), engine="eager")
-    seen = []
-    take = ChainRounds.take
-
-    def spied(self, rows, *arguments):
-        seen.append(([request.row for request in rows], [row.number for row in rows]))
-        return take(self, rows, *arguments)
-
-    monkeypatch.setattr(ChainRounds, "take", spied)
-    batched(decoder, PROMPTS, 3, 25, SEEDS)
-    assert all(places == sorted(places) for places, _ in seen)
-    assert any(numbers != sorted(numbers) for _, numbers in seen)
-
-
-@pytest.fixture
-def unfrozen(monkeypatch):
-    """Python's collector as it is in a process that has frozen nothing."""
-    monkeypatch.setattr(batching, "_is_frozen", False)
-    gc.unfreeze()
-    yield
-    gc.freeze()
-
-
-@pytest.mark.usefixtures("unfrozen")
-def test_the_garbage_collector_leaves_older_objects_alone_while_a_batch_decodes():
-    decoder = SpeculativeDecoder(tiny_pair(VOCAB))
-    other = SpeculativeDecoder(tiny_pair(VOCAB))
-    for _ in range(2):
-        generations = decoder.generate_batch(
-            PROMPTS, max_batch=2, max_new_tokens=4, as_completed=True
-        )
-        assert gc.get_freeze_count() == 0
-        next(generations)
-        assert gc.get_freeze_count() > 10_000
-        other.generate_batch(PROMPTS[:2], max_batch=2, max_new_tokens=4)
-        assert gc.get_freeze_count() > 10_000
-        generations.close()
-    assert gc.get_freeze_count() == 0
