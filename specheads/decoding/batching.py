@@ -6,7 +6,6 @@ depend on its neighbours, up to the rounding of sums. examples/speculative_decod
 algorithm without caches.
 """
 
-import gc
 import logging
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -154,13 +153,12 @@ class BatchDecoder:
 
         Raises UserError at the end if there are `failures`.
         """
-        with _frozen_objects():
-            for decoding in self.decode(requests, stop_tokens):
-                for request in decoding:
-                    if request.failure is not None:
-                        failures[request.number] = request.failure
-                    elif request.has_ended:
-                        yield request.number, self.generation(request)
+        for decoding in self.decode(requests, stop_tokens):
+            for request in decoding:
+                if request.failure is not None:
+                    failures[request.number] = request.failure
+                elif request.has_ended:
+                    yield request.number, self.generation(request)
         if failures:
             raise failed(failures)
 
@@ -335,26 +333,3 @@ def _reserved(engines: Sequence[Engine]) -> Iterator[None]:
     finally:
         for engine in engines:
             _in_use.discard(engine)
-
-
-_is_frozen = False  # whether a batch or a server has frozen Python's objects
-
-
-@contextmanager
-def _frozen_objects() -> Iterator[None]:
-    """Keep Python's garbage collector from walking through all objects, which takes as long as
-    dozens of rounds. Objects that a server has frozen stay so.
-    """
-    global _is_frozen
-    if not _is_frozen and gc.get_freeze_count():
-        _is_frozen = True  # from here on: counting a server's objects takes tens of milliseconds
-    if _is_frozen:
-        yield
-        return
-    _is_frozen = True
-    gc.freeze()
-    try:
-        yield
-    finally:
-        gc.unfreeze()
-        _is_frozen = False
