@@ -126,20 +126,17 @@ class _Load:
     Times are those of the faster way, and `longer` compares trials with them.
     """
 
-    line: _Line = field(
-        default_factory=_Line
-    )  # seconds of a round outside the draft, by the tokens that the target reads
+    # Seconds of a round outside the draft, by the tokens that the target reads.
+    line: _Line = field(default_factory=_Line)
     others: _Mean = field(default_factory=_Mean)  # seconds of a round outside the draft
     read: _Mean = field(default_factory=_Mean)  # tokens of these rounds
-    first: _Mean = field(
-        default_factory=_Mean
-    )  # the first step of a round, which also reads what was accepted
-    step: _Mean = field(default_factory=_Mean)  # further ones
+    # The first step of a round, which also reads what was accepted, and further ones.
+    first: _Mean = field(default_factory=_Mean)
+    step: _Mean = field(default_factory=_Mean)
     by_head: _RoundCounts = field(default_factory=_RoundCounts)
     fixed: _RoundCounts = field(default_factory=_RoundCounts)
-    longer: _Mean = field(
-        default_factory=_Mean
-    )  # seconds that rounds with the head take more than `expected` says
+    # Seconds that rounds with the head take more than `expected` says.
+    longer: _Mean = field(default_factory=_Mean)
     head_leads: bool = True  # it is the faster way
     is_trial: bool = False  # the round is one of the slower way
     turns: int = 0
@@ -204,13 +201,11 @@ class Pace:
     """
 
     def __init__(self) -> None:
-        self._seen = np.full(
-            KNOTS, _BELIEVED
-        )  # fading numbers of tokens by the survival before them, and of accepted ones
+        # Fading numbers of tokens by the survival before them, and of accepted ones.
+        self._seen = np.full(KNOTS, _BELIEVED)
         self._accepted = _BELIEVED * USUAL * np.linspace(0, 1, KNOTS)
-        self._reached = np.full(
-            PLACES, _BELIEVED
-        )  # likewise by their place, where the head ended no draft before
+        # Likewise by their place in the draft, where the head ended no draft before.
+        self._reached = np.full(PLACES, _BELIEVED)
         self._passed = _BELIEVED * USUAL * np.ones(PLACES)
         self._loads: dict[int, _Load] = {}
         self._head = _Mean()  # seconds that the head adds to a step
@@ -352,10 +347,10 @@ class Pace:
     def _load(self, num_requests: int) -> _Load:
         """Return the figures of a number of requests, at first those of the nearest known one."""
         if num_requests not in self._loads:
+            new = _Load()
             known = [number for number, load in self._loads.items() if load.is_known]
-            nearest = min(known, key=lambda number: abs(number - num_requests), default=None)
-            new = (
-                _Load() if nearest is None else self._loads[nearest].scaled(num_requests / nearest)
-            )
+            if known:
+                nearest = min(known, key=lambda number: abs(number - num_requests))
+                new = self._loads[nearest].scaled(num_requests / nearest)
             self._loads[num_requests] = new
         return self._loads[num_requests]
