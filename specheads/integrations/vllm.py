@@ -230,11 +230,10 @@ class DraftStopping:
         if self.pace is not None:
             self._survivals.append(self._progress.state.survival)
             self.pace.step(began, time.perf_counter())
-        pays = (
-            gain >= self._bounds.step + self._bounds.each * going
-            or len(self._tokens) < self.rule.min_tokens
-        )
-        if len(self._tokens) >= min(longest, self.rule.max_tokens) or not (going and pays):
+        num_drafted = len(self._tokens)
+        pays = gain >= self._bounds.step + self._bounds.each * going
+        goes_on = going and (pays or num_drafted < self.rule.min_tokens)
+        if not goes_on or num_drafted >= min(longest, self.rule.max_tokens):
             raise _DraftsEnded
 
     def drafts(self) -> list[list[int]]:
@@ -326,35 +325,36 @@ def proposer_class(base: type) -> type:
             """
             if self.stopping is None or not given["num_speculative_tokens"]:
                 return super().propose(**given)
-            about = given["common_attn_metadata"]
-            rejected = given.get("num_rejected_tokens_gpu")
-            pace = self.stopping.pace
-            num_requests = about.batch_size()
-            if pace is not None:
-                counts = None if rejected is None else rejected.tolist()
-                steady = about.max_query_len <= 1 + (
-                    0 if counts is None else self.speculative_config.num_speculative_tokens
-                )
-                pace.begin(
-                    time.perf_counter(), num_requests, about.num_actual_tokens, counts, steady
-                )
-                most = min(given["num_speculative_tokens"], self.stopping.rule.max_tokens)
-                if (length := pace.length(num_requests, most)) is not None:  # without the head
-                    drafts: list[list[int]] = (
-                        super().propose(**given | {"num_speculative_tokens": length}).tolist()
-                    )
-                    pace.end(
-                        time.perf_counter(), [length] * len(drafts), np.zeros((0, len(drafts)))
-                    )
+            stopping = self.stopping
+            num_requests = given["common_attn_metadata"].batch_size()
+            if stopping.pace is not None:
+                self._begin_round(stopping.pace, given)
+                most = min(given["num_speculative_tokens"], stopping.rule.max_tokens)
+                length = stopping.pace.length(num_requests, most)
+                if length is not None:  # without the head
+                    fixed = given | {"num_speculative_tokens": length}
+                    drafts: list[list[int]] = super().propose(**fixed).tolist()
+                    lengths = [length] * len(drafts)
+                    stopping.pace.end(time.perf_counter(), lengths, np.zeros((0, len(drafts))))
                     return drafts
-            self.stopping.begin(num_requests, self.device)
+            stopping.begin(num_requests, self.device)
             self.drafting = True
             with suppress(_DraftsEnded):
                 super().propose(**given)
             self.drafting = False
-            probs = self.stopping.probs
+            probs = stopping.probs
             self._last_draft_probs = torch.stack(probs, dim=1).contiguous() if probs else None
-            return self.stopping.drafts()
+            return stopping.drafts()
+
+        def _begin_round(self, pace: Pace, given: dict[str, VllmObject]) -> None:
+            about = given["common_attn_metadata"]
+            rejected = given.get("num_rejected_tokens_gpu")
+            counts = None if rejected is None else rejected.tolist()
+            # More than a draft and the target's token: a prompt is read.
+            most = self.speculative_config.num_speculative_tokens if counts is not None else 0
+            steady = about.max_query_len <= 1 + most
+            num_read = about.num_actual_tokens
+            pace.begin(time.perf_counter(), about.batch_size(), num_read, counts, steady)
 
         def _sample_draft_tokens(
             self, hidden_states: Tensor, sampling_metadata: VllmObject
