@@ -22,7 +22,7 @@ def print_probe(probed: Probed, console: Console | None = None) -> None:
     for part in terminal(_options(probed), console.width):
         console.print(part)
     for doubt in probed.doubts:
-        console.print(f"not to be trusted: {doubt}", highlight=False, style="yellow")
+        console.print(f"unreliable: {doubt}", highlight=False, style="yellow")
     console.print(probed.answer.text, highlight=False, style="bold")
 
 
