@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Column, Table
 
-from specheads.commands.main import arguments
+from specheads.commands.verbs import arguments
 from specheads.errors import UserError
 from specheads.storage.files import read_json
 from specheads.storage.runs import STATE, read_state

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from omegaconf import DictConfig
 
-from specheads.commands.command import command, next_command
+from specheads.commands.command import next_command
 from specheads.commands.compose import (
     load_configured_pair,
     model_config,
@@ -21,7 +21,6 @@ from specheads.commands.compose import (
 )
 from specheads.commands.data import check_data, data_cache
 from specheads.commands.runs import print_table
-from specheads.data_gen.settings import DataGeneration
 from specheads.errors import UserError
 from specheads.pair.pair import Pair
 from specheads.processes import is_first_process
@@ -42,7 +41,6 @@ _METRICS = {"auroc": "AUROC", "kl": "KL", "brier": "Brier", "ece": "ECE"}
 MOST_SHOWN = 20  # heads; a bank may have thousands
 
 
-@command("train", DataGeneration, HeadTraining, folder="head")
 def train_head(cfg: DictConfig, pair: Pair | None = None) -> "TrainedHeads":
     """Train the heads of a config, for `pair` or its own; print how good they are.
 
@@ -64,7 +62,6 @@ def train_head(cfg: DictConfig, pair: Pair | None = None) -> "TrainedHeads":
     return trained
 
 
-@command("distill", DataGeneration, Distillation)
 def distill_draft(cfg: DictConfig, pair: Pair | None = None) -> "DistilledDraft":
     """Distil the draft of a config's pair; print how good it is, and return it.
 
