@@ -35,7 +35,7 @@ from benchmarks.results import (
     prompt_record,
     write_result,
 )
-from specheads.commands.main import VERBS
+from specheads.commands.verbs import VERBS
 from specheads.evaluation.prompt_sets import PromptSet
 from specheads.prompts.prompt import Prompt
 

@@ -9,7 +9,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from specheads.commands.compose import command_config, names_of, plain, settings_of, source_of
-from specheads.commands.help import PROGRAMS
+from specheads.commands.verbs import PROGRAMS
 from specheads.data_gen.settings import DataGeneration
 from specheads.pair.config import config_folder
 from specheads.prompts.sources import prompt_source

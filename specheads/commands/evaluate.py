@@ -13,7 +13,7 @@ from typing import Any, cast
 from hydra.utils import get_class, instantiate
 from omegaconf import DictConfig, ListConfig, OmegaConf
 
-from specheads.commands.command import command, next_command
+from specheads.commands.command import next_command
 from specheads.commands.compose import (
     keys_of_choice,
     load_configured_pair,
@@ -45,8 +45,7 @@ from specheads.training.heads.calibrate import calibrate
 logger = logging.getLogger(__name__)
 
 
-@command("evaluate", DataGeneration, Evaluation)
-def main(cfg: DictConfig) -> Report:
+def evaluate_rules(cfg: DictConfig) -> Report:
     """Evaluate a composed config; print, write and return the report."""
     # Mistakes and failed logins are reported before the models are loaded, which may take minutes.
     settings = evaluation_settings(cfg)
@@ -213,7 +212,6 @@ def _config_text(cfg: DictConfig) -> str:
     return without_home(OmegaConf.to_yaml(cfg, resolve=True))
 
 
-@command("probe", DataGeneration, Probe)
 def probe_pair(cfg: DictConfig) -> Probed:
     """Probe the pair of a composed config; print and write what was found, and return it.
 
