@@ -5,9 +5,9 @@
     python benchmarks/decoding.py --model my_pair --prompts-from questions.jsonl --modes greedy cool
     python benchmarks/decoding.py --model synthetic-21m --rate 0.8
 
-Each peer is a process of its own, or several, with the same number of threads. One process runs at
-a time, all others stand still; in each repeat all settings decode the same prompts in turn. Before
-its turn counts, a setting decodes the first prompts once. Where a peer has several settings
+Each peer is a separate process, or several, with the same number of threads. One process runs at
+a time, all others stand still; in each repeat all settings decode the same prompts in turn. Before its
+time counts, a setting decodes the first prompts once. Where a peer has several settings
 (drafted tokens per round, a threshold), the fastest on other prompts is reported. Responses have
 the same number of tokens everywhere: no token ends them. Seconds are those of whole calls.
 
@@ -73,7 +73,7 @@ PEERS = (TRANSFORMERS, OURS, "llama.cpp", "vLLM")
 LENGTHS, VLLM_LENGTHS = (
     (1, 2, 3, 4, 6, 8),
     (1, 2, 3, 4, 6),
-)  # drafted tokens per round; with vLLM each is a process of its own
+)  # drafted tokens per round; with vLLM each is a separate process
 FINAL_PARTS = (8, 9)  # of the final prompts, 200 together
 FULL = 4  # prompts, for each that is under way
 THRESHOLDS = (0.3, 0.4, 0.5, 0.6, 0.7)
@@ -131,7 +131,7 @@ class _Peers:
     ) -> None:
         """Add a way to decode, by name the options of its choices.
 
-        `apart`: each starts a process of its own with its options.
+        `apart`: each starts a separate process with its options.
         """
         for choice, options in choices.items():
             setting = Setting(peer, way, choice, peer, options)
@@ -431,7 +431,7 @@ def _add_vllm(
     """
     if not can_import(given.vllm_python, "vllm"):
         peers.left_out.append(
-            "vLLM is left out: it needs an environment of its own (benchmarks/README.md);"
+            "vLLM is left out: it needs a separate environment (benchmarks/README.md);"
             " --vllm-python names it."
         )
         return

@@ -242,7 +242,7 @@ def test_running_out_of_memory_says_what_to_make_smaller(error, run, monkeypatch
     def fail(*args, **kwargs):
         raise error
 
-    monkeypatch.setattr(generate.RowsDecoder, "row", fail)
+    monkeypatch.setattr(generate.BatchDecoder, "request", fail)
     assert_told(
         run("data", *SMALL), r"out of memory.*generation\.batch_size=.*data\.max_new_tokens="
     )
@@ -252,7 +252,7 @@ def test_an_error_of_our_own_keeps_its_traceback(run, monkeypatch):
     def fail(*args, **kwargs):
         raise RuntimeError("a bug")
 
-    monkeypatch.setattr(generate.RowsDecoder, "row", fail)
+    monkeypatch.setattr(generate.BatchDecoder, "request", fail)
     with pytest.raises(RuntimeError, match="a bug"):
         run("data", *SMALL)
 

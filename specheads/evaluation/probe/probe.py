@@ -14,7 +14,7 @@ import torch
 
 from specheads.decoding.decoder import SpeculativeDecoder
 from specheads.decoding.records import DecodeStats
-from specheads.decoding.rows import checked_window
+from specheads.decoding.request import checked_window
 from specheads.decoding.step_costs import StepCosts
 from specheads.decoding.step_times import LONGEST, StepTimes, step_times
 from specheads.decoding.stopping import FixedLength, HeadThreshold, Logistic, StoppingRule

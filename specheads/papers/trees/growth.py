@@ -14,8 +14,8 @@ from torch.utils._pytree import tree_map
 from specheads.decoding.drafting import Drafting
 from specheads.decoding.engine import Engine, ForwardOutput, TreeSlots
 from specheads.decoding.records import Clock, Mark, Round
-from specheads.decoding.rounds import RoundParts
-from specheads.decoding.rows import Rounds, Row
+from specheads.decoding.request import Request
+from specheads.decoding.rounds import RoundParts, Rounds
 from specheads.decoding.step_inputs import HostNumbers
 from specheads.decoding.stopping import MAX_TOKENS, StoppingRule
 from specheads.errors import UserError
@@ -328,10 +328,10 @@ class _TreeRounds(Rounds):
     def warm_up(self, ends: Tensor) -> None:
         self.drafter.warm_up()
 
-    def start(self, rows: Sequence[Row]) -> None:
+    def start(self, rows: Sequence[Request]) -> None:
         self.state = self.stopping.start_prompt(1, self.engines[-1].lm.device)
 
-    def take(self, rows: Sequence[Row], ends: Tensor, clock: Clock) -> tuple[list[Round], Mark]:
+    def take(self, rows: Sequence[Request], ends: Tensor, clock: Clock) -> tuple[list[Round], Mark]:
         (row,) = rows
         self.state = self.stopping.start_round(self.state)
         draft = self.drafter.draft(
@@ -356,7 +356,7 @@ class _TreeRounds(Rounds):
         )
         return [done], drafted
 
-    def _verify(self, row: Row, draft: Draft) -> tuple[Sequence[int], int]:
+    def _verify(self, row: Request, draft: Draft) -> tuple[Sequence[int], int]:
         """Verify a draft, and keep the accepted part in memory.
 
         Return the accepted nodes, from the context down, and the target's token.
