@@ -11,25 +11,17 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
-from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, rotate_half
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from benchmarks.decoding import (
     PEERS,
-    Setting,
-    Timed,
     _all_peers,
-    _same_tokens,
     _source,
-    _speed_table,
-    fastest,
-    measure,
 )
 from benchmarks.gguf_file import (
     complete_output,
     file_type,
     gguf_tensors,
-    interleaved,
     obstacle,
     write_gguf,
 )
@@ -124,40 +116,6 @@ def test_a_completed_output_proposes_as_the_draft_did(cut, prompts):
     assert obstacle(cut.draft) is None and kept_tokens(cut.draft) is None
 
 
-def test_rows_are_rotated_as_neighbours():
-    """llama.cpp rotates neighbouring rows of a head, transformers its two halves: both give the
-    same scores.
-    """
-    config = LlamaConfig(**SMALL, **HEADS)
-    matrix = torch.randn(4 * 16, 32)
-    hidden = torch.randn(1, 5, 32)
-    cos, sin = LlamaRotaryEmbedding(config)(hidden, torch.arange(5)[None])
-    halves = (hidden @ matrix.T).view(1, 5, 4, 16)
-    rotated = halves * cos[:, :, None] + rotate_half(halves) * sin[:, :, None]
-    pairs = (hidden @ interleaved(matrix, 4).T).view(1, 5, 4, 8, 2)
-    turn = torch.complex(cos[..., :8], sin[..., :8])[:, :, None]
-    neighbours = torch.view_as_real(torch.view_as_complex(pairs.contiguous()) * turn)
-    torch.testing.assert_close(neighbours[..., 0], rotated[..., :8])
-    torch.testing.assert_close(neighbours[..., 1], rotated[..., 8:])
-
-
-def test_models_that_cannot_be_written_have_a_reason():
-    other = GPT2LMHeadModel(GPT2Config(vocab_size=40, n_embd=32, n_layer=1, n_head=2))
-    assert "architecture is gpt2" in obstacle(other)
-    assert "float16" in obstacle(small_llama(torch.float16))
-    assert "rope type is yarn" in obstacle(small_llama(rope_parameters=yarn()))
-    assert "biases" in obstacle(small_llama(attention_bias=True))
-
-
-def yarn():
-    return {
-        "rope_type": "yarn",
-        "rope_theta": 1e4,
-        "factor": 2.0,
-        "original_max_position_embeddings": 32,
-    }
-
-
 def arguments(**values):
     given = {
         "model": "nano",
@@ -169,36 +127,6 @@ def arguments(**values):
     }
     given |= {"threads": 1, "window": 256, "at_once": [1], "vllm_python": "no-python"}
     return Namespace(**given | {"vllm_eager": False, "peers": PEERS} | values)
-
-
-def test_missing_peers_are_left_out_with_a_line(nano, tmp_path, monkeypatch):
-    monkeypatch.setattr("benchmarks.decoding.can_import", lambda python, package: False)
-    made = _all_peers(nano, arguments(), GREEDY, tmp_path)
-    assert set(made.commands) == {"transformers", "this decoder"} and list(tmp_path.iterdir()) == []
-    left_out = "\n".join(made.left_out)
-    assert "vLLM is left out" in left_out and "the head is left out" in left_out
-    assert 'llama.cpp is left out: pip install "specheads[bench]"' in left_out
-
-
-def test_every_setting_of_vllm_is_a_process_of_its_own_with_its_options(
-    nano, tmp_path, monkeypatch
-):
-    monkeypatch.setattr("benchmarks.decoding.can_import", lambda python, package: package == "vllm")
-    given = arguments(head="outputs/head", at_once=[1, 4])
-    for warp in (GREEDY, Warp()):
-        made = _all_peers(nano, given, warp, tmp_path)
-        settings = [setting for setting in made.settings if setting.peer == "vLLM"]
-        assert len({setting.worker for setting in settings}) == len(settings) > 5
-        setups = {setting.name: made.commands[setting.worker].setup for setting in settings}
-        assert (
-            setups["vLLM, alone"]["drafted"] == 0
-            and setups["vLLM, draft model, K=4"]["drafted"] == 4
-        )
-        assert setups["vLLM, head on the draft model, threshold 0.5"]["threshold"] == 0.5
-        assert all(each["head"].endswith("/outputs/head") for each in setups.values())
-        assert all(
-            each["requests"] == 4 and each["warp"] == asdict(warp) for each in setups.values()
-        )
 
 
 def test_processes_decode_as_this_project_and_stand_still_between(nano, prompts):
@@ -278,26 +206,6 @@ def test_llama_cpp_decodes_as_this_project(cut, prompts, tmp_path):
     assert drafted == out[0, -24:].tolist()
 
 
-def test_llama_cpp_runs_a_gguf_file_in_float16_and_with_its_own_tensors(
-    cut, prompts, tmp_path, monkeypatch
-):
-    needs_llama_cpp()
-    write_gguf(cut.target, tmp_path / "target.gguf", stored="Q8_0")
-    monkeypatch.setattr("benchmarks.decoding.gguf_file", lambda location: tmp_path / "target.gguf")
-    made = _all_peers(cut, arguments(), Warp(top_p=1e-6), tmp_path)  # greedy by another way
-    request = {"options": {}, "prompts": [prompts[0]], "seeds": [0], "length": 8}
-    names = [
-        f"llama.cpp, {kind}, {way}"
-        for kind in ("float16", "Q8_0")
-        for way in ("alone", "draft model, K=2, sampled")
-    ]
-    with Workers(made.commands) as workers:
-        responses = [workers.ask(name, request)["responses"][0] for name in names]
-    assert responses == 4 * [
-        generate_baseline(cut, prompts[0], 8, warp=GREEDY, stop_tokens=()).tokens.tolist()
-    ]
-
-
 def test_prompts_of_a_file_are_instructions_questions_or_prompts(tmp_path):
     rows = [
         {"instruction": "add", "input": "1, 2"},
@@ -307,78 +215,3 @@ def test_prompts_of_a_file_are_instructions_questions_or_prompts(tmp_path):
     (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
     loaded = {prompt.text for prompt in _source(str(tmp_path / "rows.jsonl"), 2).load(True)}
     assert loaded == {"add\nInput: 1, 2", "rest", "go"}
-
-
-class FakeWorkers:
-    """Settings decode at the speed that their options name."""
-
-    def __init__(self):
-        self.asked = []
-
-    def ask(self, name, request):
-        count = len(request["prompts"])
-        self.asked.append((count, request["seeds"]))
-        seconds = count * request["length"] / request["options"]["speed"]
-        return {
-            "responses": [[1] * request["length"]] * count,
-            "seconds": seconds,
-            "totals": [2, 3, 0.25, 0.5, 0.0],
-        }
-
-
-def speed(value):
-    return {"speed": value}
-
-
-def test_the_fastest_setting_of_each_way_is_reported():
-    settings = [
-        Setting("this decoder", "alone", options=speed(100)),
-        Setting("transformers", "alone", options=speed(50)),
-    ]
-    settings += [
-        Setting("this decoder", "draft", f"K={k}", options=speed(value))
-        for k, value in ((1, 110), (2, 150), (3, 120))
-    ]
-    how = ([[1], [2]], 8, 3)
-    chosen = fastest(FakeWorkers(), settings, *how)
-    assert [setting.name for setting in chosen] == [
-        "this decoder, alone",
-        "transformers, alone",
-        "this decoder, draft, K=2",
-    ]
-    table = _speed_table(chosen, measure(FakeWorkers(), chosen, *how), "greedy")
-    expected = [150, 150, 150, 3.0, 1.5, 1.0, 1.5, 0.125, 0.25, 0]
-    assert [round(value, 6) for value in table.rows[2][1:]] == expected
-    table = _speed_table(chosen, measure(FakeWorkers(), chosen, *how), "cool", 4)
-    assert (
-        table.title == "Sampled at temperature 0.2, top-p 0.9, 4 prompts under way"
-        and table.rows[2][6] is None
-    )
-    assert _same_tokens(Timed([], [[1, 2, 3, 4]]), Timed([], [[1, 2, 4, 4]])) == 0.5
-
-
-def test_a_worker_gets_all_prompts_after_a_first_that_is_not_counted():
-    workers = FakeWorkers()
-    measured = measure(
-        workers, [Setting("vLLM", "alone", options=speed(100))], [[1]] * 5, 8, 2, at_once=2
-    )
-    assert workers.asked == [
-        (2, [0, 1]),
-        (5, [0, 1, 2, 3, 4]),
-        (2, [1000, 1001]),
-        (5, [1000, 1001, 1002, 1003, 1004]),
-    ]
-    assert (
-        measured["vLLM, alone"].speeds == pytest.approx([100, 100])
-        and len(measured["vLLM, alone"].responses) == 5
-    )
-    workers = FakeWorkers()
-    measure(workers, [Setting("vLLM", "alone", options=speed(100))], [[1]] * 3, 8, 1)
-    assert workers.asked == [(1, [0]), (1, [0]), (1, [1]), (1, [2])]
-
-
-def test_only_the_peers_that_are_asked_for_are_compared(nano, tmp_path, monkeypatch):
-    monkeypatch.setattr("benchmarks.decoding.can_import", lambda python, package: package == "vllm")
-    for peer in ("transformers", "this decoder", "vLLM"):
-        made = _all_peers(nano, arguments(peers=[peer]), GREEDY, tmp_path / peer)
-        assert {setting.peer for setting in made.settings} == {peer}
