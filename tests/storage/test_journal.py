@@ -68,7 +68,7 @@ def test_an_interrupted_sweep_resumes_to_the_same_counts(nano, prompts, tmp_path
 
         rules = {"fixed_length": RuleChoice(FixedLength, {"num_tokens": [1, 3]})}
         settings = sweep_settings(candidates(rules, {}, None))
-        how = Evaluation(warp=Warp(), max_new_tokens=6, repeats=2)
+        how = Evaluation(warp=Warp(), max_new_tokens=6, repeats=2, engine="eager")
         measured = Sweep(nano, how, nano.window).run(settings, prompts[:4], journal, count)
         counts = [
             [(s.num_tokens, s.num_drafted, s.num_accepted, s.num_target_calls) for s in m.stats]

@@ -52,6 +52,14 @@ class Letters:
                 yield Prompt(hashlib.sha256(text.encode()).hexdigest()[:16], split, text)
 
 
+@pytest.fixture(scope="module", autouse=True)
+def eager():
+    """Compiling takes longer than all that these tests decode."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SPECHEADS_ENGINE", "eager")
+        yield
+
+
 @pytest.fixture(scope="module")
 def pair():
     pair = tiny_pair(8, scale=2.0)
