@@ -150,8 +150,7 @@ class Checkpoints(L.Callback):
     def save(self, trainer: L.Trainer) -> None:
         """Write the checkpoint, in which every process takes part.
 
-        Raises UserError for weights that are NaN or infinite, as they are from the step on whose
-        loss was.
+        Raises UserError for weights that are NaN or infinite, as after a loss that was.
         """
         for weight in trainer.lightning_module.parameters():
             if weight.requires_grad and not bool(weight.isfinite().all()):
