@@ -21,6 +21,7 @@ LAYERS = (
         "specheads.load",
         "specheads.processes",
         "specheads.settings",
+        "specheads.table",
     ),
     ("specheads.storage",),
     ("specheads.pair",),

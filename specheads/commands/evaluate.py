@@ -34,12 +34,13 @@ from specheads.evaluation.settings import Evaluation
 from specheads.heads.head import find_heads
 from specheads.pair.pair import Pair
 from specheads.prompts.data_set_source import DatasetSource
-from specheads.prompts.prompt import unique
+from specheads.prompts.prompt import encode_prompts, unique
 from specheads.prompts.sources import prompt_source
+from specheads.replay.calibration import Calibrated
 from specheads.replay.recording import Recorder
 from specheads.replay.response_tree import RecordSettings
 from specheads.storage.files import without_home
-from specheads.training.heads.calibrate import Calibrated, calibrate
+from specheads.training.heads.calibrate import calibrate
 
 logger = logging.getLogger(__name__)
 
@@ -102,9 +103,9 @@ def _calibrate_again(
     limits = replace(data.limits, max_new_tokens=settings.max_new_tokens)
     amounts = RecordSettings(settings.record.num_samples)
     recorder = Recorder(pair, settings.warp, limits, amounts, settings.seed, data_folder)
-    found, _ = calibrate(
-        settings.num_dev_prompts, recorder, unique(data.source.load(pair.chats)), folders
-    )
+    prompts = unique(data.source.load(pair.chats))
+    dev = encode_prompts(pair, [prompt for prompt in prompts if prompt.split == "dev"], limits)
+    found, _ = calibrate(settings.num_dev_prompts, recorder, dev, folders)
     for folder, (name, each) in zip(folders, found.items(), strict=True):
         now, what = (
             ("before", "with its calibration") if "before" in each.ece else ("raw", "uncalibrated")

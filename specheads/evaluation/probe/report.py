@@ -9,7 +9,8 @@ from specheads.evaluation.conclusions import change, information_text, percent, 
 from specheads.evaluation.probe.prediction import BETTER, HEAD, MORE_OVERLAP, Option
 from specheads.evaluation.probe.probe import Probed
 from specheads.evaluation.reporting import write_page
-from specheads.evaluation.tables import Cell, Table, estimate_cell, table_of, terminal
+from specheads.evaluation.tables import estimate_cell, table_of
+from specheads.table import Cell, Table, print_table
 
 MICRO = 1e6
 
@@ -19,8 +20,7 @@ def print_probe(probed: Probed, console: Console | None = None) -> None:
     console = console or Console()
     for name, text in _measured(probed):
         console.print(f"{name}: {text}", highlight=False)
-    for part in terminal(_options(probed), console.width):
-        console.print(part)
+    print_table(_options(probed), console)
     for doubt in probed.doubts:
         console.print(f"unreliable: {doubt}", highlight=False, style="yellow")
     console.print(probed.answer.text, highlight=False, style="bold")
