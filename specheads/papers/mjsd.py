@@ -9,7 +9,6 @@ make up for an unlikely one before it, and the output is more likely than sample
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import log
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,6 +21,7 @@ from specheads.decoding.request import Request, checked_window
 from specheads.decoding.rounds import ChainRounds, Drafter, RoundParts, Rounds
 from specheads.decoding.step_inputs import DraftMemory
 from specheads.decoding.stopping import FixedLength
+from specheads.decoding.stopping.rule import State
 from specheads.decoding.verification import AcceptanceDistribution, Block, VerificationRule
 from specheads.errors import UserError
 from specheads.pair.pair import Pair
@@ -165,7 +165,7 @@ class _BeamDrafter(TreeDrafter):
             return admitted, []
         return admitted, sorted(node for node in best if node not in self._ended)
 
-    def after(self, path: Sequence[int]) -> tuple[Any, int, int]:
+    def after(self, path: Sequence[int]) -> tuple[State, int, int]:
         return self.state_after(self._best), len(self._path), len(path)
 
     def keep(self, path: Sequence[int]) -> None:
