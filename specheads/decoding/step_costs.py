@@ -17,7 +17,8 @@ class StepCosts:
     draft_seconds: float
     target_seconds: float  # one forward pass of the target, which verifies no drafted token
     verified_seconds: float = 0.0  # more for each drafted token
-    round_seconds: float = 0.0
+    round_seconds: float = 0.0  # of a round with a draft, besides its steps
+    alone_overhead: float = 0.0  # of a token of the target alone, besides its forward pass
     # Measured seconds of verifying 0, 1, 2, ... drafted tokens, where there are any; beyond them
     # each token takes `verified_seconds`.
     verification: tuple[float, ...] = ()
@@ -32,6 +33,11 @@ class StepCosts:
     def ratio(self) -> float:
         """How many draft steps one forward pass of the target costs."""
         return self.target_seconds / self.draft_seconds if self.draft_seconds else float("inf")
+
+    @property
+    def alone_seconds(self) -> float:
+        """The seconds of a token of the target alone."""
+        return self.target_seconds + self.alone_overhead
 
     @classmethod
     def at_ratio(cls, ratio: float) -> "StepCosts":
@@ -51,10 +57,16 @@ class StepCosts:
         """Return the seconds (...) of draft steps (...) and of rounds (..., n + 1), counted by
         their drafted tokens 0 to n.
         """
-        each = self.round_seconds + self.verify_seconds(np.arange(rounds.shape[-1]))
-        return self.draft_seconds * self._waited(rounds) * draft_calls + rounds @ each
+        each = self.seconds_of_rounds(rounds.shape[-1])
+        return self.draft_seconds * self.waited(rounds) * draft_calls + rounds @ each
 
-    def _waited(self, rounds: np.ndarray) -> float:
+    def seconds_of_rounds(self, count: int) -> np.ndarray:
+        """Return the seconds (count,) of rounds that verify 0, 1, ... drafted tokens, besides their
+        draft steps.
+        """
+        return self.round_seconds + self.verify_seconds(np.arange(count))
+
+    def waited(self, rounds: np.ndarray) -> float:
         """Return the mean longest draft of the requests at once over their mean draft, 1 where all
         have one length.
         """
@@ -80,17 +92,3 @@ class RuleCosts:
 
     step_seconds: float = 0.0
     round_seconds: float = 0.0
-
-
-def non_decreasing(values: np.ndarray, weight: np.ndarray) -> np.ndarray:
-    """Return the closest values that never fall, by weighted least squares (pooling adjacent
-    violators).
-    """
-    pools: list[tuple[float, float, int]] = []  # mean, weight, members
-    for value, value_weight in zip(values.tolist(), weight.tolist(), strict=True):
-        pools.append((value, value_weight, 1))
-        while len(pools) > 1 and pools[-2][0] > pools[-1][0]:
-            (low, less, some) = pools.pop()
-            (high, more, others) = pools.pop()
-            pools.append(((low * less + high * more) / (less + more), less + more, some + others))
-    return np.concatenate([np.full(members, mean) for mean, _, members in pools])

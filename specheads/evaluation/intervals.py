@@ -123,6 +123,11 @@ def interval(values: np.ndarray, best_of: int = 1) -> Interval:
     return Interval(float(values[0]), float(low), float(high))
 
 
+def is_clearly_faster(ratio: Interval | None) -> bool:
+    """Whether a ratio of speeds is above 1 by more than chance; None: nothing was compared."""
+    return ratio is not None and ratio.low > 1
+
+
 def cross_fitted_gain(ours: np.ndarray, theirs: np.ndarray, groups: Groups) -> Interval:
     """Return how much faster our best setting is than their best, as a ratio of throughputs, from
     tokens and seconds (S, 2, P).

@@ -9,8 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from specheads.decoding.step_costs import StepCosts
-from specheads.decoding.stopping.rule import MAX_TOKENS, filled
+from specheads.decoding.stopping.rule import MAX_TOKENS, Fitting, filled
 from specheads.decoding.stopping.survival import (
     REJECTION,
     HeadThreshold,
@@ -77,9 +76,7 @@ class Logistic(SurvivalRule):
         )
 
     @classmethod
-    def fit(
-        cls, arguments: Mapping[str, Any], fitting: Any, head: Any, costs: StepCosts | None
-    ) -> dict[str, Any]:
+    def fit(cls, arguments: Mapping[str, Any], fitting: Fitting) -> dict[str, Any]:
         fitted = dict(arguments)
         if cls.open_parameters(arguments):
             fitted["weights"] = fitting.logistic(list(fitted["weights"]))

@@ -2,22 +2,39 @@
 draft is.
 """
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
 from specheads.decoding.records import short_repr
-from specheads.decoding.step_costs import StepCosts
 from specheads.heads.features import RECORDED
 from specheads.pair.pair import Pair
 from specheads.settings import PositiveCount, Probability, argument, check_arguments
 
 MAX_TOKENS = 20
+
+
+class Fitting(Protocol):
+    """Fits open parameters of one rule to recorded drafts of dev prompts, at the costs of its
+    steps.
+    """
+
+    def logistic(self, names: Sequence[str]) -> dict[str, float]:
+        """Return the weights of a logistic of the draft's confidence, for `names` of inputs; see
+        `logistic_inputs`.
+        """
+        ...
+
+    def auto_threshold(self, max_tokens: int) -> float:
+        """Return the threshold of the rule's head at which one more draft step yields no more than
+        the throughput, for drafts of at most `max_tokens`.
+        """
+        ...
 
 
 class StoppingRule:
@@ -106,15 +123,8 @@ class StoppingRule:
         return frozenset()
 
     @classmethod
-    def fit(
-        cls, arguments: Mapping[str, Any], fitting: Any, head: Any, costs: StepCosts | None
-    ) -> dict[str, Any]:
-        """Return the constructor's arguments with the open ones fitted.
-
-        `fitting` fits to recorded drafts of dev prompts, by the methods of
-        `specheads.evaluation.candidates.Tuning`; `head` is a recorded one; `costs` are those of the
-        rule's steps, None if no open parameter is in `fitted_to_costs`.
-        """
+    def fit(cls, arguments: Mapping[str, Any], fitting: Fitting) -> dict[str, Any]:
+        """Return the constructor's arguments with the open ones fitted."""
         return dict(arguments)
 
 

@@ -9,8 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from specheads.decoding.step_costs import StepCosts
-from specheads.decoding.stopping.rule import MAX_TOKENS, StoppingRule, constants, filled
+from specheads.decoding.stopping.rule import MAX_TOKENS, Fitting, StoppingRule, constants, filled
 from specheads.errors import UserError, is_count
 from specheads.heads.calibration import IndexCalibration, calibrated
 from specheads.heads.head import AcceptanceHead
@@ -213,12 +212,8 @@ class HeadThreshold(HeadRule):
         return frozenset({"threshold"} if arguments.get("threshold") == "auto" else ())
 
     @classmethod
-    def fit(
-        cls, arguments: Mapping[str, Any], fitting: Any, head: Any, costs: StepCosts | None
-    ) -> dict[str, Any]:
+    def fit(cls, arguments: Mapping[str, Any], fitting: Fitting) -> dict[str, Any]:
         fitted = dict(arguments)
-        if costs is not None and "threshold" in cls.open_parameters(arguments):
-            fitted["threshold"] = fitting.auto_threshold(
-                head, fitted.get("max_tokens", MAX_TOKENS), costs
-            )
+        if "threshold" in cls.open_parameters(arguments):
+            fitted["threshold"] = fitting.auto_threshold(fitted.get("max_tokens", MAX_TOKENS))
         return fitted
