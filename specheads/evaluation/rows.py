@@ -31,7 +31,7 @@ from specheads.evaluation.report import (
     Winner,
     rule_fields,
 )
-from specheads.evaluation.sweep import Measured
+from specheads.evaluation.sweep import FEWEST_GROUPS, Measured
 from specheads.heads.calibration import IndexCalibration, in_rounds
 from specheads.heads.metrics import auroc, calibration
 from specheads.pair.pair import Pair
@@ -72,7 +72,7 @@ def live_rows(results: Results, lossless: bool, groups: Groups) -> list[LiveRow]
             **rule_fields(setting),
             accepted_over_expected=_accepted_over_expected(each.stats, resamples),
             same_rule=setting.same_rule,
-            over_same_rule=_over_same_rule(results, each, resamples),
+            over_same_rule=_over_same_rule(results, each, groups),
         )
         rows.append(row)
     fastest = fastest_by_kind(rows)
@@ -102,7 +102,7 @@ def _accepted_over_expected(
 
 
 def _over_same_rule(
-    results: Results, measured: Measured, resamples: np.ndarray
+    results: Results, measured: Measured, groups: Groups
 ) -> Interval | None:
     """Return how much faster a setting decodes than the same rule under the evaluation's
     verification, by the counts of its decoded rounds at the measured costs of steps.
@@ -112,9 +112,11 @@ def _over_same_rule(
     setting = measured.setting
     table = results.cost_table
     by_name = {each.setting.name: each for each in results.measured}
-    if setting.same_rule is None or MEASURED not in table.costs:
+    is_enough = MEASURED in table.costs and len(set(groups)) >= FEWEST_GROUPS
+    if setting.same_rule is None or not is_enough:
         return None
     other = by_name[setting.same_rule]
+    resamples = resample_counts(groups)
     ours, theirs = (
         table.speedup(each.counts, resamples, other.setting, MEASURED)
         for each in (measured, other)

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from specheads.decoding.step_times import TARGET, StepTimes, bytes_of_step
+from specheads.decoding.step_times import TARGET, StepTimes, TimedSteps, bytes_of_step
 from specheads.decoding.stopping import MAX_TOKENS, FixedLength, Logistic
 from specheads.evaluation.candidates import (
     CEILING,
@@ -23,12 +23,11 @@ from specheads.evaluation.candidates import (
     candidates,
 )
 from specheads.evaluation.intervals import Interval, interval, resample_counts
-from specheads.evaluation.replayed_sets import Outcome, RecordedSet, counts_of
+from specheads.evaluation.replayed_sets import RecordedSet, chosen, counts_of
 from specheads.evaluation.report import MEASURED
-from specheads.evaluation.sweep import LARGEST_SPREAD
+from specheads.evaluation.sweep import LARGEST_SPREAD, Overheads
 from specheads.pair.pair import Pair
 from specheads.pair.sampling import Warp, check_finite, overlap
-from specheads.replay.cost import CostFit
 from specheads.replay.recording import Recording
 from specheads.replay.replay import Counts
 from specheads.replay.response_batch import ResponseBatch
@@ -75,6 +74,9 @@ NOTICEABLE = 0.01
 WORTH_A_RULE = 0.05
 WORTH_TRAINING = 0.05
 WORTH_DISTILLING = 0.05
+
+
+NO_OVERHEADS = Overheads()
 
 
 @torch.no_grad()
@@ -185,16 +187,6 @@ def better_draft(recording: Recording, gain: float, seed: int = 0) -> Recording:
 
 
 @dataclass(frozen=True)
-class Overheads:
-    """The seconds that decoding takes besides its steps: of a round with a draft, and of a token of
-    the target alone.
-    """
-
-    round_seconds: float = 0.0
-    alone_seconds: float = 0.0
-
-
-@dataclass(frozen=True)
 class LiveCheck:
     """What decoding took with the target alone and with one fixed length."""
 
@@ -227,7 +219,7 @@ def predict(
     halves: Sequence[RecordedSet],
     times: StepTimes,
     greedy: bool,
-    overheads: Overheads = Overheads(),
+    overheads: Overheads = NO_OVERHEADS,
 ) -> list[Option]:
     """Return every option, the target alone first.
 
@@ -251,12 +243,13 @@ def predict(
             count(family, rule, half.recording)
         count(BETTER, best_rules(better_other, FIXED_LENGTHS, table)[FIXED], better)
     speeds = {}
+    alone = table.costs[MEASURED].alone_seconds
     for name, made in counted.items():
         seconds = [
             table.of(rule, MEASURED).seconds(counts.drafted, counts.rounds) for rule, counts in made
         ]
         tokens = np.concatenate([counts.tokens for _, counts in made])
-        speeds[name] = (resamples @ tokens) / (resamples @ np.concatenate(seconds)) / table.alone
+        speeds[name] = (resamples @ tokens) / (resamples @ np.concatenate(seconds)) * alone
     options = [Option(PLAIN, Interval(1.0, 1.0, 1.0), interval(1 / speeds[FIXED]))]
     for name, samples in speeds.items():
         value = " or ".join(dict.fromkeys(rule.name for rule, _ in counted[name]))
@@ -287,18 +280,20 @@ def predict(
             slowed = (
                 (costs.step_seconds * drafted + costs.round_seconds * rounds)
                 / emitted
-                * table.alone
+                / alone
             )
             options.append(_head_option(name, speeds[FIXED], best, slowed, HEAD_SHARES[greedy]))
     return options
 
 
 def _cost_table(times: StepTimes, overheads: Overheads) -> CostTable:
-    costs = replace(times.costs, round_seconds=overheads.round_seconds)
-    fit = CostFit(costs, {Logistic.__name__: times.rules[LOGISTIC]})
-    return CostTable(
-        {MEASURED: costs}, fit=fit, alone=1 / (costs.target_seconds + overheads.alone_seconds)
+    costs = replace(
+        times.costs,
+        round_seconds=overheads.round_seconds,
+        alone_overhead=overheads.alone_seconds,
     )
+    rules = {Logistic.__name__: times.rules[LOGISTIC]}
+    return CostTable({MEASURED: costs}, steps=TimedSteps(StepTimes(costs, rules)))
 
 
 def best_length(half: RecordedSet, times: StepTimes) -> int:
@@ -316,8 +311,8 @@ def best_rules(
     dev = RecordedSet(
         "", "dev", recording, range(recording.num_prompts), counts_of(recording, rules)
     )
-    outcome = Outcome(rules, table, [dev]).chosen()
-    return {family: rules[number] for family, number in outcome.best[MEASURED].items()}
+    best = chosen(rules, table, dev, []).best[MEASURED]
+    return {family: rules[number] for family, number in best.items()}
 
 
 def _head_option(

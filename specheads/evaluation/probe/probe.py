@@ -3,7 +3,6 @@ what to do.
 """
 
 import logging
-import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -16,11 +15,10 @@ from specheads.decoding.decoder import SpeculativeDecoder
 from specheads.decoding.records import DecodeStats
 from specheads.decoding.rows import checked_window
 from specheads.decoding.step_costs import StepCosts
-from specheads.decoding.step_times import LONGEST, StepTimes, step_times
+from specheads.decoding.step_times import CONTEXT, LONGEST, StepTimes, TimedSteps, time_steps
 from specheads.decoding.stopping import FixedLength, HeadThreshold, Logistic, StoppingRule
 from specheads.errors import UserError
 from specheads.evaluation.candidates import TARGET_ALONE, fixed_length
-from specheads.evaluation.decode import CONTEXT
 from specheads.evaluation.information import information
 from specheads.evaluation.intervals import Interval, halves, interval, resample_counts
 from specheads.evaluation.probe import prediction
@@ -39,7 +37,7 @@ from specheads.evaluation.replayed_sets import RecordedSet, record_sets, surviva
 from specheads.evaluation.report import Information
 from specheads.evaluation.settings import EngineName, Evaluation
 from specheads.evaluation.setup import versions
-from specheads.evaluation.sweep import Sweep
+from specheads.evaluation.sweep import Sweep, overheads_of
 from specheads.forecast import progress
 from specheads.heads.config import HeadConfig
 from specheads.heads.head import AcceptanceHead
@@ -96,19 +94,16 @@ def live_check(
         sweep = Sweep(
             pair, how, checked_window(pair, None)
         )  # the memory of the steps that were timed, which are compiled
-        measured = sweep.run([TARGET_ALONE, fixed_length(length)], prompts, on_generation=advance)
-    verify = costs.verification
-    rounds = [[numbers for prompt in each.rounds for numbers in prompt] for each in measured]
-    more = [
-        draft + target - calls * costs.draft_seconds - verify[min(int(drafted), len(verify) - 1)]
-        for _, drafted, calls, draft, target in rounds[1]
-    ]
-    alone = statistics.median(draft + target for *_, draft, target in rounds[0])
-    overheads = prediction.Overheads(
-        max(0.0, statistics.median(more)), max(0.0, alone - costs.target_seconds)
+        settings = [TARGET_ALONE, fixed_length(length)]
+        alone, drafting = sweep.run(settings, prompts, on_generation=advance)
+    overheads = overheads_of(alone, drafting, costs)
+    return LiveCheck(
+        f"{len(prompts)} prompts",
+        length,
+        DecodeStats.total(alone.stats).tokens_per_second,
+        DecodeStats.total(drafting.stats).tokens_per_second,
+        overheads,
     )
-    speed_alone, speed = (DecodeStats.total(each.stats).tokens_per_second for each in measured)
-    return LiveCheck(f"{len(prompts)} prompts", length, speed_alone, speed, overheads)
 
 
 @dataclass(frozen=True)
@@ -185,7 +180,10 @@ def probe(
     with progress("timing steps", settings.repeats) as advance:
         rules = _timed_rules(pair, widths)
         positions = min(CONTEXT, pair.window // 2)
-        times = step_times(decoder, rules, positions, settings.repeats, advance=advance)
+        seconds = time_steps(
+            decoder, rules, positions, repeats=settings.repeats, advance=advance
+        )
+        times = TimedSteps.of(seconds, list(rules)).estimate
     if settings.serving == "vllm":
         logger.info(
             "probe: timing rounds of vLLM, with the draft and without; its logs are in %s",

@@ -19,7 +19,8 @@ from specheads.decoding.responses import ResponseLimits
 from specheads.decoding.step_costs import RuleCosts
 from specheads.decoding.step_times import TARGET, VERIFIED, StepTimes, step_costs
 from specheads.errors import UserError
-from specheads.evaluation.probe.prediction import HEAD, LiveCheck, Overheads
+from specheads.evaluation.probe.prediction import HEAD, LiveCheck
+from specheads.evaluation.sweep import Overheads
 from specheads.heads.config import HeadConfig
 from specheads.heads.head import AcceptanceHead, save_head
 from specheads.integrations.vllm_responses import lines_of
