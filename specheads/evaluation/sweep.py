@@ -3,7 +3,6 @@ slows all of them.
 """
 
 import logging
-import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -16,6 +15,7 @@ from specheads.decoding.decoder import Baseline, SpeculativeDecoder
 from specheads.decoding.engine import compile_ahead
 from specheads.decoding.records import DecodeStats, Generation, Round
 from specheads.decoding.step_costs import StepCosts
+from specheads.decoding.step_times import UNDISTURBED
 from specheads.decoding.stopping import StoppingRule
 from specheads.evaluation.candidates import OF_VERIFICATION, TARGET_ALONE, Candidate
 from specheads.evaluation.intervals import Groups, Interval, interval, resample_counts, sums
@@ -262,17 +262,21 @@ class Overheads:
 
 
 def overheads_of(alone: Measured, drafting: Measured, costs: StepCosts) -> Overheads:
-    """Return the overheads of the rounds of the target alone, and of a plain rule, by medians."""
-    verify = costs.seconds_of_rounds(1 + max(each.num_drafted for each in drafting.all_rounds))
+    """Return the overheads of the rounds of the target alone, and of a plain rule, by the low
+    quantile of their seconds by which steps are known, too.
+    """
+    verify = costs.verify_seconds(
+        np.arange(1 + max(each.num_drafted for each in drafting.all_rounds))
+    )
     more = []
     for each in drafting.all_rounds:
-        steps = each.num_draft_calls * costs.draft_seconds
-        steps += verify[each.num_drafted] - costs.round_seconds
+        steps = each.num_draft_calls * costs.draft_seconds + verify[each.num_drafted]
         more.append(each.seconds - steps)
-    of_alone = statistics.median(each.seconds for each in alone.all_rounds)
-    return Overheads(
-        max(0.0, statistics.median(more)), max(0.0, of_alone - costs.target_seconds)
+    more_alone = [each.seconds - costs.target_seconds for each in alone.all_rounds]
+    of_round, of_alone = (
+        max(0.0, float(np.quantile(each, UNDISTURBED))) for each in (more, more_alone)
     )
+    return Overheads(of_round, of_alone)
 
 
 LARGEST_SPREAD = 1.2  # mean over median of the target's steps
