@@ -22,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from benchmarks.results import Column, Table, add_keep_option, text_of, write_result
 from specheads.evaluation.candidates import FIXED
-from specheads.evaluation.information import LOGISTIC
+from specheads.replay.information import LOGISTIC
 
 Json = Mapping[str, Any]
 Places = Mapping[

@@ -197,9 +197,7 @@ def time_steps(
 
     device = decoder.pair.target_lm.device
     with threads_by_load():  # as decoding does; but steps are compiled for all threads
-        return repeated(
-            target, steps, lambda: now(device), repeats, patience, is_enough, advance
-        )
+        return repeated(target, steps, lambda: now(device), repeats, patience, is_enough, advance)
 
 
 def repeated(

@@ -214,7 +214,7 @@ class CostTable:
         longest = counts.rounds.shape[-1]
         round_seconds = np.array([each.seconds_of_rounds(longest) for each in all_costs])
         alone_seconds = np.array([each.alone_seconds for each in all_costs])
-        draft_calls = (resamples @ counts.drafted) * costs.waited(counts.rounds)
+        draft_calls = resamples @ counts.drafted
         drafting = draft_calls * draft_seconds[places]
         verifying = ((resamples @ counts.rounds) * round_seconds[places]).sum(axis=1)
         return (resamples @ counts.tokens) * alone_seconds[places] / (drafting + verifying)

@@ -8,7 +8,6 @@ from typing import NamedTuple, TypeVar
 
 from specheads.decoding.records import LARGEST_DRIFT, REMEDY
 from specheads.evaluation.candidates import FIXED, TARGET, TARGET_ALONE
-from specheads.evaluation.intervals import Interval, is_clearly_faster
 from specheads.evaluation.report import (
     MEASURED,
     Answer,
@@ -23,6 +22,7 @@ from specheads.evaluation.report import (
     Verdict,
     Winner,
 )
+from specheads.replay.intervals import Interval, is_clearly_faster
 
 
 class Shown(NamedTuple):

@@ -79,9 +79,7 @@ def _seconds(setup: Setup, rules: Mapping[str, StoppingRule]) -> Seconds:
     decoder = SpeculativeDecoder(
         setup.pair, warp=settings.warp, engine=settings.engine, window=setup.window
     )
-    seconds = time_steps(
-        decoder, rules, min(CONTEXT, setup.window // 2), patience=MOST_SECONDS
-    )
+    seconds = time_steps(decoder, rules, min(CONTEXT, setup.window // 2), patience=MOST_SECONDS)
     setup.run_folder.mkdir(parents=True, exist_ok=True)
     write_json(path, seconds)
     return seconds

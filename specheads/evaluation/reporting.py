@@ -15,12 +15,9 @@ import yaml
 from rich.console import Console
 
 from specheads.decoding import stopping
-from specheads.evaluation import conclusions
 from specheads.decoding.verification import BlockVerification
+from specheads.evaluation import conclusions
 from specheads.evaluation.candidates import FIXED, Candidate, written
-from specheads.evaluation.head_folders import store_in_config
-from specheads.evaluation.information import information
-from specheads.evaluation.intervals import interval
 from specheads.evaluation.replayed_sets import Results, recommendations
 from specheads.evaluation.report import LiveRow, Report, TextSample, Verdict
 from specheads.evaluation.rows import data_set, live_rows, reliability, text_samples
@@ -33,7 +30,10 @@ from specheads.evaluation.tables import (
     verdict_table,
     winners_table,
 )
+from specheads.heads.head_folder import store_in_config
 from specheads.pair.pair import Pair
+from specheads.replay.information import information
+from specheads.replay.intervals import interval
 from specheads.replay.replay import recorded_head, replay
 from specheads.storage.files import without_home, write_json, write_whole
 
@@ -77,7 +77,9 @@ def report_of(
     if (verdict := conclusions.verdict_of(report, results.uses)) is None:
         return report
     texts = _texts(setup.pair, results, verdict) if sets else []
-    return replace(report, verdict=_with_code(setup, results, report, verdict, command), texts=texts)
+    return replace(
+        report, verdict=_with_code(setup, results, report, verdict, command), texts=texts
+    )
 
 
 def _with_code(
@@ -146,9 +148,7 @@ def _python(setup: Setup, rule: Candidate, verification: LiveRow | None) -> str:
         more = f", verification=specheads.verification.{BlockVerification.__name__}()"
     lines.append(f"decoder = specheads.SpeculativeDecoder(pair, stopping=rule, warp=warp{more})")
     most = setup.settings.max_new_tokens
-    lines.append(
-        f'print(decoder.generate("def mean(values):", max_new_tokens={most}).text)'
-    )
+    lines.append(f'print(decoder.generate("def mean(values):", max_new_tokens={most}).text)')
     return "\n".join(lines)
 
 

@@ -11,14 +11,6 @@ import torch
 from specheads.decoding.records import DecodeStats
 from specheads.evaluation.candidates import CEILING, FIXED, TARGET_ALONE, Candidate
 from specheads.evaluation.conclusions import fastest_by_kind
-from specheads.evaluation.intervals import (
-    Groups,
-    Interval,
-    interval,
-    milliseconds,
-    resample_counts,
-    sums,
-)
 from specheads.evaluation.replayed_sets import RecordedSet, Results
 from specheads.evaluation.report import (
     MEASURED,
@@ -35,6 +27,14 @@ from specheads.evaluation.sweep import FEWEST_GROUPS, Measured
 from specheads.heads.calibration import IndexCalibration, in_rounds
 from specheads.heads.metrics import auroc, calibration
 from specheads.pair.pair import Pair
+from specheads.replay.intervals import (
+    Groups,
+    Interval,
+    interval,
+    milliseconds,
+    resample_counts,
+    sums,
+)
 from specheads.replay.recording import Recording
 from specheads.replay.replay import RecordedHead, Replayed, head_logits
 
@@ -90,9 +90,7 @@ def live_rows(results: Results, lossless: bool, groups: Groups) -> list[LiveRow]
     ]
 
 
-def _accepted_over_expected(
-    stats: Sequence[DecodeStats], resamples: np.ndarray
-) -> Interval | None:
+def _accepted_over_expected(stats: Sequence[DecodeStats], resamples: np.ndarray) -> Interval | None:
     """Return accepted tokens over those that a rule expected; None where it expects no number."""
     expected = [part.num_expected for part in stats]
     if None in expected or not any(expected):
@@ -101,9 +99,7 @@ def _accepted_over_expected(
     return interval(accepted / np.maximum(resamples @ np.array(expected), 1e-12))
 
 
-def _over_same_rule(
-    results: Results, measured: Measured, groups: Groups
-) -> Interval | None:
+def _over_same_rule(results: Results, measured: Measured, groups: Groups) -> Interval | None:
     """Return how much faster a setting decodes than the same rule under the evaluation's
     verification, by the counts of its decoded rounds at the measured costs of steps.
 
@@ -118,8 +114,7 @@ def _over_same_rule(
     other = by_name[setting.same_rule]
     resamples = resample_counts(groups)
     ours, theirs = (
-        table.speedup(each.counts, resamples, other.setting, MEASURED)
-        for each in (measured, other)
+        table.speedup(each.counts, resamples, other.setting, MEASURED) for each in (measured, other)
     )
     return interval(ours / theirs)
 

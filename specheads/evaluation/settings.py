@@ -146,9 +146,7 @@ class Evaluation(Warped):
                 " that out; use live=winners, or concurrency=[]."
             )
         if not self.can_replay and self.live == "none":
-            raise UserError(
-                f"live=none, but {self.method} can only be decoded; use live=winners."
-            )
+            raise UserError(f"live=none, but {self.method} can only be decoded; use live=winners.")
         if not self.can_replay:
             self._check_decoded()
         return self

@@ -18,13 +18,13 @@ from specheads.decoding.step_costs import StepCosts
 from specheads.decoding.step_times import UNDISTURBED
 from specheads.decoding.stopping import StoppingRule
 from specheads.evaluation.candidates import OF_VERIFICATION, TARGET_ALONE, Candidate
-from specheads.evaluation.intervals import Groups, Interval, interval, resample_counts, sums
 from specheads.evaluation.settings import Evaluation
 from specheads.evaluation.setup import Setup
 from specheads.forecast import progress
 from specheads.load import NOTABLE, OthersLoad
 from specheads.pair.pair import Pair
 from specheads.prompts.prompt import EncodedPrompt
+from specheads.replay.intervals import Groups, Interval, interval, resample_counts, sums
 from specheads.replay.replay import Counts
 from specheads.storage.journal import Entry, Journal
 
@@ -325,8 +325,6 @@ def doubts_of(
 def speedups_of(measured: Sequence[Measured], groups: Groups) -> dict[str, np.ndarray]:
     """Return by setting its measured speed-up (1 + R,) over the target alone, which comes first."""
     resamples = resample_counts(groups)
-    speeds = {
-        each.setting.name: sums(each.stats, resamples).tokens_per_second for each in measured
-    }
+    speeds = {each.setting.name: sums(each.stats, resamples).tokens_per_second for each in measured}
     alone = speeds[TARGET_ALONE.name]
     return {name: speed / alone for name, speed in speeds.items()}

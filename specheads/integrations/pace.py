@@ -24,7 +24,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-
 KNOTS = 21  # survivals 0, 1/20, ... 1, at which gains are known; they are linear in between
 PLACES = 32  # in a draft, whose acceptance is known
 FADING = 0.98  # what the round before counts
