@@ -4,6 +4,7 @@ and recommend.
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +47,7 @@ class RecordedSet:
     groups: Groups
     counts: list[Counts] = field(default_factory=list)
 
-    @property
+    @cached_property
     def resamples(self) -> np.ndarray:
         """The number of times that each prompt is in each resample; see `resample_counts`."""
         return resample_counts(self.groups)

@@ -125,75 +125,76 @@ def data_set(replayed: RecordedSet, results: Results) -> DataSet:
     """
     recording = replayed.recording
     resamples = replayed.resamples
-    cost_table = results.cost_table
-    counted = list(zip(results.candidates, replayed.counts, strict=True))
-    speeds = {
-        ratio: [cost_table.speedup(counts, resamples, rule, ratio) for rule, counts in counted]
-        for ratio in cost_table.costs
-    }
-    rows = [
-        RuleRow(
+    table = results.cost_table
+    rows = []
+    for rule, counts in zip(results.candidates, replayed.counts, strict=True):
+        speedups = {
+            ratio: interval(table.speedup(counts, resamples, rule, ratio))
+            for ratio in table.costs
+            if rule.ratio in (None, ratio)
+        }
+        row = RuleRow(
             family=rule.family,
             name=rule.name,
             parameters=dict(rule.parameters),
             **sums(counts, resamples).rates(),
-            speedup={
-                ratio: interval(speeds[ratio][number])
-                for ratio in cost_table.costs
-                if rule.ratio in (None, ratio)
-            },
+            speedup=speedups,
             **rule_fields(rule),
         )
-        for number, (rule, counts) in enumerate(counted)
-    ]
-    winners = [
-        winner
-        for ratio in results.best
-        for winner in _winners(replayed, results, ratio, speeds[ratio])
-    ]
-    sizes = recording.num_prompts, int(recording.lengths.sum()), recording.num_samples
-    return DataSet(replayed.name, replayed.role, *sizes, rows, winners)
+        rows.append(row)
+    winners = list[Winner]()
+    for ratio in results.best:
+        winners += winners_of(replayed, results, ratio)
+    return DataSet(
+        replayed.name,
+        replayed.role,
+        recording.num_prompts,
+        int(recording.lengths.sum()),
+        recording.num_samples,
+        rows,
+        winners,
+    )
 
 
-def _winners(
-    replayed: RecordedSet, results: Results, ratio: str, speeds: Sequence[np.ndarray]
-) -> list[Winner]:
-    """Return the best of each family at one ratio, by `speeds` (1 + R,) of all."""
+def winners_of(replayed: RecordedSet, results: Results, ratio: str) -> list[Winner]:
+    """Return the best of each family at one ratio, chosen on dev prompts, on a set of prompts."""
     choice = results.best[ratio]
     resamples = replayed.resamples
     table = results.cost_table
-    ceiling = speeds[choice[CEILING]] if CEILING in choice else None
-    fixed = speeds[choice[FIXED]]
+    rules = results.candidates
+
+    def speeds_of(number: int, free_head: bool = False) -> np.ndarray:
+        counts = replayed.counts[number]
+        return table.speedup(counts, resamples, rules[number], ratio, free_head)
+
+    fixed = speeds_of(choice[FIXED])
+    ceiling = speeds_of(choice[CEILING]) if CEILING in choice else None
     dev_speeds = results.speeds[ratio]
-    unaided = [
-        number for number in results.achievable(ratio) if results.candidates[number].head is None
-    ]
+    unaided = [number for number in results.achievable(ratio) if rules[number].head is None]
     fastest = max(unaided, key=dev_speeds.__getitem__)
-    headless = speeds[fastest] if dev_speeds[fastest] > 1 else 1.0
-    named = [(family, number, results.candidates[number]) for family, number in choice.items()]
-
-    def uncharged(number: int, rule: Candidate) -> Interval:
-        """Return the gain of a rule if its head cost nothing."""
-        return interval(
-            table.speedup(replayed.counts[number], resamples, rule, ratio, free_head=True) / fixed
-        )
-
-    return [
-        Winner(
+    headless = speeds_of(fastest) if dev_speeds[fastest] > 1 else 1.0
+    winners = []
+    for family, number in choice.items():
+        rule = rules[number]
+        has_head = rule.head is not None
+        speeds = speeds_of(number)
+        winner = Winner(
             family=family,
             name=rule.name,
             ratio=ratio,
-            speedup=interval(speeds[number]),
-            gain=interval(speeds[number] / fixed),
-            gap_ceiling=_gap(speeds[number], fixed, ceiling),
+            speedup=interval(speeds),
+            gain=interval(speeds / fixed),
+            gap_ceiling=_gap(speeds, fixed, ceiling),
             dev_speedup=float(dev_speeds[number]),
-            head_share=(share := table.head_share(rule, ratio)),
-            gain_uncharged=None if share is None else uncharged(number, rule),
-            over_headless=interval(speeds[number] / headless) if rule.head is not None else None,
+            head_share=table.head_share(rule, ratio),
+            gain_uncharged=(
+                interval(speeds_of(number, free_head=True) / fixed) if has_head else None
+            ),
+            over_headless=interval(speeds / headless) if has_head else None,
             **rule_fields(rule),
         )
-        for family, number, rule in named
-    ]
+        winners.append(winner)
+    return winners
 
 
 def _gap(speeds: np.ndarray, fixed: np.ndarray, best: np.ndarray | None) -> Interval | None:
