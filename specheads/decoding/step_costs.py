@@ -63,17 +63,6 @@ class StepCosts:
         """
         return self.round_seconds + self.verify_seconds(np.arange(count))
 
-    def with_rule(self, rule: "RuleCosts") -> "StepCosts":
-        return replace(
-            self,
-            draft_seconds=self.draft_seconds + rule.step_seconds,
-            round_seconds=self.round_seconds + rule.round_seconds,
-        )
-
-
-@dataclass(frozen=True)
-class RuleCosts:
-    """Seconds that a stopping rule adds: to each draft step, and to each round."""
-
-    step_seconds: float = 0.0
-    round_seconds: float = 0.0
+    def with_rule(self, step_seconds: float) -> "StepCosts":
+        """Return the costs with a rule that adds `step_seconds` to each draft step."""
+        return replace(self, draft_seconds=self.draft_seconds + step_seconds)

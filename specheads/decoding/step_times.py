@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from specheads.decoding.decoder import Baseline, SpeculativeDecoder
 from specheads.decoding.engine import compile_ahead
-from specheads.decoding.step_costs import RuleCosts, StepCosts
+from specheads.decoding.step_costs import StepCosts
 from specheads.decoding.stopping import FixedLength, StoppingRule
 from specheads.heads.head import AcceptanceHead
 from specheads.load import threads_by_load
@@ -51,18 +51,18 @@ Seconds = Mapping[str, Sequence[float]]
 
 @dataclass(frozen=True)
 class StepTimes:
-    """The costs of steps, and what rules add to a draft step, by their name."""
+    """The costs of steps, and the seconds that rules add to a draft step, by their name."""
 
     costs: StepCosts
-    rules: Mapping[str, RuleCosts] = field(default_factory=dict)
+    rules: Mapping[str, float] = field(default_factory=dict)
 
     def share(self, rule: str) -> float:
         """Return what a rule adds to a draft step, as a share of the step."""
-        return self.rules[rule].step_seconds / self.costs.draft_seconds
+        return self.rules[rule] / self.costs.draft_seconds
 
     def draft_seconds_of(self, rule: str) -> float:
         """Return the seconds of a draft step with a rule; one that is not known adds nothing."""
-        return self.costs.draft_seconds + self.rules.get(rule, RuleCosts()).step_seconds
+        return self.costs.draft_seconds + self.rules.get(rule, 0.0)
 
 
 @dataclass(frozen=True)
@@ -147,7 +147,7 @@ def _times(
     for name, each in seconds.items():
         if name.endswith(_VERIFIED):
             verification[int(name.removesuffix(_VERIFIED))] = each
-    added = {name: RuleCosts(max(0.0, seconds[name] / IN_A_ROW - plain)) for name in rules}
+    added = {name: max(0.0, seconds[name] / IN_A_ROW - plain) for name in rules}
     overhead = max(0.0, seconds[FIRST] - later)
     return StepTimes(step_costs(later, verification, spread, overhead), added)
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from specheads.decoding.step_costs import RuleCosts, StepCosts
+from specheads.decoding.step_costs import StepCosts
 from specheads.decoding.step_times import TimedSteps
 from specheads.decoding.stopping import Fitting, FixedLength, StoppingRule, logistic_inputs
 from specheads.decoding.verification import VerificationRule
@@ -168,9 +168,9 @@ class CostTable:
         """
         costs = self.costs[ratio]
         if ratio == MEASURED and self.steps is not None:
-            return costs.with_rule(self.steps.estimate.rules.get(step_kind, RuleCosts()))
+            return costs.with_rule(self.steps.estimate.rules.get(step_kind, 0.0))
         share = 0.0 if head is None else self.head_shares.get(head, 0.0)
-        return costs.with_rule(RuleCosts(share * costs.draft_seconds))
+        return costs.with_rule(share * costs.draft_seconds)
 
     def of(self, rule: Candidate, ratio: str) -> StepCosts:
         """Return the costs of a rule at a ratio."""

@@ -9,7 +9,6 @@ from dataclasses import replace
 import numpy as np
 
 from specheads.decoding.decoder import SpeculativeDecoder
-from specheads.decoding.step_costs import RuleCosts
 from specheads.decoding.step_times import CONTEXT, Seconds, StepTimes, TimedSteps, time_steps
 from specheads.decoding.stopping import StoppingRule
 from specheads.evaluation.candidates import (
@@ -108,8 +107,8 @@ def cost_table(
 
 
 def _of_all_heads(
-    cls: type, timed: Mapping[str, RuleCosts], shares: Mapping[str, float]
-) -> dict[str, RuleCosts]:
+    cls: type, timed: Mapping[str, float], shares: Mapping[str, float]
+) -> dict[str, float]:
     """Return by kind what the rules of a class add to a draft step with each head: those that were
     not timed are between those that were, by their counted shares.
     """
@@ -117,9 +116,9 @@ def _of_all_heads(
         (head for head in shares if step_kind(cls, head) in timed), key=shares.__getitem__
     )
     sizes = [shares[head] for head in order]
-    seconds = [timed[step_kind(cls, head)].step_seconds for head in order]
+    seconds = [timed[step_kind(cls, head)] for head in order]
     added = {}
     for head, share in shares.items():
         kind = step_kind(cls, head)
-        added[kind] = timed.get(kind) or RuleCosts(float(np.interp(share, sizes, seconds)))
+        added[kind] = timed.get(kind, float(np.interp(share, sizes, seconds)))
     return added

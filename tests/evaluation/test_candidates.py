@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from random_recording import random_recording
+from specheads.replay.cost import CostFit
 
 from specheads import AcceptanceHead, HeadConfig, UserError, stopping
 from specheads.commands.compose import command_config
@@ -27,7 +28,6 @@ from specheads.evaluation.candidates import (
     typed,
 )
 from specheads.pair.config import config_folder
-from specheads.replay.cost import CostFit
 from specheads.replay.head_scores import head_fingerprint
 from specheads.replay.recording import GROUND_TRUTH
 from specheads.replay.replay import Counts, RecordedHead, recorded_head, replay

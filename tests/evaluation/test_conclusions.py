@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import pytest
+from specheads.replay.cost import CostFit
 
 from specheads.decoding.step_costs import StepCosts
 from specheads.evaluation.candidates import FIXED, TARGET
@@ -45,7 +46,6 @@ from specheads.evaluation.report import (
     Winner,
 )
 from specheads.evaluation.tables import batch_table
-from specheads.replay.cost import CostFit
 from specheads.replay.intervals import Interval
 
 LEVELS = {"p50": 1.0, "p90": 1.0, "p99": 1.0}

@@ -200,14 +200,12 @@ def predict(
             )
         )
     ceiling = [counts for _, counts in counted[CEILING]]
-    # A head's rule takes about as many steps and rounds for each emitted token as the ceiling's.
-    drafted, rounds = (
-        sum(getattr(each, name).sum() for each in ceiling) for name in ("drafted", "target_calls")
-    )
+    # A head's rule takes about as many steps for each emitted token as the ceiling's.
+    drafted = sum(each.drafted.sum() for each in ceiling)
     emitted = sum(each.tokens.sum() for each in ceiling)
-    for name, costs in times.rules.items():
+    for name, step_seconds in times.rules.items():
         if name != LOGISTIC:
-            slowed = (costs.step_seconds * drafted + costs.round_seconds * rounds) / emitted / alone
+            slowed = step_seconds * drafted / emitted / alone
             options.append(
                 _head_option(name, speeds[FIXED], speeds[CEILING], slowed, HEAD_SHARES[greedy])
             )
