@@ -12,7 +12,7 @@ import numpy as np
 
 from specheads.decoding.stopping import MAX_TOKENS, FixedLength, HeadThreshold
 from specheads.decoding.verification import TokenVerification
-from specheads.evaluation.candidates import FIXED, TARGET_ALONE, Candidate, CostTable
+from specheads.evaluation.candidates import FIXED, TARGET_ALONE, Candidate, CostTable, Rules
 from specheads.evaluation.report import MEASURED, BatchTable, Report
 from specheads.evaluation.setup import Setup
 from specheads.evaluation.sweep import Measured
@@ -53,17 +53,22 @@ class RecordedSet:
         return resample_counts(self.groups)
 
 
+def longest_draft(rules: Rules) -> int:
+    """Return the longest draft of any rule; at least MAX_TOKENS, so that fewer rules need no other
+    recording.
+    """
+    longest = MAX_TOKENS
+    for choice in rules.values():
+        longest = max(longest, *(rule.max_tokens for rule in choice.samples()))
+    return longest
+
+
 def record(setup: Setup) -> list[RecordedSet]:
     """Return the recordings of all sets of prompts of an evaluation, dev prompts first."""
     settings = setup.settings
     sets = setup.prompts.recorded
-    # At least MAX_TOKENS, so that fewer rules need no other recording.
-    longest = max(
-        MAX_TOKENS,
-        *(rule.max_tokens for choice in setup.rules.values() for rule in choice.samples()),
-    )
     limits = replace(setup.prompt_data.limits, max_new_tokens=settings.max_new_tokens)
-    amounts = RecordSettings(settings.record.num_samples, longest)
+    amounts = RecordSettings(settings.record.num_samples, longest_draft(setup.rules))
     recorder = Recorder(
         setup.pair, settings.warp, limits, amounts, settings.seed, setup.data_folder
     )

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from fakes import FewPrompts, tiny_pair
+from fakes import tiny_pair
 from random_recording import random_recording
 from simulated_evaluations import RATIO, Population, Simulation
 
@@ -24,17 +24,17 @@ from specheads.evaluation.candidates import (
     TARGET_ALONE,
     Candidate,
     CostTable,
+    RuleChoice,
     fixed_length,
 )
 from specheads.evaluation.evaluate import under_block
-from specheads.evaluation.prompt_sets import PromptData
 from specheads.evaluation.replayed_sets import (
     RecordedSet,
     Results,
     chosen,
     counts_of,
+    longest_draft,
     recommendations,
-    record,
     replay_all,
     setting_to_use,
     survival,
@@ -48,7 +48,7 @@ from specheads.evaluation.rows import (
     text_samples,
     winners_of,
 )
-from specheads.evaluation.settings import Evaluation, RecordingSettings
+from specheads.evaluation.settings import Evaluation
 from specheads.evaluation.setup import Setup
 from specheads.evaluation.sweep import DecodedRound, Measured
 from specheads.heads.head import LocatedHead
@@ -429,19 +429,10 @@ def test_candidates_are_counted_in_their_order_and_the_oracle_among_them():
         assert [counts(each) for each in replayed.counts] == [counts(each) for each in expected]
 
 
-def test_an_evaluation_records_drafts_that_are_long_enough_for_every_rule(small_pair, tmp_path):
-    settings = Evaluation(
-        num_prompts=3, num_dev_prompts=2, max_new_tokens=7, head=None,
-        record=RecordingSettings(num_samples=2, ground_truth=False), fixed_lengths=(3, 24),
-    )  # fmt: skip
-    setup = Setup(small_pair, {}, settings, PromptData(FewPrompts()), tmp_path, tmp_path)
-    dev, test = record(setup)
-    assert [(each.role, each.recording.num_prompts) for each in (dev, test)] == [
-        ("dev", 2),
-        ("test", 3),
-    ]
-    assert dev.recording.max_tokens == 24 and dev.recording.num_samples == 2
-    assert "ground_truth" not in dev.recording.features
+@pytest.mark.parametrize(("lengths", "longest"), [([3, 5], 20), ([24, 2], 24)])
+def test_recorded_drafts_are_long_enough_for_every_rule(lengths, longest):
+    rules = {FIXED: RuleChoice(stopping.FixedLength, {"num_tokens": lengths})}
+    assert longest_draft(rules) == longest
 
 
 def of_six_prompts(pair, folder):
