@@ -13,7 +13,7 @@ import torch
 
 from specheads.decoding.decoder import SpeculativeDecoder
 from specheads.decoding.records import DecodeStats
-from specheads.decoding.rows import checked_window
+from specheads.decoding.request import checked_window
 from specheads.decoding.step_costs import StepCosts
 from specheads.decoding.step_times import CONTEXT, LONGEST, StepTimes, TimedSteps, time_steps
 from specheads.decoding.stopping import FixedLength, HeadThreshold, Logistic, StoppingRule
@@ -23,10 +23,10 @@ from specheads.evaluation.probe import prediction
 from specheads.evaluation.probe.prediction import (
     HEAD,
     LOGISTIC,
-    Answer,
     CommandLine,
     LiveCheck,
     Option,
+    Recommendation,
 )
 from specheads.evaluation.prompt_sets import PromptData
 from specheads.evaluation.replayed_sets import RecordedSet, survival
@@ -116,7 +116,7 @@ class Probed:
     times: StepTimes
     live: LiveCheck
     options: Sequence[Option]
-    answer: Answer
+    answer: Recommendation
     doubts: Sequence[str]  # why the times are unreliable; empty if they are not
     context: Mapping[str, Any]
 
@@ -184,7 +184,7 @@ def probe(
         times=times,
         live=live,
         options=options,
-        answer=prediction.answer_of(options, command_line),
+        answer=prediction.recommended(options, command_line),
         doubts=[*prediction.doubts_of(times, live, options)],
         context={"warp": settings.warp.values(), "versions": versions(), **context},
     )
