@@ -345,7 +345,7 @@ def counted_text(report: Report, ratio: str) -> str:
     """Return which costs predicted speeds at one ratio count."""
     if ratio == MEASURED:
         return "costs as measured here"
-    text = "verifying more tokens costs nothing"
+    text = "verifying more tokens is free"
     return (
         f"{text}, heads’ costs are counted from their weights"
         if report.context.get("heads")

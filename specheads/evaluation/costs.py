@@ -35,7 +35,7 @@ OVERHEAD_LENGTH = 4
 
 
 def measured_costs(setup: Setup) -> CostTable:
-    """Return the costs of rules at the cost ratios, and as they are on this machine."""
+    """Return the costs of rules at the cost ratios, and as measured on this machine."""
     rules = timed_rules(setup)
     steps = TimedSteps.of(_seconds(setup, rules), list(rules))
     prompts = setup.prompts.dev.first(OVERHEAD_PROMPTS).prompts

@@ -38,7 +38,7 @@ def evaluate(
     Return the report, and store the best thresholds in the heads' folders.
 
     Args:
-        heads: by name, from `find_heads` or as they are; none: rules without a head.
+        heads: by name, from `find_heads`, or the heads themselves; none: rules without a head.
         folders: the folder of recordings, which other evaluations read again, and the folder of
             this run, for decoded prompts.
         config: the text of the configuration that the report shows; None: the settings.

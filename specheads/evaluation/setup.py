@@ -107,7 +107,7 @@ class Setup:
 
     @cached_property
     def prompts(self) -> PromptSets:
-        """The prompts, without those that these heads know."""
+        """The prompts, without those that these heads learned from."""
         return PromptSets(self.prompt_data, self.pair, self.located_heads, self.settings)
 
     @cached_property

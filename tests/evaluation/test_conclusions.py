@@ -448,11 +448,11 @@ def test_what_can_be_known_is_said_in_nats_and_shares():
     ("ratio", "heads", "said"),
     [
         (MEASURED, ["mine"], "costs as measured here"),
-        ("10", [], "verifying more tokens costs nothing"),
+        ("10", [], "verifying more tokens is free"),
         (
             "10",
             ["mine"],
-            "verifying more tokens costs nothing, heads’ costs are counted from their weights",
+            "verifying more tokens is free, heads’ costs are counted from their weights",
         ),
     ],
 )
