@@ -36,21 +36,9 @@ class Operations:
     An engine for a device may have others of the same results.
     """
 
-    def most_likely(self, x: Tensor) -> Tensor:
-        """Return the index (...) of the largest number of each row of `x` (..., V), the first NaN
-        where there is one.
-        """
-        return x.argmax(dim=-1)
-
     def kth_largest(self, x: Tensor, k: int) -> Tensor:
         """Return the k-th largest number (..., 1) of each row of `x` (..., V)."""
         return x.topk(k, dim=-1).values[..., -1:]
-
-    def kept_softmax(self, logits: Tensor, least: Tensor) -> Tensor:
-        """Return the probabilities (..., V) of the logits (..., V) that are at least `least` (...,
-        1); the others have none.
-        """
-        return logits.masked_fill(logits < least, -torch.inf).softmax(dim=-1)
 
     def nucleus(self, probs: Tensor, top_p: float) -> Tensor:
         """Return `probs` (..., V) of the first smallest set of likely tokens whose mass reaches
@@ -159,16 +147,16 @@ class Warp:
         """
         logits = at_least_float32(logits)
         if self.greedy:
-            best = active().most_likely(logits).unsqueeze(-1)
+            best = logits.argmax(dim=-1, keepdim=True)
             index = torch.arange(logits.shape[-1], device=logits.device)
             return torch.where(index == best, 1.0, 0.0).to(logits.dtype) + 0 * logits.gather(
                 -1, best
             )
         logits = logits / self.temperature if self.temperature != 1 else logits  # not a copy more
         if 0 < self.top_k < logits.shape[-1]:
-            probs = active().kept_softmax(logits, active().kth_largest(logits, self.top_k))
-        else:
-            probs = logits.softmax(dim=-1)
+            least = active().kth_largest(logits, self.top_k)
+            logits = logits.masked_fill(logits < least, -torch.inf)
+        probs = logits.softmax(dim=-1)
         if self.top_p < 1:
             probs = active().nucleus(probs, self.top_p)
         if self.min_p > 0:
@@ -180,7 +168,7 @@ class Warp:
         """Return token ids (...) drawn at `uniform` (...) from distributions (..., V) that this
         warp made.
         """
-        return active().most_likely(probs) if self.greedy else sample(probs, uniform)
+        return probs.argmax(dim=-1) if self.greedy else sample(probs, uniform)
 
 
 def at_least_float32(x: Tensor) -> Tensor:

@@ -53,9 +53,7 @@ _RESULTS: dict[str, Callable[..., Tensor]] = {
     "decoder_layer": lambda hidden, *others: torch.empty_like(hidden),
     "head_network": lambda inputs, *others: inputs.new_empty(inputs.shape[:-1]),
     "kth_largest": lambda x, k: x.new_empty(*x.shape[:-1], 1),
-    "kept_softmax": lambda logits, least: torch.empty_like(logits),
     "nucleus": lambda probs, top_p: torch.empty_like(probs),
-    "most_likely": lambda x: x.new_empty(x.shape[:-1], dtype=torch.long),
     "token_at": lambda probs, uniform: torch.empty_like(uniform, dtype=torch.long),
 }
 
@@ -78,7 +76,7 @@ class CpuStep(StepOperations):
     ) -> None:
         super().__init__(lm, modules, few, rows)
         self.packed: PackedModel | None = None
-        self.has_operators = (few or rows) and load_operators()
+        self.has_operators = (few or rows) and _has_kernels(lm) and load_operators()
         if not self.has_operators:
             return
         self.packed = packed_model(lm, modules) if few else None
@@ -95,7 +93,8 @@ class CpuStep(StepOperations):
 
     @classmethod
     def reads_rows_in_place(cls, lm: LanguageModel) -> bool:
-        return lm.config._attn_implementation == "sdpa" and load_operators()
+        is_sdpa = lm.config._attn_implementation == "sdpa"
+        return is_sdpa and _has_kernels(lm) and load_operators()
 
     def operations(self, places: RowPlaces | None) -> Operations:
         if not self.has_operators:
@@ -104,6 +103,11 @@ class CpuStep(StepOperations):
             {} if self.packed is None else self.packed.networks,
             places if self.reads_all_rows else None,
         )
+
+
+def _has_kernels(lm: LanguageModel) -> bool:
+    """Whether the operators compute in the type of a model; torch runs those of other types."""
+    return lm.output_embedding.weight.dtype in (torch.float32, torch.bfloat16)
 
 
 def packed_reader(lm: LanguageModel) -> LanguageModel:
@@ -144,36 +148,22 @@ class CpuOperations(Operations):
         self._places = places
         self._in_bulk = in_bulk
 
-    def most_likely(self, x: Tensor) -> Tensor:
-        return torch.ops.specheads.most_likely(x)
-
     def kth_largest(self, x: Tensor, k: int) -> Tensor:
+        if x.dtype != torch.float32:
+            return super().kth_largest(x, k)
         return torch.ops.specheads.kth_largest(x, k)
 
     def token_at(self, probs: Tensor, uniform: Tensor) -> Tensor:
+        if probs.dtype != torch.float32:
+            return super().token_at(probs, uniform)
         return torch.ops.specheads.token_at(probs, uniform)
 
-    @property
-    def _may_round(self) -> bool:
-        """Compiled code rounds sums in another order anyway.
-
-        What runs uncompiled keeps its bits.
-        """
-        return self._in_bulk or torch.compiler.is_compiling()
-
-    def kept_softmax(self, logits: Tensor, least: Tensor) -> Tensor:
-        return (
-            torch.ops.specheads.kept_softmax(logits, least)
-            if self._may_round
-            else super().kept_softmax(logits, least)
-        )
-
     def nucleus(self, probs: Tensor, top_p: float) -> Tensor:
-        return (
-            torch.ops.specheads.nucleus(probs, top_p)
-            if self._may_round
-            else super().nucleus(probs, top_p)
-        )
+        # Compiled code rounds sums in another order anyway; what runs uncompiled keeps its bits.
+        may_round = self._in_bulk or torch.compiler.is_compiling()
+        if probs.dtype != torch.float32 or not may_round:
+            return super().nucleus(probs, top_p)
+        return torch.ops.specheads.nucleus(probs, top_p)
 
     def head_logits(self, network: Any, features: Mapping[str, Tensor]) -> Tensor:
         copied = self._networks.get(network)

@@ -38,6 +38,7 @@ _BYTES = {
     torch.uint8: 0.625,
     torch.int8: 1.125,
 }  # that one of its weights takes, with its part of d and m
+_TYPES = {torch.float32, torch.bfloat16}  # of weights that are packed
 _SPARE_MEMORY = 0.8  # share of the available memory that copies may take
 
 # Layers of transformers that compute x + o(attention(rotated(q(norm x)), ...)), then x +
@@ -84,7 +85,7 @@ def _pack(weight: Tensor, storage: torch.dtype | None = None) -> Tensor:
     bytes of a column): for each 32 columns d and m of the rows, then q, where a row's neighbouring
     columns are words of 32 bits.
     """
-    rows = torch.ops.specheads.panel_rows(weight.dtype == torch.float64)
+    rows = torch.ops.specheads.panel_rows()
     number = -(-weight.shape[0] // rows)
     size = weight.shape[1]
     if storage in _LATTICES:
@@ -182,7 +183,7 @@ def is_layer(module: nn.Module) -> bool:
         and not any(
             is_made_of_tensors(weight) for weight in layer.parameters()
         )  # such as quantized ones
-        and all(dtype.is_floating_point and dtype.itemsize > 1 for dtype in dtypes)
+        and dtypes <= _TYPES
         and len({each.bias is None for each in inputs}) == 1
         and all(each.bias is None for each in others)
         and type(mlp.act_fn) in (nn.SiLU, type(ACT2FN["silu"]))
@@ -292,7 +293,7 @@ def _is_network(module: nn.Module) -> bool:
         and not any(part._forward_hooks or part._forward_pre_hooks for part in parts)
         and not any(is_made_of_tensors(tensor) for tensor in tensors)  # such as quantized ones
         and len({tensor.dtype for tensor in tensors}) == 1
-        and tensors[0].dtype in (torch.float32, torch.float64)
+        and tensors[0].dtype == torch.float32
     )
 
 
@@ -324,7 +325,7 @@ class _PackedNetwork(_Packed):
 def _is_packable(module: nn.Module) -> bool:
     if type(module) is not nn.Linear or is_made_of_tensors(module.weight):
         return False
-    return module.weight.dtype.is_floating_point and module.weight.dtype.itemsize > 1
+    return module.weight.dtype in _TYPES
 
 
 def _groups_of(model: nn.Module) -> list[list[Any]]:
