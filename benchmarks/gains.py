@@ -22,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from benchmarks.results import Column, Table, add_keep_option, text_of, write_result
 from specheads.evaluation.candidates import FIXED
-from specheads.evaluation.information import LOGISTIC
+from specheads.replay.information import LOGISTIC
 
 Json = Mapping[str, Any]
 Places = Mapping[
@@ -31,44 +31,42 @@ Places = Mapping[
 RATIO = "10"
 OTHERS = ("5", "20")
 LOOK_AHEAD = "look-ahead head"
-PAPER = "paper's head"
+PAPER = "SpecDec++ head"
 KINDS = {"next_token": LOOK_AHEAD, "input_token": PAPER}  # by the beginning of a head's name
 PLACE = [Column(name) for name in ("pair", "warp", "prompts")]
 GAINS = [
     *PLACE,
     Column("seeds"),
     *(Column(f"{LOOK_AHEAD} at {ratio}", "signed_percent") for ratio in (RATIO, *OTHERS)),
-    *(
-        Column(f"were it free, at {RATIO}", "signed_percent"),
-        Column(f"{LOGISTIC} at {RATIO}", "signed_percent"),
-    ),
-    *(
-        Column(f"{PAPER} at {RATIO}", "signed_percent"),
-        Column(f"were that free, at {RATIO}", "signed_percent"),
-    ),
+    Column(f"excluding its overhead, at {RATIO}", "signed_percent"),
+    Column(f"{LOGISTIC} at {RATIO}", "signed_percent"),
+    Column(f"{PAPER} at {RATIO}", "signed_percent"),
+    Column(f"excluding that overhead, at {RATIO}", "signed_percent"),
 ]
 RELATION = [
     Column("predicts"),
     Column("points"),
     Column("correlation", "fixed"),
     Column("slope", "fixed"),
+    Column("offset", "percent:1"),
+    Column("typical error", "percent:1"),
 ]
-RELATION += [Column("offset", "percent:1"), Column("typical error", "percent:1")]
+REDUCIBLE_TITLE = "Reducible uncertainty about a drafted token's acceptance, and the fraction that predictors explain"
 KNOWN = [
     *PLACE,
-    *(Column(f"{name}, nats", "fixed:3") for name in ("knowable", "noise")),
-    *(Column(f"{name} knows", "percent") for name in (LOOK_AHEAD, LOGISTIC, PAPER)),
+    *(Column(f"{name}, nats", "fixed:3") for name in ("reducible", "irreducible")),
+    *(Column(f"{name} explains", "percent") for name in (LOOK_AHEAD, LOGISTIC, PAPER)),
 ]
 
 
 class Point(NamedTuple):
-    """What a predictor knows on one set of prompts, and how much of the gap to the informed ceiling
+    """What a predictor explains on one set of prompts, and how much of the gap to the informed ceiling
     it closes.
     """
 
     place: tuple[str, str, str]  # pair, warp, set of prompts
     predictor: str
-    explained: Json  # of what is knowable
+    explained: Json  # fractions of the reducible uncertainty
     gap: Json
 
 
@@ -94,13 +92,11 @@ def main() -> None:
     gains = Table(
         "gains", "Gains over the best fixed length, by ratio", GAINS, list(_gains(places))
     )
-    known = Table(
-        "known", "What can be known about a drafted token's acceptance", KNOWN, list(_known(places))
-    )
+    known = Table("known", REDUCIBLE_TITLE, KNOWN, list(_known(places)))
     points = [point for place, sets in places.items() for point in _points(place, sets)]
     relation = Table(
         "relation",
-        "The share of the gap that is closed, by the share that is known",
+        "The share of the gap that is closed, by the explained fraction",
         RELATION,
         list(_relation(points)),
     )
@@ -189,7 +185,7 @@ def _known(places: Places) -> Iterator[list[Any]]:
 
 
 def _explained(sets: Sequence[Json], kind: str) -> Json | None:
-    """Return the share of what is knowable that a kind of head, or another predictor, explains."""
+    """Return the fraction of the reducible uncertainty that a kind of head, or another predictor, explains."""
     named = [
         {_kind(name) or name: share for name, share in data["information"]["explained"].items()}
         for data in sets
@@ -207,8 +203,8 @@ def _points(place: tuple[str, str, str], sets: Sequence[Json]) -> Iterator[Point
 
 
 def _relation(points: Sequence[Point]) -> Iterator[list[Any]]:
-    """Yield the line of the share of the gap over the share that is known, without and with the
-    paper's head.
+    """Yield the line of the share of the gap over the explained fraction, without and with the
+    SpecDec++ head.
     """
     for name, kinds in (
         ("before the draft's next step", (LOOK_AHEAD, LOGISTIC)),

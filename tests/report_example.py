@@ -7,7 +7,6 @@ from dataclasses import replace
 
 from specheads.decoding.step_costs import RuleCosts, StepCosts
 from specheads.evaluation.conclusions import verdict_of
-from specheads.evaluation.intervals import Interval
 from specheads.evaluation.report import (
     ROUNDS,
     Basis,
@@ -22,6 +21,7 @@ from specheads.evaluation.report import (
     Winner,
 )
 from specheads.replay.cost import CostFit
+from specheads.replay.intervals import Interval
 
 RATIOS = ("measured", "5", "10", "20")
 NASTY = "Say \"</script><b>bold</b>\" & 'quote' — naïve 日本語 {x} %{y}\nsecond line"

@@ -39,7 +39,6 @@ from specheads.evaluation.candidates import (
     candidates,
 )
 from specheads.evaluation.conclusions import verdict_of
-from specheads.evaluation.intervals import Interval, resample_counts
 from specheads.evaluation.prompt_sets import PromptSet
 from specheads.evaluation.replayed_sets import Outcome, RecordedSet, basis_of
 from specheads.evaluation.report import MEASURED, DataSet, Kind, Report
@@ -48,6 +47,7 @@ from specheads.evaluation.sweep import Measured, doubts_of, sweep_settings
 from specheads.prompts.prompt import Prompt
 from specheads.replay.cost import CostFit
 from specheads.replay.head_scores import head_fingerprint
+from specheads.replay.intervals import Interval, resample_counts
 from specheads.replay.recording import Recording
 from specheads.replay.replay import Counts, Replayed, replay
 

@@ -10,8 +10,7 @@ import torch
 from commands import ROOT
 
 from specheads import AcceptanceHead, HeadConfig, UserError, Warp, load_head, load_pair
-from specheads.evaluation.head_folders import find_heads
-from specheads.heads.head import save_head
+from specheads.heads.head import find_heads, save_head
 from specheads.storage.files import without_home
 
 

@@ -28,8 +28,7 @@ LAYERS = (
     ("specheads.decoding",),
     ("specheads.integrations",),
     ("specheads.replay", "specheads.data_gen"),
-    ("specheads.evaluation",),
-    ("specheads.training",),
+    ("specheads.evaluation", "specheads.training"),
     ("specheads.papers",),
     ("specheads",),  # the public names; a new module below it must be given a layer
     (
@@ -185,6 +184,12 @@ def test_specheads_below_the_door_does_not_import_data_gen(tree):
     importers = set(tree.importers("specheads.data_gen"))
     assert "specheads.commands.data" in importers
     assert importers & set(tree.below_door()) == {"specheads"}  # its public names
+
+
+def test_evaluation_and_training_stand_side_by_side(tree):
+    for room, other in (("evaluation", "training"), ("training", "evaluation")):
+        importers = tree.importers(f"specheads.{room}")
+        assert importers and not [name for name in importers if f".{other}." in name]
 
 
 def test_only_its_verb_imports_the_papers_room(tree):

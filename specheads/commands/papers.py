@@ -31,10 +31,9 @@ from specheads.data_gen.settings import DataGeneration
 from specheads.decoding.drafting import Autoregressive, check_pairing
 from specheads.errors import UserError
 from specheads.evaluation.candidates import RuleChoice, check_rules
-from specheads.evaluation.head_folders import LocatedHead, find_heads
-from specheads.evaluation.intervals import Interval
 from specheads.evaluation.prompt_sets import PromptSets
 from specheads.evaluation.settings import Evaluation
+from specheads.heads.head import LocatedHead, find_heads
 from specheads.papers.claims import (
     CheckedClaim,
     Measured,
@@ -47,6 +46,7 @@ from specheads.papers.reproduction.decoding import decode, replayed
 from specheads.papers.reproduction.settings import METRICS, Method, Reproduction
 from specheads.papers.theory import rejections, rounds, stopping
 from specheads.replay.head_scores import head_fingerprint
+from specheads.replay.intervals import Interval
 from specheads.storage.files import write_json
 
 GROUPS = ("drafting", "stopping", "verification")

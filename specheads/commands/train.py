@@ -32,7 +32,7 @@ from specheads.training.distill.settings import Distillation
 from specheads.training.heads.settings import HeadTraining
 
 if TYPE_CHECKING:
-    from specheads.evaluation.report import Information
+    from specheads.replay.information import Information
     from specheads.training.distill.distillation import DistilledDraft
     from specheads.training.heads.head_training import TrainedHeads
 

@@ -15,12 +15,12 @@ from specheads.decoding.engine.cuda_graph import GraphEngine
 from specheads.decoding.records import DecodeStats, Generation
 from specheads.evaluation.candidates import FIXED, TARGET_ALONE, Candidate
 from specheads.evaluation.decode import best_of_kinds
-from specheads.evaluation.intervals import interval, milliseconds, resample_counts
 from specheads.evaluation.replayed_sets import Outcome
 from specheads.evaluation.report import BatchRow, BatchTable, rule_fields
 from specheads.evaluation.setup import Setup
 from specheads.evaluation.sweep import Sweep, response_seed
 from specheads.forecast import progress
+from specheads.replay.intervals import interval, milliseconds, resample_counts
 from specheads.storage.journal import Entry, Journal
 
 logger = logging.getLogger(__name__)

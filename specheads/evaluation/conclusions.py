@@ -8,7 +8,6 @@ from typing import NamedTuple, TypeVar
 
 from specheads.decoding.records import LARGEST_DRIFT, REMEDY
 from specheads.evaluation.candidates import FIXED, TARGET, TARGET_ALONE
-from specheads.evaluation.intervals import Interval
 from specheads.evaluation.report import (
     COUNTED,
     MEASURED,
@@ -25,6 +24,7 @@ from specheads.evaluation.report import (
     Verdict,
     Winner,
 )
+from specheads.replay.intervals import Interval
 
 
 class Shown(NamedTuple):

@@ -30,7 +30,6 @@ from specheads.evaluation.candidates import (
     candidates,
     fixed_length,
 )
-from specheads.evaluation.intervals import resample_counts, sums
 from specheads.evaluation.replayed_sets import A_TIE, Outcome, replay_all
 from specheads.evaluation.report import MEASURED
 from specheads.evaluation.settings import Evaluation
@@ -46,6 +45,7 @@ from specheads.evaluation.sweep import (
 )
 from specheads.forecast import progress
 from specheads.prompts.prompt import EncodedPrompt
+from specheads.replay.intervals import resample_counts, sums
 from specheads.replay.replay import Counts
 from specheads.storage.files import write_json
 

@@ -11,7 +11,6 @@ from specheads.errors import UserError
 from specheads.evaluation.batches import decode_batches
 from specheads.evaluation.candidates import ORACLE_BOUND, Tuning, candidates
 from specheads.evaluation.decode import decode_few, measured_costs, settle, sweep, tried_on_dev
-from specheads.evaluation.head_folders import LocatedHead
 from specheads.evaluation.prompt_sets import PromptData
 from specheads.evaluation.replayed_sets import Outcome, record, replay_all
 from specheads.evaluation.report import Report
@@ -19,7 +18,7 @@ from specheads.evaluation.reporting import recommend, report_of
 from specheads.evaluation.settings import Evaluation
 from specheads.evaluation.setup import Setup
 from specheads.evaluation.sweep import doubts_of, sweep_settings
-from specheads.heads.head import AcceptanceHead
+from specheads.heads.head import AcceptanceHead, LocatedHead
 from specheads.pair.pair import Pair
 
 logger = logging.getLogger(__name__)

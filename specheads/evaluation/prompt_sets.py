@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from specheads.errors import UserError
-from specheads.evaluation.head_folders import LocatedHead
 from specheads.evaluation.settings import Evaluation
+from specheads.heads.head import LocatedHead
 from specheads.heads.train_prompts import text_hash
 from specheads.pair.pair import Pair
 from specheads.prompts.data_set_source import DatasetSource

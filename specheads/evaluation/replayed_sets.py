@@ -9,20 +9,16 @@ from typing import Any
 
 import numpy as np
 
-from specheads.decoding.engine import bulk_operations
 from specheads.decoding.stopping import MAX_TOKENS, FixedLength, HeadThreshold
 from specheads.decoding.verification import TokenVerification
 from specheads.evaluation.candidates import FIXED, TARGET_ALONE, Candidate, CostTable
-from specheads.evaluation.intervals import Groups, Interval, interval, resample_counts
 from specheads.evaluation.report import COUNTED, MEASURED, ROUNDS, STEPS, Basis, BatchTable, Report
 from specheads.evaluation.setup import Setup
 from specheads.evaluation.sweep import Measured
 from specheads.forecast import progress
-from specheads.heads.head import AcceptanceHead
-from specheads.pair.sampling import computing_with
-from specheads.prompts.prompt import EncodedPrompt
-from specheads.replay.head_scores import add_predictions, head_fingerprint
-from specheads.replay.recording import Recorder, Recording, load_recording
+from specheads.replay.head_scores import record_sets
+from specheads.replay.intervals import Groups, Interval, interval, resample_counts
+from specheads.replay.recording import Recorder, Recording
 from specheads.replay.replay import Counts, oracle, replay
 from specheads.replay.response_tree import RecordSettings
 
@@ -50,31 +46,6 @@ class RecordedSet:
     def resamples(self) -> np.ndarray:
         """The number of times that each prompt is in each resample; see `resample_counts`."""
         return resample_counts(self.groups)
-
-
-def record_sets(
-    recorder: Recorder,
-    sets: Mapping[str, Sequence[EncodedPrompt]],
-    heads: Sequence[AcceptanceHead],
-    ground_truth: bool,
-) -> dict[str, Recording]:
-    """Return the recording of each set by name, with predictions of `heads`, and with
-    `ground_truth` the true probabilities.
-    """
-    named = {head_fingerprint(head): head for head in heads}
-    total = sum(map(len, sets.values()))
-    with computing_with(bulk_operations(recorder.pair.draft_lm.device)):
-        folders = recorder.record(list(sets.values()))
-        names: list[list[str]] = [[] for _ in folders]
-        for what, some, truth in (
-            ("heads", named, False),
-            ("the target", {}, ground_truth),
-        ):  # one takes longer than the other
-            if some or truth:
-                with progress(f"predicting by {what}", total) as advance:
-                    for folder, of_folder in zip(folders, names, strict=True):
-                        of_folder += add_predictions(folder, recorder.pair, some, truth, advance)
-    return dict(zip(sets, map(load_recording, folders, names), strict=True))
 
 
 def record(setup: Setup) -> list[RecordedSet]:

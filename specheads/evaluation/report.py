@@ -13,8 +13,9 @@ from enum import StrEnum
 from typing import Any
 
 from specheads.decoding.step_costs import StepCosts
-from specheads.evaluation.intervals import Interval
 from specheads.replay.cost import CostFit
+from specheads.replay.information import Information
+from specheads.replay.intervals import Interval
 
 MEASURED = "measured"
 ROUNDS, STEPS, COUNTED = (
@@ -175,22 +176,6 @@ class Reliability:
     observed: Sequence[float]
     ece: float
     auroc: float
-
-
-@dataclass(frozen=True)
-class Information:
-    """What can be known about the acceptance of a drafted token: means over tokens, with 95 %
-    intervals over prompts.
-    """
-
-    num_tokens: int
-    entropy: Interval  # of the mean acceptance, nats
-    noise: Interval  # the entropy of each token's own acceptance probability, nats
-    knowable: Interval  # nats
-    explained: Mapping[str, Interval]  # by predictor, as a share of what is knowable
-    over_logistic: Mapping[
-        str, Interval
-    ]  # by predictor, that share less the free logistic's; wider for several heads
 
 
 @dataclass(frozen=True)

@@ -17,8 +17,6 @@ from rich.console import Console
 from specheads.decoding import stopping
 from specheads.evaluation import conclusions
 from specheads.evaluation.candidates import FIXED, written
-from specheads.evaluation.head_folders import store_in_config
-from specheads.evaluation.information import information
 from specheads.evaluation.replayed_sets import Outcome, basis_of, recommendations
 from specheads.evaluation.report import Report, TextSample, Verdict
 from specheads.evaluation.rows import data_set, live_rows, reliability, text_samples
@@ -31,7 +29,9 @@ from specheads.evaluation.tables import (
     verdict_table,
     winners_table,
 )
+from specheads.heads.head_folder import store_in_config
 from specheads.pair.pair import Pair
+from specheads.replay.information import information
 from specheads.replay.replay import recorded_head, replay
 from specheads.storage.files import without_home, write_json, write_whole
 

@@ -10,14 +10,6 @@ import torch
 
 from specheads.evaluation.candidates import CEILING, FIXED, TARGET_ALONE, Candidate
 from specheads.evaluation.conclusions import fastest_by_kind
-from specheads.evaluation.intervals import (
-    Groups,
-    Interval,
-    interval,
-    milliseconds,
-    resample_counts,
-    sums,
-)
 from specheads.evaluation.replayed_sets import Outcome, RecordedSet
 from specheads.evaluation.report import (
     DataSet,
@@ -32,6 +24,14 @@ from specheads.evaluation.report import (
 from specheads.heads.calibration import IndexCalibration, in_rounds
 from specheads.heads.metrics import auroc, calibration
 from specheads.pair.pair import Pair
+from specheads.replay.intervals import (
+    Groups,
+    Interval,
+    interval,
+    milliseconds,
+    resample_counts,
+    sums,
+)
 from specheads.replay.recording import Recording
 from specheads.replay.replay import RecordedHead, Replayed, head_logits
 

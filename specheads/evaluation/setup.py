@@ -17,10 +17,9 @@ from specheads.decoding.engine import resolve_engine
 from specheads.decoding.step_costs import StepCosts
 from specheads.decoding.step_times import counted_share
 from specheads.evaluation.candidates import CostTable, Rules
-from specheads.evaluation.head_folders import LocatedHead
 from specheads.evaluation.prompt_sets import PromptData, PromptSets
 from specheads.evaluation.settings import Evaluation
-from specheads.heads.head import AcceptanceHead
+from specheads.heads.head import AcceptanceHead, LocatedHead
 from specheads.pair.pair import Pair
 from specheads.prompts.prompt import EncodedPrompt
 from specheads.replay.head_scores import head_fingerprint

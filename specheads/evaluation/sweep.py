@@ -23,12 +23,12 @@ from specheads.evaluation.candidates import (
     Candidate,
     CostTable,
 )
-from specheads.evaluation.intervals import Groups
 from specheads.evaluation.report import MEASURED
 from specheads.evaluation.settings import Evaluation
 from specheads.load import NOTABLE, OthersLoad
 from specheads.pair.pair import Pair
 from specheads.replay.cost import CostFit, RoundTimes, fit_costs
+from specheads.replay.intervals import Groups
 from specheads.storage.journal import Entry, Journal
 
 logger = logging.getLogger(__name__)

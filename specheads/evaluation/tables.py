@@ -13,7 +13,6 @@ from rich.table import Table as RichTable
 from specheads.evaluation import conclusions
 from specheads.evaluation.candidates import FIXED
 from specheads.evaluation.conclusions import Shown, change, minus, percent, times
-from specheads.evaluation.intervals import LEVELS, Interval
 from specheads.evaluation.report import (
     Answer,
     BatchRow,
@@ -25,6 +24,7 @@ from specheads.evaluation.report import (
     Report,
     Winner,
 )
+from specheads.replay.intervals import LEVELS, Interval
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,10 @@ was sampled from, its embedding and the draft's certainty.
 """
 
 import copy
+import logging
+import os
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +24,11 @@ from specheads.heads.head_folder import HeadFiles, read_files, write_files
 from specheads.heads.portable.network import Network, load_tensors
 from specheads.heads.train_prompts import TrainPrompts
 from specheads.pair.pair import Pair
-from specheads.pair.sampling import active
+from specheads.pair.sampling import Warp, active
 from specheads.storage.files import read_json
 from specheads.storage.runs import has_ended
+
+logger = logging.getLogger(__name__)
 
 NUM_GOLDEN = 32  # golden inputs that are kept
 LEAST_SPREAD = 1e-6  # logits with a smaller standard deviation count as constant
@@ -215,3 +219,45 @@ def _trained_at(config: Path) -> float:
     """
     weights = config.with_name("model.safetensors")
     return (weights if weights.exists() else config).stat().st_mtime
+
+
+@dataclass(frozen=True)
+class LocatedHead:
+    """A head and its folder or hub id."""
+
+    head: AcceptanceHead
+    where: str
+
+
+def find_heads(
+    head: str | None, pair: Pair, outputs: Path, warp: Warp, any_draft: bool = False
+) -> dict[str, LocatedHead]:
+    """Return the heads of a folder or hub id by name: one, or all of a bank's folder.
+
+    None for None, the newest for `latest`.
+
+    With `any_draft`, heads for another draft are taken. Raises UserError for no such head, or one
+    that does not fit the pair.
+    """
+    if head is None:
+        return {}
+    where = latest_head(outputs, pair).parent if head == "latest" else os.path.expanduser(head)
+    folders: dict[str, Path | str] = {
+        path.parent.name: path.parent
+        for path in sorted(Path(where).glob("*/config.json"))
+        if (path.parent / "model.safetensors").exists()
+    }
+    if (Path(where) / "config.json").exists() or not folders:
+        folders = {Path(where).name: where}
+    located = {}
+    for name, folder in folders.items():
+        loaded = load_head(folder, any_draft)
+        loaded.check_fits(pair)
+        trained = loaded.config.warp
+        if trained and {**asdict(Warp()), **trained} != asdict(warp):
+            message = (
+                "head %s was trained under %s, but decoding uses %s; the keys warp.* give others"
+            )
+            logger.warning(message, name, dict(trained), warp.values())
+        located[name] = LocatedHead(loaded, str(folder))
+    return located

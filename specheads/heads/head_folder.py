@@ -6,6 +6,7 @@ The folder of a trained head has `train_prompts.safetensors`, too, and what `spe
 they show at once if a head is computed differently.
 """
 
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -25,6 +26,8 @@ from specheads.heads.portable.tensor_file import read_tensors, write_tensors
 from specheads.heads.train_prompts import TrainPrompts
 from specheads.pair.locations import check_available
 from specheads.storage.files import read_json, write_json, write_whole
+
+logger = logging.getLogger(__name__)
 
 FILES = ("config.json", "model.safetensors", "golden.safetensors")  # what a head is loaded from
 GRAPH = "head.onnx"  # it holds the calibration
@@ -63,6 +66,32 @@ def write_files(folder: Path, files: HeadFiles) -> Path:
         folder / "config.json", files.config.to_dict()
     )  # last: a folder with one is complete
     return folder
+
+
+def store_in_config(folder: Path, **values: Mapping[str, Any] | None) -> None:
+    """Write values that were measured after a head's training into its config and card.
+
+    Raises UserError for damaged ones.
+    """
+    path = folder / "config.json"
+    try:
+        before = read_json(path)
+        content = before | values
+    except (ValueError, TypeError) as error:
+        raise UserError(f"{path} is not valid JSON ({error}); export the head again.") from None
+    if (
+        before.get("calibration") != content.get("calibration")
+        and (graph := folder / GRAPH).exists()
+    ):
+        graph.unlink()
+        logger.warning(
+            "%s held the earlier calibration and was removed; specheads export writes it again",
+            graph,
+        )
+    text = card(HeadConfig.from_dict(content, str(path)))
+    # The card first: with an old config, a run that was killed in between does both again.
+    write_whole(folder / "README.md", lambda temporary: temporary.write_text(text))
+    write_json(path, content)
 
 
 def read_files(location: str | Path, hub: Mapping[str, Any]) -> HeadFiles:

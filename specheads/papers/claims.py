@@ -9,14 +9,14 @@ from typing import Literal
 import numpy as np
 
 from specheads.errors import UserError
-from specheads.evaluation.intervals import (
+from specheads.papers.reproduction.settings import Claim, Comparison, Tally, priced, samples, sums
+from specheads.replay.intervals import (
     Groups,
     Interval,
     cross_fitted_gain,
     interval,
     resample_counts,
 )
-from specheads.papers.reproduction.settings import Claim, Comparison, Tally, priced, samples, sums
 
 Tallies = Mapping[str, Tally]  # the key is the method
 Measured = Mapping[str, Mapping[str, Interval]]  # the metrics that apply to each method

@@ -18,13 +18,21 @@ import torch
 from torch import Tensor
 
 from specheads.decoding.branches import Branches, TextReader
-from specheads.forecast import Advance
+from specheads.decoding.engine import bulk_operations
+from specheads.forecast import Advance, progress
 from specheads.heads.features import drafting_features, reads_logits
 from specheads.heads.head import AcceptanceHead
 from specheads.pair.padding import SLICE_ELEMENTS, slices
 from specheads.pair.pair import Pair
-from specheads.pair.sampling import Warp, accept_prob, check_numbers
-from specheads.replay.recording import GROUND_TRUTH, branches_of
+from specheads.pair.sampling import Warp, accept_prob, check_numbers, computing_with
+from specheads.prompts.prompt import EncodedPrompt
+from specheads.replay.recording import (
+    GROUND_TRUTH,
+    Recorder,
+    Recording,
+    branches_of,
+    load_recording,
+)
 from specheads.replay.response_tree import node_states, target_probs
 from specheads.storage.shards import ShardStore, made_manifest
 
@@ -71,6 +79,31 @@ def add_predictions(
 _Values = Callable[
     [Mapping[str, Any], Branches], list[Tensor]
 ]  # of each predictor, from a stored response and its branches
+
+
+def record_sets(
+    recorder: Recorder,
+    sets: Mapping[str, Sequence[EncodedPrompt]],
+    heads: Sequence[AcceptanceHead],
+    ground_truth: bool,
+) -> dict[str, Recording]:
+    """Return the recording of each set by name, with predictions of `heads`, and with
+    `ground_truth` the true probabilities.
+    """
+    named = {head_fingerprint(head): head for head in heads}
+    total = sum(map(len, sets.values()))
+    with computing_with(bulk_operations(recorder.pair.draft_lm.device)):
+        folders = recorder.record(list(sets.values()))
+        names: list[list[str]] = [[] for _ in folders]
+        for what, some, truth in (
+            ("heads", named, False),
+            ("the target", {}, ground_truth),
+        ):  # one takes longer than the other
+            if some or truth:
+                with progress(f"predicting by {what}", total) as advance:
+                    for folder, of_folder in zip(folders, names, strict=True):
+                        of_folder += add_predictions(folder, recorder.pair, some, truth, advance)
+    return dict(zip(sets, map(load_recording, folders, names), strict=True))
 
 
 def _store(folder: Path, name: str) -> ShardStore:

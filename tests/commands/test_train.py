@@ -11,9 +11,9 @@ from specheads.commands import train
 from specheads.commands.compose import command_config, settings_of
 from specheads.commands.train import MOST_SHOWN, _checked_settings, _print_heads, _responses_of
 from specheads.errors import UserError
-from specheads.evaluation.intervals import Interval
-from specheads.evaluation.report import Information
 from specheads.prompts.prompt import Prompt
+from specheads.replay.information import Information
+from specheads.replay.intervals import Interval
 from specheads.training.distill.settings import Distillation
 from specheads.training.heads.calibrate import Calibrated
 from specheads.training.heads.head_training import TrainedHeads

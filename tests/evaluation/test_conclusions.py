@@ -26,7 +26,6 @@ from specheads.evaluation.conclusions import (
     warnings_of,
     winners_at,
 )
-from specheads.evaluation.intervals import Interval
 from specheads.evaluation.report import (
     COUNTED,
     MEASURED,
@@ -47,6 +46,7 @@ from specheads.evaluation.report import (
 )
 from specheads.evaluation.tables import batch_table
 from specheads.replay.cost import CostFit
+from specheads.replay.intervals import Interval
 
 LEVELS = {"p50": 1.0, "p90": 1.0, "p99": 1.0}
 

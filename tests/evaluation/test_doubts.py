@@ -15,12 +15,12 @@ from specheads.decoding.stopping import HeadThreshold
 from specheads.evaluation import decode, reporting
 from specheads.evaluation.candidates import TARGET_ALONE, Candidate, CostTable, fixed_length
 from specheads.evaluation.conclusions import use_text, verdict_of
-from specheads.evaluation.intervals import Interval
 from specheads.evaluation.replayed_sets import Outcome, RecordedSet, basis_of
 from specheads.evaluation.report import COUNTED, MEASURED, ROUNDS, STEPS, Basis, Report
 from specheads.evaluation.rows import data_set
 from specheads.evaluation.sweep import Measured, doubts_of, round_times, with_measured
 from specheads.replay.cost import fit_costs
+from specheads.replay.intervals import Interval
 from specheads.replay.replay import Counts
 
 NUM_PROMPTS = 16

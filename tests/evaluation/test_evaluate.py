@@ -22,7 +22,6 @@ from specheads.decoding.verification import BlockVerification
 from specheads.evaluation import conclusions, decode, reporting
 from specheads.evaluation import evaluate as evaluation
 from specheads.evaluation.candidates import Candidate, RuleChoice, candidates
-from specheads.evaluation.intervals import Interval
 from specheads.evaluation.page import figures
 from specheads.evaluation.prompt_sets import PromptData
 from specheads.evaluation.replayed_sets import Outcome
@@ -30,6 +29,7 @@ from specheads.evaluation.report import COUNTED, MEASURED, STEPS, Answer, Choice
 from specheads.evaluation.settings import Evaluation, RecordingSettings
 from specheads.evaluation.sweep import sweep_settings
 from specheads.pair.sampling import Warp
+from specheads.replay.intervals import Interval
 
 SMALL = {
     "num_prompts": 4,

@@ -2,8 +2,8 @@ import numpy as np
 import pytest
 
 from specheads.evaluation.candidates import TARGET_ALONE
-from specheads.evaluation.intervals import milliseconds
 from specheads.evaluation.sweep import Measured
+from specheads.replay.intervals import milliseconds
 
 
 def test_the_tokens_of_a_round_share_its_seconds_equally():

@@ -11,12 +11,12 @@ from specheads.decoding.records import DecodeStats
 from specheads.decoding.step_costs import StepCosts
 from specheads.decoding.verification import BlockVerification
 from specheads.evaluation.candidates import TARGET_ALONE, Candidate, CostTable, fixed_length
-from specheads.evaluation.intervals import Interval
 from specheads.evaluation.replayed_sets import Outcome
 from specheads.evaluation.report import MEASURED
 from specheads.evaluation.rows import live_rows, replayed_speeds
 from specheads.evaluation.sweep import Measured
 from specheads.papers import BiasedVerification
+from specheads.replay.intervals import Interval
 from specheads.replay.replay import Counts
 
 RULE = stopping.MaxProbability(0.5, 4)

@@ -18,11 +18,11 @@ from selenium.webdriver.support.ui import WebDriverWait
 
 from specheads.evaluation.candidates import CEILING, FIXED, ORACLE
 from specheads.evaluation.conclusions import main_data_set, ratios_of, use_text, verdict_of
-from specheads.evaluation.intervals import Interval
 from specheads.evaluation.page.document import html_of
 from specheads.evaluation.page.figures import figures_of
 from specheads.evaluation.report import MEASURED, DataSet, Report
 from specheads.evaluation.tables import live_table, winners_table
+from specheads.replay.intervals import Interval
 
 FOLDER = resources.files("specheads.evaluation.page")
 CHROMIUM = shutil.which("chromium")

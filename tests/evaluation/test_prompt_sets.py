@@ -14,9 +14,8 @@ from specheads.commands import evaluate
 from specheads.commands.compose import command_config
 from specheads.commands.evaluate import evaluation_settings, named_test_sets, prompt_data
 from specheads.commands.train import train_head
-from specheads.evaluation.head_folders import LocatedHead
 from specheads.evaluation.prompt_sets import PromptSet, PromptSets
-from specheads.heads.head import load_head
+from specheads.heads.head import LocatedHead, load_head
 from specheads.heads.train_prompts import TrainPrompts, text_hash
 from specheads.pair.config import config_folder
 from specheads.prompts import sources

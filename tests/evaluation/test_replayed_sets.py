@@ -2,7 +2,7 @@
 recording.
 """
 
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -24,14 +24,12 @@ from specheads.evaluation.candidates import (
     CostTable,
     RuleChoice,
 )
-from specheads.evaluation.intervals import Interval
 from specheads.evaluation.replayed_sets import (
     Outcome,
     RecordedSet,
     basis_of,
     counts_of,
     record,
-    record_sets,
     replay_all,
     survival,
 )
@@ -42,6 +40,7 @@ from specheads.evaluation.sweep import Measured
 from specheads.heads.metrics import calibration
 from specheads.prompts.prompt import Prompt, ResponseLimits
 from specheads.replay.cost import CostFit
+from specheads.replay.intervals import Interval
 from specheads.replay.recording import Recorder, Recording, load_recording
 from specheads.replay.replay import Counts, RecordedHead, Replayed, oracle, replay
 from specheads.replay.response_tree import RecordSettings
@@ -661,61 +660,6 @@ def test_replay_shows_how_many_candidates_are_done(small, monkeypatch):
     replay_all([RecordedSet(name, "dev", small, range(4)) for name in "ab"], CANDIDATES)
     ((name, total, steps),) = shown
     assert name == "replaying" and total == sum(steps) == 2 * len(CANDIDATES)
-
-
-@pytest.fixture
-def recorder(monkeypatch):
-    """A recorder whose folders are the names of its sets, and whose predictions are what was asked
-    for.
-    """
-    shown = []
-    asked = []
-
-    @contextmanager
-    def progress(name, total):
-        shown.append((name, total))
-        yield lambda count: None
-
-    def predicted(folder, pair, heads, truth, advance):
-        asked.append((folder, pair, sorted(heads), truth))
-        advance(1)
-        return [*sorted(heads), *(["truth"] if truth else [])]
-
-    monkeypatch.setattr(replayed_sets, "progress", progress)
-    monkeypatch.setattr(replayed_sets, "bulk_operations", lambda device: f"operations of {device}")
-    monkeypatch.setattr(
-        replayed_sets, "computing_with", lambda operations: nullcontext(asked.append(operations))
-    )
-    monkeypatch.setattr(replayed_sets, "head_fingerprint", lambda head: f"print of {head}")
-    monkeypatch.setattr(replayed_sets, "add_predictions", predicted)
-    monkeypatch.setattr(replayed_sets, "load_recording", lambda folder, names: (folder, names))
-    pair = SimpleNamespace(draft_lm=SimpleNamespace(device=torch.device("cpu")))
-    return (
-        SimpleNamespace(pair=pair, record=lambda sets: [f"folder of {each}" for each in sets]),
-        shown,
-        asked,
-    )
-
-
-def test_every_set_is_predicted_by_heads_and_by_the_target(recorder):
-    fake, shown, asked = recorder
-    sets = {"dev": ["a", "b"], "test": ["c"]}
-    found = record_sets(fake, sets, ["first", "second"], ground_truth=True)
-    heads = ["print of first", "print of second"]
-    folders = {name: f"folder of {prompts}" for name, prompts in sets.items()}
-    assert found == {name: (folder, [*heads, "truth"]) for name, folder in folders.items()}
-    assert shown == [("predicting by heads", 3), ("predicting by the target", 3)]
-    assert asked[0] == "operations of cpu"
-    each = [
-        (of, truth, folder)
-        for of, truth in ((heads, False), ([], True))
-        for folder in folders.values()
-    ]
-    assert asked[1:] == [(folder, fake.pair, of, truth) for of, truth, folder in each]
-    assert record_sets(fake, sets, [], ground_truth=False) == {
-        name: (folder, []) for name, folder in folders.items()
-    }
-    assert len(shown) == 2
 
 
 def test_an_evaluation_records_drafts_that_are_long_enough_for_every_rule(monkeypatch):

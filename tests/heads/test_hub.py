@@ -16,9 +16,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from specheads.evaluation.head_folders import store_in_config
 from specheads.heads.head import AcceptanceHead, HeadConfig, load_head, save_head
-from specheads.heads.head_folder import EXPORTED, GRAPH
+from specheads.heads.head_folder import EXPORTED, GRAPH, store_in_config
 from specheads.heads.train_prompts import TrainPrompts
 from specheads.integrations.formats import FORMATS
 

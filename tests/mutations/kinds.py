@@ -22,8 +22,8 @@ from specheads.commands.help import composition_error
 from specheads.decoding.decoder import recommended_rules
 from specheads.decoding.stopping import HeadThreshold
 from specheads.errors import UserError, user_error
-from specheads.evaluation.head_folders import store_in_config
 from specheads.heads.head import AcceptanceHead, HeadConfig, load_head, save_head
+from specheads.heads.head_folder import store_in_config
 from specheads.heads.portable.standalone_head import DraftRound, StandaloneHead
 from specheads.heads.train_prompts import TrainPrompts
 from specheads.pair.config import ModelSource, config_folder

@@ -5,7 +5,6 @@ output stays the target's.
 import shutil
 from dataclasses import replace
 
-import numpy as np
 import pytest
 import torch
 from fakes import tiny_pair
@@ -15,13 +14,13 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from specheads import SpeculativeDecoder, UserError, Warp, load_pair
 from specheads.decoding.stopping import FixedLength
 from specheads.evaluation.probe.prediction import agreement
-from specheads.evaluation.replayed_sets import record_sets
 from specheads.pair.draft_vocabulary import borrow_embedding, keep_tokens
 from specheads.pair.language_model import load_tokenizer
 from specheads.pair.pair import _fit_to_vocabulary, known_tokens
 from specheads.pair.revisions import resolve
 from specheads.prompts.prompt import ResponseLimits, encode_prompts
 from specheads.prompts.sources import NanoSource
+from specheads.replay.head_scores import record_sets
 from specheads.replay.recording import Recorder
 from specheads.replay.response_tree import RecordSettings
 
@@ -205,8 +204,8 @@ def test_the_probability_that_is_lost_is_reported(pair, tmp_path):
     agreed = agreement(
         pair, record_sets(recorder, {"some": prompts}, [], ground_truth=False)["some"], Warp(1.0)
     )
-    overlaps, lost = np.concatenate(agreed, axis=1)
-    assert 0 < lost.mean() < 0.5 and (overlaps <= 1 - lost + 1e-6).all()
+    assert 0 < agreed.unknown.mean() < 0.5
+    assert (agreed.overlap <= 1 - agreed.unknown + 1e-6).all()
 
 
 def test_a_quantized_draft_that_is_too_small_is_refused():

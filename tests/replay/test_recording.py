@@ -10,7 +10,7 @@ from specheads.decoding.rounds import TargetRounds
 from specheads.heads.features import drafting_features
 from specheads.prompts.prompt import Prompt, ResponseLimits
 from specheads.replay import recording as module
-from specheads.replay.head_scores import add_predictions, head_fingerprint
+from specheads.replay.head_scores import add_predictions, head_fingerprint, record_sets
 from specheads.replay.recording import GROUND_TRUTH, Recorder, load_recording
 from specheads.replay.response_tree import RecordSettings
 
@@ -225,3 +225,19 @@ def test_every_node_belongs_to_the_response_that_it_was_recorded_for(pair, tmp_p
             recording.branch_length[draw, position] - 1
         )
         assert len(node) > 0 and torch.equal(recording.prompt_of(node), response[position])
+
+
+def test_every_set_is_recorded_with_the_predictions_of_heads_and_of_the_target(pair, tmp_path):
+    sets = {
+        name: [(Prompt(f"{count}{number}", name, ""), [number + 1, 2]) for number in range(count)]
+        for name, count in (("dev", 2), ("test", 1))
+    }
+    recorder = Recorder(pair, SAMPLED, ResponseLimits(12), RecordSettings(2, 4), 0, tmp_path)
+    heads = [head(1), head(2)]
+    prints = {head_fingerprint(each) for each in heads}
+    found = record_sets(recorder, sets, heads, ground_truth=True)
+    assert {name: each.num_prompts for name, each in found.items()} == {"dev": 2, "test": 1}
+    for each in found.values():
+        assert prints | {GROUND_TRUTH} <= set(each.features)
+    plain = record_sets(recorder, sets, [], ground_truth=False)["dev"]
+    assert not (prints | {GROUND_TRUTH}) & set(plain.features)

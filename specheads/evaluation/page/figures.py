@@ -18,8 +18,8 @@ from specheads.evaluation.conclusions import (
     times,
     winners_at,
 )
-from specheads.evaluation.intervals import Interval
 from specheads.evaluation.report import DataSet, Kind, Report, RuleRow
+from specheads.replay.intervals import Interval
 
 # The colours of Okabe and Ito without yellow and black, which cannot be seen on a white and on a
 # black page.

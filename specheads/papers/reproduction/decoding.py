@@ -18,11 +18,10 @@ from specheads.decoding.engine import compile_ahead
 from specheads.decoding.records import DecodeStats
 from specheads.decoding.step_times import counted_share
 from specheads.errors import UserError
-from specheads.evaluation.head_folders import LocatedHead
-from specheads.evaluation.replayed_sets import record_sets
 from specheads.evaluation.setup import open_journal
 from specheads.evaluation.sweep import response_seed
 from specheads.forecast import progress
+from specheads.heads.head import LocatedHead
 from specheads.heads.metrics import auroc, binary_kl
 from specheads.pair.language_model import LanguageModel
 from specheads.pair.padding import SLICE_ELEMENTS, slices
@@ -32,6 +31,7 @@ from specheads.papers.layer_skip import LayerSkip
 from specheads.papers.mjsd import BlockSearch
 from specheads.papers.reproduction.settings import Method, Reproduction, Tally, priced, tally
 from specheads.prompts.prompt import EncodedPrompt, ResponseLimits
+from specheads.replay.head_scores import record_sets
 from specheads.replay.recording import GROUND_TRUTH, Recorder, Recording
 from specheads.replay.replay import Counts, RecordedHead, head_logits, oracle, recorded_head, replay
 from specheads.replay.response_tree import RecordSettings

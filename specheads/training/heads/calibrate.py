@@ -13,17 +13,16 @@ from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits
 
 from specheads.errors import UserError
-from specheads.evaluation.head_folders import store_in_config
-from specheads.evaluation.information import information
-from specheads.evaluation.intervals import Groups, halves, interval, resample_counts
-from specheads.evaluation.replayed_sets import record_sets
-from specheads.evaluation.report import Information
 from specheads.forecast import Forecast
 from specheads.heads.calibration import FORMS, IndexCalibration, in_rounds
 from specheads.heads.head import AcceptanceHead, load_head
+from specheads.heads.head_folder import store_in_config
 from specheads.heads.metrics import calibration
 from specheads.heads.train_prompts import TrainPrompts, text_hash
 from specheads.prompts.prompt import EncodedPrompt, Prompt, encode_prompts, groups_of
+from specheads.replay.head_scores import record_sets
+from specheads.replay.information import Information, information
+from specheads.replay.intervals import Groups, halves, interval, resample_counts
 from specheads.replay.recording import Recorder
 from specheads.replay.replay import head_logits, recorded_head
 

@@ -14,7 +14,6 @@ import torch
 from lightning.pytorch.loggers import Logger
 
 from specheads.errors import UserError
-from specheads.evaluation.report import Information
 from specheads.heads.batch import collate
 from specheads.heads.head import NUM_GOLDEN, save_head
 from specheads.heads.train_prompts import TrainPrompts
@@ -22,6 +21,7 @@ from specheads.interrupts import deferred
 from specheads.pair.needs import memory_of, memory_parts
 from specheads.pair.pair import Pair
 from specheads.prompts.prompt import SPLITS, GeneratedData
+from specheads.replay.information import Information
 from specheads.replay.recording import Recorder
 from specheads.replay.response_tree import RecordSettings
 from specheads.storage.data_set import load_split

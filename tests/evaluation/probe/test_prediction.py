@@ -10,7 +10,6 @@ from random_recording import random_recording
 from specheads.decoding.step_costs import RuleCosts
 from specheads.decoding.step_times import LONGEST, TARGET, StepTimes, step_costs
 from specheads.evaluation.candidates import fixed_length
-from specheads.evaluation.intervals import Interval
 from specheads.evaluation.probe.prediction import (
     BETTER,
     FIXED_NAME,
@@ -30,6 +29,7 @@ from specheads.evaluation.probe.prediction import (
 )
 from specheads.evaluation.replayed_sets import RecordedSet, counts_of
 from specheads.evaluation.sweep import LARGEST_SPREAD
+from specheads.replay.intervals import Interval
 from specheads.replay.recording import GROUND_TRUTH
 
 QUIET = {TARGET: 1.0}
@@ -249,13 +249,6 @@ def test_a_heads_steps_and_rounds_cost_as_often_as_the_ceilings(halves):
     rounds = (by_round - free) / 0.3
     # A token of the ceiling takes `rounds` of the target's and `steps` of the draft's.
     assert 1 / ceiling == pytest.approx(rounds + 0.1 * steps) and 0 < rounds < 1 < steps < 20
-
-
-def test_where_requests_are_served_at_once_drafts_of_one_length_stay_possible(halves):
-    at_once = replace(TIMES, costs=replace(TIMES.costs, at_once=64))
-    made = {option.name: option.speedup for option in predict(halves, at_once, greedy=False)}
-    fixed, ceiling, head = (made[name] for name in (FIXED_NAME, "ceiling", f"{HEAD}8"))
-    assert ceiling.value < fixed.value == pytest.approx(head.value) and head.low >= fixed.low
 
 
 def test_overheads_of_rounds_slow_down_drafts_and_those_of_tokens_the_target_alone(halves, options):

@@ -21,7 +21,7 @@ import specheads
 from specheads import Distillation, UserError, Warp, load_pair
 from specheads.commands.compose import command_config, settings_of
 from specheads.commands.train import _responses_of, distill_draft, train_head
-from specheads.evaluation.head_folders import find_heads
+from specheads.heads.head import find_heads
 from specheads.pair.draft_vocabulary import borrows_embedding, kept_tokens
 from specheads.prompts import sources
 from specheads.storage.files import amount

@@ -7,8 +7,8 @@ import pytest
 import torch
 from random_recording import random_recording
 
-from specheads.evaluation.information import LOGISTIC, OVERLAP, _nats, _positions, information
-from specheads.evaluation.intervals import resample_counts
+from specheads.replay.information import LOGISTIC, OVERLAP, _nats, _positions, information
+from specheads.replay.intervals import resample_counts
 from specheads.replay.recording import GROUND_TRUTH
 from specheads.replay.replay import RecordedHead
 

@@ -6,6 +6,7 @@ the entropy is knowable.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
@@ -15,9 +16,8 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 from torch.special import entr
 
 from specheads.decoding.stopping.logistic import logistic_inputs
-from specheads.evaluation.intervals import Groups, halves, interval, resample_counts
-from specheads.evaluation.report import Information
 from specheads.heads.metrics import fit_logistic
+from specheads.replay.intervals import Groups, Interval, halves, interval, resample_counts
 from specheads.replay.recording import GROUND_TRUTH, Recording
 from specheads.replay.replay import RecordedHead, head_logits
 
@@ -29,6 +29,22 @@ _INPUTS = ("log_draft_prob", "max_prob", "entropy")
 _SOURCES = ("draft_prob", "max_prob", "entropy")
 _MARGIN = 1e-9
 _RIDGE = 1e-5
+
+
+@dataclass(frozen=True)
+class Information:
+    """What can be known about the acceptance of a drafted token: means over tokens, with 95 %
+    intervals over prompts.
+    """
+
+    num_tokens: int
+    entropy: Interval  # of the mean acceptance, nats
+    noise: Interval  # the entropy of each token's own acceptance probability, nats
+    knowable: Interval  # nats
+    explained: Mapping[str, Interval]  # by predictor, as a share of what is knowable
+    over_logistic: Mapping[
+        str, Interval
+    ]  # by predictor, that share less the free logistic's; wider for several heads
 
 
 def information(

@@ -7,7 +7,7 @@ import pytest
 from fakes import tiny_pair
 
 from specheads import AcceptanceHead, HeadConfig, Warp, save_head
-from specheads.evaluation.head_folders import find_heads
+from specheads.heads.head import find_heads
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,8 @@ import pytest
 from specheads.decoding.records import DecodeStats
 from specheads.decoding.step_costs import StepCosts
 from specheads.evaluation.candidates import Candidate
-from specheads.evaluation.intervals import (
+from specheads.evaluation.sweep import Measured
+from specheads.replay.intervals import (
     NUM_RESAMPLES,
     Interval,
     cross_fitted_gain,
@@ -13,7 +14,6 @@ from specheads.evaluation.intervals import (
     resample_counts,
     sums,
 )
-from specheads.evaluation.sweep import Measured
 from specheads.replay.replay import Counts
 
 
