@@ -8,8 +8,8 @@ import torch
 from fakes import all_logits, cut, tiny_pair
 from statistics_helper import chi_square_p_value
 
-from specheads.data_gen import rows as label
-from specheads.data_gen.rows import LABELS, label_responses
+from specheads.data_gen import shard_rows as label
+from specheads.data_gen.shard_rows import LABELS, label_responses
 from specheads.errors import UserError
 from specheads.pair.padding import right_padded
 from specheads.pair.sampling import Warp, overlap
@@ -119,7 +119,7 @@ def test_greedy_labels_are_one_where_the_models_best_tokens_agree_and_zero_elsew
 
 
 def record(monkeypatch, name, describe):
-    """Return a list that will hold `describe(first argument)` of every call to data_gen.rows's
+    """Return a list that will hold `describe(first argument)` of every call to data_gen.shard_rows's
     `name`.
     """
     function = getattr(label, name)

@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 from fakes import tiny_pair
 
-from specheads.data_gen import rows as label
+from specheads.data_gen import shard_rows as label
 from specheads.data_gen.run import generate_data
 from specheads.data_gen.settings import DataGeneration
 from specheads.decoding.responses import Responder

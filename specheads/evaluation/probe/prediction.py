@@ -26,12 +26,12 @@ from specheads.evaluation.replayed_sets import Outcome, RecordedSet, counts_of
 from specheads.evaluation.report import MEASURED
 from specheads.evaluation.sweep import LARGEST_SPREAD
 from specheads.pair.pair import Pair
+from specheads.pair.reading import GivenTexts, read
 from specheads.pair.sampling import Warp, check_finite, overlap
 from specheads.replay.cost import CostFit
 from specheads.replay.intervals import Interval, interval, resample_counts
 from specheads.replay.recording import Recording
 from specheads.replay.replay import Counts
-from specheads.replay.response_batch import ResponseBatch
 
 PLAIN = "the target alone"
 FIXED_NAME = "fixed length"
@@ -101,9 +101,10 @@ def agreement(
         else lacking
     )
     for number, prompt in enumerate(recording.prompts):
-        batch = ResponseBatch.of([np.array(prompt)], [np.array(recording.response(number))], device)
-        logits = pair.draft_lm.logits(batch.states(pair.draft_lm))
-        target = warp(pair.target_lm.logits(batch.states(pair.target_lm))).to(device)
+        texts = GivenTexts.with_responses([prompt], [recording.response(number)])
+        states = read(pair, texts)
+        logits = pair.draft_lm.logits(states.draft)
+        target = warp(pair.target_lm.logits(states.target)).to(device)
         drafts = [
             warp(logits),
             *(warp(logits.masked_fill(each.to(device), -torch.inf)) for each in missing),

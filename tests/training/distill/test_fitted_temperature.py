@@ -1,11 +1,11 @@
 import pytest
 import torch
 from fakes import tiny_pair
+from specheads.replay.response_batch import ResponseBatch
 
 from specheads.pair.language_model import LanguageModel
 from specheads.pair.revisions import set_draft_temperature
 from specheads.pair.sampling import Warp, overlap
-from specheads.replay.response_batch import ResponseBatch
 from specheads.training.distill import draft_quality as draft_quality_module
 from specheads.training.distill.draft_quality import (
     TEMPERATURES,

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 from fakes import tiny_pair
-
 from specheads.replay.response_batch import ResponseBatch
+
 from specheads.training.distill.distill_loss import (
     DIVERGENCES,
     DistributionSource,
