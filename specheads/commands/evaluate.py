@@ -4,7 +4,6 @@
 """
 
 import logging
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -23,13 +22,11 @@ from specheads.commands.compose import (
     source_of,
 )
 from specheads.data_gen.settings import DataGeneration
-from specheads.data_gen.vllm_runner import model_of
 from specheads.errors import UserError
 from specheads.evaluation.candidates import RuleChoice
 from specheads.evaluation.evaluate import evaluate
 from specheads.evaluation.probe.probe import Probe, Probed, probe
 from specheads.evaluation.probe.report import print_probe, write_probe
-from specheads.evaluation.probe.served import Server
 from specheads.evaluation.prompt_sets import PromptData, TestSet, file_source
 from specheads.evaluation.report import Report
 from specheads.evaluation.reporting import log_report, print_report, write_report
@@ -231,13 +228,8 @@ def probe_pair(cfg: DictConfig) -> Probed:
     def following(verb: str, *words: str) -> str:
         return without_home(next_command(verb, *prompts, *words))  # the report has it, too
 
-    generation = settings_of(DataGeneration, cfg)
-    server = Server(
-        generation.vllm_python or sys.executable, partial(model_of, settings=generation)
-    )
-    probed = probe(
-        pair, settings, data, server, Path(cfg.paths.data), following, {"config": _config_text(cfg)}
-    )
+    context = {"config": _config_text(cfg)}
+    probed = probe(pair, settings, data, Path(cfg.paths.data), following, context)
     page, numbers = write_probe(probed, Path(cfg.paths.run))
     print_probe(probed)
     print(f"numbers: {numbers}\nreport: {page}\nnext: {probed.answer.command}")

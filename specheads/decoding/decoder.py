@@ -8,7 +8,7 @@ token, the draft has at most that, and reads the missing ones first in its next 
 
 import logging
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import count
 from typing import Any, Literal, overload
@@ -16,7 +16,7 @@ from typing import Any, Literal, overload
 from specheads.decoding.drafting import Autoregressive, Drafting, check_pairing
 from specheads.decoding.engine import Engine, make_engine
 from specheads.decoding.records import CHAIN, Generation
-from specheads.decoding.rounds import RoundParts, TargetRounds
+from specheads.decoding.rounds import ChainRounds, RoundParts, TargetRounds
 from specheads.decoding.rows import (
     Prompt,
     Rounds,
@@ -50,6 +50,9 @@ VERIFICATIONS: dict[str, type[VerificationRule]] = {
 }
 # Tokens of a batch's drafts: a compiler can then be shown a number of them that is no other size
 LEAST_DRAFTED = 10
+
+
+Step = Callable[[], None]
 
 
 class BatchError(UserError):
@@ -396,6 +399,25 @@ class SpeculativeDecoder(Decoder):
         other._bind()
         return other
 
+    def draft_steps(self, count: int, context: int) -> Step:
+        """Return a call that runs `count` draft steps in a row as rounds do, after `context` positions.
+
+        Prepare the decoder first. Raises UserError for drafts that are not chains.
+        """
+        return _at(self.draft_engine, context, self._chains().drafter.repeated_steps(count))
+
+    def verification_step(self, num_drafted: int, context: int) -> Step:
+        """Return a call that verifies `num_drafted` tokens as rounds do, after `context` positions.
+
+        Prepare the decoder first. Raises UserError for drafts that are not chains.
+        """
+        return _at(self.target_engine, context, self._chains().repeated_verification(num_drafted))
+
+    def _chains(self) -> ChainRounds:
+        if not isinstance(self.single.rounds, ChainRounds):
+            raise UserError(f"{self.drafting!r} drafts no chains, whose steps alone can be timed.")
+        return self.single.rounds
+
     @property
     def target_engine(self) -> Engine:
         return self.engines[0]
@@ -466,13 +488,31 @@ class Baseline(Decoder):
             if isinstance(engine, str)
             else engine
         )
-        self.single = RowsDecoder(pair, TargetRounds(pair.target_id, self.engine, self.warp))
+        self._rounds = TargetRounds(pair.target_id, self.engine, self.warp)
+        self.single = RowsDecoder(pair, self._rounds)
+
+    def target_step(self, context: int) -> Step:
+        """Return a call that decodes one token as rounds do, after `context` positions.
+
+        Prepare the decoder first.
+        """
+        return _at(self.engine, context, self._rounds.repeated_step())
 
     def _batch_rounds(self, num_rows: int) -> Rounds:
         engine = make_engine(
             self._engine_name, self.pair.target_lm, self.engine.capacity, num_rows=num_rows + 1
         )
         return TargetRounds(self.pair.target_id, engine, self.warp)
+
+
+def _at(engine: Engine, context: int, run: Callable[[], object]) -> Step:
+    """Return a step that runs as if `context` positions were in memory."""
+
+    def step() -> None:
+        engine.pretend(context)
+        run()
+
+    return step
 
 
 def generate_baseline(

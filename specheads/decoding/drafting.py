@@ -1,6 +1,6 @@
 """How drafts are proposed: the interface of drafting methods, and chains."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -231,6 +231,26 @@ class _SingleDrafter(Drafter):
 
     def keep(self, row: Row, num_accepted: int) -> None:
         self._engine.rewind(min(self._engine.length, len(row.committed) + num_accepted))
+
+    def repeated_steps(self, count: int) -> Callable[[], None]:
+        engine = self._engine
+        memory = self._memory
+        device = engine.lm.device
+        uniforms = torch.zeros(count, dtype=torch.float64, device=device)
+        ends = torch.zeros(engine.lm.vocab_size, dtype=torch.bool, device=device)
+        state = ChainState(self._going, self.rule.start_prompt(1, device))
+        tokens, places = memory.read_from(0, count)
+
+        def draft() -> None:
+            if engine.repeats(self.step):
+                engine.repeat(self.step, tokens, [places, uniforms], ends, state, least=count)
+                return
+            for number in range(count):
+                token = memory.drafted(number - 1)
+                drafted = self.step(token, memory.indices[number], uniforms[:1], ends, state)
+                drafted.stopped.item()  # as drafting asks after each step
+
+        return draft
 
 
 class _RowsDrafter(Drafter):

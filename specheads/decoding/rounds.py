@@ -1,6 +1,6 @@
 """A round of all rows: chains and their verification, or one token of the target alone."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -98,6 +98,13 @@ class TargetRounds(Rounds):
             if nan:
                 row.fail_by_nan(self._model_id)
         return rounds, drafted
+
+    def repeated_step(self) -> Callable[[], object]:
+        """Return a call that takes the step of a single row again and again, wherever memory ends."""
+        device = self.engines[0].lm.device
+        token = torch.zeros((1, 1), dtype=torch.long, device=device)
+        uniform = torch.zeros(1, dtype=torch.float64, device=device)
+        return lambda: self.step(token, uniform)
 
 
 class StepResult(NamedTuple):
@@ -219,6 +226,12 @@ class Drafter:
         """
         raise NotImplementedError
 
+    def repeated_steps(self, count: int) -> Callable[[], None]:
+        """Return a call that drafts `count` tokens of a single row, wherever memory ends, and ends
+        no draft.
+        """
+        raise NotImplementedError
+
 
 class ChainRounds(Rounds):
     """Chains, and one verification for those of all rows."""
@@ -325,6 +338,16 @@ class ChainRounds(Rounds):
         if drafter.rule.learns:
             drafter.state = drafter.rule.end_round(drafter.state, *self._outcome)
         return rounds, drafted
+
+    def repeated_verification(self, num_drafted: int) -> Callable[[], object]:
+        """Return a call that verifies `num_drafted` tokens of a single row, wherever memory ends."""
+        target = self._target
+        memory = self.verified_memory
+        memory.probs.fill_(1 / target.lm.vocab_size)
+        uniforms = torch.zeros(2, dtype=torch.float64, device=target.lm.device)
+        length = torch.zeros(1, dtype=torch.long, device=target.lm.device)
+        tokens = memory.read_from(0, target.padded(num_drafted + 1))[0]
+        return lambda: self.step(tokens, uniforms, length)
 
     def _verify_single(self, row: Row) -> list[StepResult]:
         engine = self._target

@@ -24,9 +24,6 @@ class StepCosts:
     # By step, the mean of its times over their median: near 1 on a quiet machine; empty where costs
     # are counted.
     spread: Mapping[str, float] = field(default_factory=dict, compare=False)
-    at_once: int = (
-        1  # requests that share these seconds; each round drafts until the longest draft has ended
-    )
 
     @property
     def ratio(self) -> float:
@@ -52,19 +49,7 @@ class StepCosts:
         their drafted tokens 0 to n.
         """
         each = self.round_seconds + self.verify_seconds(np.arange(rounds.shape[-1]))
-        return self.draft_seconds * self._waited(rounds) * draft_calls + rounds @ each
-
-    def _waited(self, rounds: np.ndarray) -> float:
-        """Return the mean longest draft of the requests at once over their mean draft, 1 where all
-        have one length.
-        """
-        counts = rounds.reshape(-1, rounds.shape[-1]).sum(axis=0)
-        if self.at_once == 1 or not counts[1:].any():
-            return 1.0
-        within = np.cumsum(
-            counts / counts.sum()
-        )  # the share of drafts of at most 0, 1, ... n tokens
-        return float((1 - within**self.at_once).sum() / (1 - within).sum())
+        return self.draft_seconds * draft_calls + rounds @ each
 
     def with_rule(self, rule: "RuleCosts") -> "StepCosts":
         return replace(

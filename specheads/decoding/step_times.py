@@ -19,8 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from specheads.decoding.decoder import Baseline, SpeculativeDecoder
-from specheads.decoding.drafting import ChainState
-from specheads.decoding.engine import Engine, compile_ahead
+from specheads.decoding.engine import compile_ahead
 from specheads.decoding.step_costs import RuleCosts, StepCosts
 from specheads.decoding.stopping import FixedLength, StoppingRule
 from specheads.heads.head import AcceptanceHead
@@ -195,12 +194,11 @@ def _taken(
     compile_ahead(makers)
     for prepare in makers:
         prepare()
-    first = _target_step(alone, context)
-    drafts = {name: _draft_steps(each, context) for name, each in decoders.items()}
-    others = {TARGET: first, FIRST: _draft_steps(decoders[PLAIN], context, 1)}
+    first = alone.target_step(context)
+    drafts = {name: each.draft_steps(IN_A_ROW, context) for name, each in decoders.items()}
+    others = {TARGET: first, FIRST: decoders[PLAIN].draft_steps(1, context)}
     others |= {
-        f"{count} verified": _verification_step(decoders[PLAIN], count, context)
-        for count in verified
+        f"{count} verified": decoders[PLAIN].verification_step(count, context) for count in verified
     }
     with threads_by_load():  # as decoding does; but steps are compiled for all threads
         return _timed(first, drafts, others, device=decoder.pair.target_lm.device, **until)
@@ -246,62 +244,6 @@ def now(device: torch.device) -> float:
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     return time.perf_counter()
-
-
-def _at(engine: Engine, context: int, run: Step) -> Step:
-    """Return a step that runs as if `context` positions were in memory."""
-
-    def step() -> None:
-        engine.pretend(context)
-        run()
-
-    return step
-
-
-def _target_step(alone: Baseline, context: int) -> Step:
-    rounds: Any = alone.single.rounds
-    token = _zeros(alone.engine, 1, 1)
-    uniform = _zeros(alone.engine, 1).double()
-    return _at(alone.engine, context, lambda: rounds.step(token, uniform))
-
-
-def _draft_steps(decoder: SpeculativeDecoder, context: int, count: int = IN_A_ROW) -> Step:
-    """Return draft steps as drafting runs them: by one call where the engine repeats steps, else
-    one by one.
-    """
-    rounds: Any = decoder.single.rounds
-    drafter = rounds.drafter
-    memory = rounds.memory
-    engine = decoder.draft_engine
-    uniforms = _zeros(engine, count).double()
-    ends = _zeros(engine, decoder.pair.vocab_size).bool()
-    state = ChainState(_zeros(engine, 1).bool(), decoder.stopping.start_prompt(1, engine.lm.device))
-    tokens, places = memory.read_from(0, count)
-
-    def run() -> None:
-        if engine.repeats(drafter.step):
-            engine.repeat(drafter.step, tokens, [places, uniforms], ends, state, least=count)
-            return
-        for number in range(count):
-            drafter.step(
-                memory.drafted(number - 1), memory.indices[number], uniforms[:1], ends, state
-            ).stopped.item()
-
-    return _at(engine, context, run)
-
-
-def _verification_step(decoder: SpeculativeDecoder, num_drafted: int, context: int) -> Step:
-    rounds: Any = decoder.single.rounds
-    memory = rounds.verified_memory
-    engine = decoder.target_engine
-    memory.probs.fill_(1 / decoder.pair.vocab_size)
-    inputs = _zeros(engine, 2).double(), _zeros(engine, 1)
-    tokens = memory.read_from(0, engine.padded(num_drafted + 1))[0]
-    return _at(engine, context, lambda: rounds.step(tokens, *inputs))
-
-
-def _zeros(engine: Engine, *shape: int) -> Tensor:
-    return torch.zeros(shape, dtype=torch.long, device=engine.lm.device)
 
 
 def counted_ratios(pair: Pair) -> tuple[float, float]:

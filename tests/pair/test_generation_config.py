@@ -14,7 +14,6 @@ from specheads.commands.compose import command_config, settings_of
 from specheads.data_gen.run import Stage, next_stage
 from specheads.data_gen.settings import DataGeneration
 from specheads.evaluation.probe.probe import Probe, probe
-from specheads.evaluation.probe.served import Server
 from specheads.evaluation.prompt_sets import PromptData
 from specheads.pair.generation_config import TargetWarp
 from specheads.pair.pair import _UNDONE, remarks
@@ -165,7 +164,7 @@ ENTRIES = {
     "evaluate": lambda pair, data, path: specheads.evaluate(
         pair, {}, specheads.Evaluation(), data, (path, path)
     ),
-    "probe": lambda pair, data, path: probe(pair, Probe(), data, Server("", dict), path, str, {}),
+    "probe": lambda pair, data, path: probe(pair, Probe(), data, path, str, {}),
     "SpeculativeDecoder": lambda pair, data, path: SpeculativeDecoder(pair, engine="eager"),
     "Baseline": lambda pair, data, path: generate_baseline(pair, [1], engine="eager"),
 }

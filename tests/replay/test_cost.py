@@ -1,5 +1,4 @@
 from dataclasses import replace
-from itertools import product
 
 import numpy as np
 import pytest
@@ -322,30 +321,3 @@ def test_two_lengths_of_rules_that_compute_nothing_are_enough_for_what_all_have_
     assert (costs.draft_seconds, costs.round_seconds, costs.verified_seconds) == pytest.approx(
         (STEP, OVERHEAD, MORE)
     )
-
-
-@pytest.mark.parametrize(
-    "rounds",
-    [
-        [[2, 3, 0, 1], [1, 0, 2, 1]],
-        [[2, 3, 0, 0], [1, 0, 0, 0]],  # no draft has more than one token
-    ],
-)
-@pytest.mark.parametrize("requests", [2, 3])
-def test_requests_at_once_wait_for_the_longest_draft(rounds, requests):
-    """By enumeration over all drafts of the requests.
-
-    `rounds` drafted 0 to 3 tokens, of two prompts.
-    """
-    rounds = np.array(rounds)
-    lengths = [length for length, count in enumerate(rounds.sum(axis=0)) for _ in range(count)]
-    longest = np.mean([max(drafts) for drafts in product(lengths, repeat=requests)])
-    drafted = rounds @ np.arange(4)
-    alone = StepCosts(STEP, PASS).seconds(drafted, rounds)
-    at_once = StepCosts(STEP, PASS, at_once=requests).seconds(drafted, rounds)
-    assert at_once - alone == pytest.approx(STEP * drafted * (longest / np.mean(lengths) - 1))
-    same = np.array([[0, 0, 4]])
-    none = np.array([[4, 0, 0]])
-    costs = StepCosts(STEP, PASS, at_once=requests)
-    assert costs.seconds(np.array([8]), same) == pytest.approx(8 * STEP + 4 * PASS)
-    assert costs.seconds(np.array([0]), none) == pytest.approx(4 * PASS)

@@ -289,50 +289,6 @@ def test_the_docs_say_what_each_runner_takes(folders, head, cut_draft, runner):
     assert row in text, f"docs/decoders.md lacks the row\n{row}"
 
 
-def test_a_trial_times_rounds_of_every_way_to_draft(folders, head, tmp_path):
-    from specheads.integrations.vllm_responses import ROUNDS, TURNS, lines_of
-
-    requests = [
-        {"ids": [60 + number, 300], "params": {"temperature": 0.0, "max_tokens": 40}}
-        for number in range(5)
-    ]
-    spec = {"method": "draft_model", "model": str(folders["draft"]), "num_speculative_tokens": 4}
-    given = {"head": str(head), "any_draft": True, "threshold": 1.0, "max_tokens": 4}
-    more = {
-        "speculative_config": spec,
-        "additional_config": {"specheads": given},
-        "async_scheduling": False,
-    }
-    model = {
-        "model": str(folders["target"]),
-        "dtype": "float32",
-        "max_model_len": 64,
-        "max_num_seqs": 3,
-        "enforce_eager": True,
-    }
-    content = {
-        "model": model | more,
-        "requests": requests,
-        "ways": [[0, False], [4, False], [4, True]],
-        "at_once": 3,
-    }
-    found = {}
-    for line in lines_of(sys.executable, content, tmp_path / "log"):
-        found[tuple(line["way"])] = line
-        if line["last"]:
-            break
-    assert list(found) == [(0, False), (4, False), (4, True)]
-    for line in found.values():
-        assert len(line["seconds"]) == len(line["requests"]) == ROUNDS * TURNS
-        assert all(
-            0 < part <= whole for part, whole in zip(line["drafting"], line["seconds"], strict=True)
-        )
-        assert set(line["requests"]) <= {3}  # fewer than three quarters are filled up
-    # Every request gets a token in each round, and more only by accepted drafts.
-    assert found[0, False]["tokens"] == found[0, False]["requests"]
-    assert sum(found[4, False]["tokens"]) > sum(found[4, False]["requests"])
-
-
 def test_many_requests_take_no_more_memory(engine):
     made = engine(max_num_seqs=32, max_model_len=128)
     used = []

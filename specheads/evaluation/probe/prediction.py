@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from specheads.decoding.step_times import TARGET, StepTimes, bytes_of_step
+from specheads.decoding.step_times import TARGET, StepTimes
 from specheads.decoding.stopping import MAX_TOKENS, FixedLength, Logistic
 from specheads.evaluation.candidates import (
     CEILING,
@@ -63,7 +63,6 @@ HEAD_SHARES = {
     False: (0.29, 0.32, 0.37),
     True: (0.38, 0.43, 0.52),
 }  # the key: whether decoding is greedy
-CUT_SIZES = (4096, 8192, 16384)  # tokens that a draft's output might keep
 MORE_OVERLAP = 0.1  # half of what distillation added to the overlap of nano's and mini's drafts
 
 LARGEST_ERROR = 1.25  # a prediction may be off by so much from a few decoded prompts
@@ -77,30 +76,28 @@ WORTH_TRAINING = 0.05
 WORTH_DISTILLING = 0.05
 
 
+@dataclass(frozen=True)
+class Agreement:
+    """How far draft and target agree before each token of the responses of a recording."""
+
+    overlap: Tensor  # (N,), of both distributions: the probability that a drafted token is accepted
+    unknown: Tensor  # (N,), the target's probability of tokens that the draft never proposes
+
+
 @torch.no_grad()
 def agreement(
     pair: Pair,
     recording: Recording,
     warp: Warp,
-    missing: Sequence[Tensor] = (),
     advance: Callable[[int], object] = lambda prompts: None,
-) -> list[np.ndarray]:
-    """Return how far a pair agrees before each token of the responses of a recording, by response
-    (2 + m, N).
-
-    Rows are the overlap of the two distributions, the target's probability of tokens that the draft
-    never proposes, and the overlaps of drafts without the `missing` tokens (V,) bool of each of m
-    cuts.
-    """
-    rows = list[np.ndarray]()
+) -> Agreement:
+    """Return how far a pair agrees on a recording's responses; `advance` is called per response."""
     device = pair.draft_lm.device
     lacking = pair.draft_lm.lacking
-    is_unknown = (
-        torch.zeros(pair.vocab_size, dtype=torch.bool, device=device)
-        if lacking is None
-        else lacking
-    )
+    overlaps = list[Tensor]()
+    unknown = list[Tensor]()
     for number, prompt in enumerate(recording.prompts):
+<<<<<<< HEAD
         texts = GivenTexts.with_responses([prompt], [recording.response(number)])
         states = read(pair, texts)
         logits = pair.draft_lm.logits(states.draft)
@@ -114,65 +111,18 @@ def agreement(
         overlaps = [overlap(target, each) for each in drafts]
         of_response = torch.stack([overlaps[0], (target * is_unknown).sum(dim=1), *overlaps[1:]])
         rows.append(of_response.double().cpu().numpy())
+=======
+        batch = ResponseBatch.of([np.array(prompt)], [np.array(recording.response(number))], device)
+        draft = warp(pair.draft_lm.logits(batch.states(pair.draft_lm)))
+        target = warp(pair.target_lm.logits(batch.states(pair.target_lm))).to(device)
+        check_finite(pair.draft_id, draft)
+        check_finite(pair.target_id, target)
+        overlaps.append(overlap(target, draft).double().cpu())
+        lost = torch.zeros(len(target)) if lacking is None else target[:, lacking].sum(dim=1)
+        unknown.append(lost.double().cpu())
+>>>>>>> main
         advance(1)
-    return rows
-
-
-@dataclass(frozen=True)
-class Cut:
-    """What a draft would be whose output has `size` tokens, those that are the most frequent in
-    responses to other prompts.
-    """
-
-    size: int
-    step_bytes: float  # of weights that its step reads
-    draft_seconds: float  # of its step, if that is bound by reading weights
-    coverage: float  # share of the responses' tokens that it may propose
-    overlap: float
-
-
-def missing_tokens(pair: Pair, recording: Recording) -> list[Tensor]:
-    """Return for each of CUT_SIZES which tokens (V,) bool are not kept.
-
-    None for a draft whose output lacks tokens already.
-    """
-    if pair.draft_lm.lacking is not None:
-        return []
-    counts = torch.bincount(
-        recording.tokens[: int(recording.lengths.sum())], minlength=pair.vocab_size
-    )
-    counts[list(pair.stop_tokens)] = counts.sum()
-    # Of those that do not occur a tokenizer's first ones are kept, the most frequent in the text
-    # that made it.
-    rank = counts.argsort(descending=True, stable=True).argsort()
-    return [rank >= size for size in CUT_SIZES if size < pair.vocab_size]
-
-
-def cuts_of(
-    pair: Pair,
-    times: StepTimes,
-    halves: Sequence[RecordedSet],
-    missing: Sequence[Sequence[Tensor]],
-    overlaps: np.ndarray,
-) -> list[Cut]:
-    """Return what cuts of the draft's output would bring, from the tokens that are missing in each
-    half, and overlaps (m,).
-    """
-    step_bytes, output_bytes = bytes_of_step(pair.draft_lm)
-    tokens = [half.recording.tokens[: int(half.recording.lengths.sum())] for half in halves]
-    cuts = []
-    for size, acceptance, *masks in zip(CUT_SIZES, overlaps.tolist(), *missing, strict=False):
-        covered = (
-            torch.cat([~mask[ids] for mask, ids in zip(masks, tokens, strict=True)])
-            .double()
-            .mean()
-            .item()
-        )
-        share = 1 - output_bytes / step_bytes * (1 - size / pair.vocab_size)
-        cuts.append(
-            Cut(size, share * step_bytes, share * times.costs.draft_seconds, covered, acceptance)
-        )
-    return cuts
+    return Agreement(torch.cat(overlaps), torch.cat(unknown))
 
 
 def better_draft(recording: Recording, gain: float, seed: int = 0) -> Recording:
@@ -278,11 +228,6 @@ def predict(
         sum(getattr(each, name).sum() for each in ceiling) for name in ("drafted", "target_calls")
     )
     emitted = sum(each.tokens.sum() for each in ceiling)
-    # Where requests are served at once, drafts end one by one only where that is faster than one
-    # length for all.
-    best = (
-        speeds[CEILING] if times.costs.at_once == 1 else np.maximum(speeds[FIXED], speeds[CEILING])
-    )
     for name, costs in times.rules.items():
         if name != LOGISTIC:
             slowed = (
@@ -290,7 +235,9 @@ def predict(
                 / emitted
                 * table.alone
             )
-            options.append(_head_option(name, speeds[FIXED], best, slowed, HEAD_SHARES[greedy]))
+            options.append(
+                _head_option(name, speeds[FIXED], speeds[CEILING], slowed, HEAD_SHARES[greedy])
+            )
     return options
 
 

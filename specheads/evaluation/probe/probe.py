@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -27,11 +27,9 @@ from specheads.evaluation.probe.prediction import (
     LOGISTIC,
     Answer,
     CommandLine,
-    Cut,
     LiveCheck,
     Option,
 )
-from specheads.evaluation.probe.served import Server, served_rounds
 from specheads.evaluation.prompt_sets import PromptData
 from specheads.evaluation.replayed_sets import RecordedSet, survival
 from specheads.evaluation.settings import EngineName, Evaluation
@@ -45,8 +43,8 @@ from specheads.pair.pair import Pair
 from specheads.prompts.prompt import EncodedPrompt, encode_prompts, groups_of, unique
 from specheads.replay.head_scores import record_sets
 from specheads.replay.information import Information, information
-from specheads.replay.intervals import Interval, halves, interval, resample_counts
-from specheads.replay.recording import Recorder
+from specheads.replay.intervals import Groups, Interval, halves, interval, resample_counts
+from specheads.replay.recording import Recorder, Recording
 from specheads.replay.response_tree import RecordSettings
 from specheads.settings import PositiveCount, Seed, Text, setting
 
@@ -61,12 +59,6 @@ class Probe(Warped):
     engine: EngineName = setting(
         "auto", "how models are run while steps are timed: auto, eager, compiled, cuda_graph"
     )
-    serving: Literal["here", "vllm"] = setting(
-        "here",
-        "whose rounds predictions are for: this project's decoder, or vLLM, which a trial times"
-        " (vllm.python=, vllm.options=)",
-    )
-    at_once: PositiveCount = setting(1, "requests that vLLM serves at once (serving=vllm)")
     prompts: Text | None = setting(
         None,
         "a file of prompts, with the templates of data= (for a pair of your own, data=alpaca);"
@@ -124,7 +116,6 @@ class Probed:
         # The target's mean probability of tokens that the draft never proposes; None: it may
         # propose all
     )
-    cuts: Sequence[Cut]  # what a smaller output of the draft would bring
     survival: Sequence[float]  # the chance that at least 1, 2, ... tokens of a draft are accepted
     information: Information | None  # about the acceptance of a drafted token
     times: StepTimes
@@ -147,7 +138,6 @@ def probe(
     pair: Pair,
     settings: Probe,
     data: PromptData,
-    server: Server,
     data_folder: Path,
     command_line: CommandLine,
     context: Mapping[str, Any],
@@ -157,23 +147,67 @@ def probe(
     Raises UserError for too few prompts.
 
     Args:
-        server: where vLLM is, for serving=vllm.
         data_folder: where recordings are kept, which a second probe or an evaluation of the same
             prompts reads again.
         command_line: writes the command that comes next, from a verb and its words besides the
             pair.
         context: more that the result shall say of itself.
     """
-    settings, prompts = settings.for_pair(pair), _prompts(pair, settings, data)
+    settings = settings.for_pair(pair)
+    prompts = _prompts(pair, settings, data)
     logger.info("probe: %d prompts; recording their responses, then timing steps", len(prompts))
     recorded = _recorded(pair, settings, data, data_folder, prompts)
     with progress("comparing distributions", len(prompts)) as advance:
-        missing = [prediction.missing_tokens(pair, other.recording) for other in recorded[::-1]]
-        parts = zip(recorded, missing, strict=True)
-        by_half = [
-            prediction.agreement(pair, half.recording, settings.warp, some, advance)
-            for half, some in parts
+        agreed = [
+            prediction.agreement(pair, half.recording, settings.warp, advance) for half in recorded
         ]
+    times = _timed(pair, settings)
+    checked = [ids for _, ids in prompts[: settings.num_live_prompts]]
+    logger.info("probe: decoding %d prompts as a check", len(checked))
+    how = Evaluation(
+        warp=settings.warp,
+        max_new_tokens=settings.max_new_tokens,
+        engine=settings.engine,
+        seed=settings.seed,
+    )
+    length = prediction.best_length(recorded[0], times)
+    live = live_check(pair, checked, times.costs, length, how)
+    options = prediction.predict(recorded, times, settings.warp.greedy, live.overheads)
+    recordings = [half.recording for half in recorded]
+    groups = [group for half in recorded for group in half.groups]
+    overlaps = [half.overlap for half in agreed]
+    unknown = torch.cat([half.unknown for half in agreed]).mean().item()
+    survived = np.mean([survival(recording, SURVIVAL) for recording in recordings], axis=0)
+    return Probed(
+        pair=pair.name or f"{pair.draft_id} for {pair.target_id}",
+        num_prompts=len(prompts),
+        num_tokens=sum(len(half) for half in overlaps),
+        overlap=_mean_overlap(recordings, overlaps, groups),
+        unknown=None if pair.draft_lm.lacking is None else unknown,
+        survival=survived.round(4).tolist(),
+        information=information(recordings, {}, groups, overlaps),
+        times=times,
+        live=live,
+        options=options,
+        answer=prediction.answer_of(options, command_line),
+        doubts=[*prediction.doubts_of(times, live, options)],
+        context={"warp": settings.warp.values(), "versions": versions(), **context},
+    )
+
+
+def _mean_overlap(
+    recordings: Sequence[Recording], overlaps: Sequence[torch.Tensor], groups: Groups
+) -> Interval:
+    """Return the mean of overlaps (N,) of each recording, with its interval over prompts."""
+    lengths = torch.cat([recording.lengths for recording in recordings])
+    by_prompt = torch.cat(list(overlaps)).split(lengths.tolist())
+    sums = np.array([prompt.sum().item() for prompt in by_prompt])
+    resamples = resample_counts(groups)
+    return interval((resamples @ sums) / (resamples @ lengths.numpy()))
+
+
+def _timed(pair: Pair, settings: Probe) -> StepTimes:
+    """Return the times of steps of both models, of a logistic and of heads of random weights."""
     widths = tuple(dict.fromkeys(max(8, pair.draft_lm.hidden_size // part) for part in (16, 8, 1)))
     logger.info(
         "probe: timing draft steps, verifications and heads of width %s",
@@ -185,56 +219,7 @@ def probe(
     with progress("timing steps", settings.repeats) as advance:
         rules = _timed_rules(pair, widths)
         positions = min(CONTEXT, pair.window // 2)
-        times = step_times(decoder, rules, positions, settings.repeats, advance=advance)
-    if settings.serving == "vllm":
-        logger.info(
-            "probe: timing rounds of vLLM, with the draft and without; its logs are in %s",
-            data_folder,
-        )
-        limits = replace(data.limits, max_new_tokens=settings.max_new_tokens)
-        ids = [ids for _, ids in prompts]
-        trial = served_rounds(
-            pair, ids, settings.warp, limits, settings.at_once, widths[0], server, data_folder
-        )
-        times = trial.times(times)
-        live = trial.check(prediction.best_length(recorded[0], times), times)
-    else:
-        checked = [ids for _, ids in prompts[: settings.num_live_prompts]]
-        logger.info("probe: decoding %d prompts as a check", len(checked))
-        how = {
-            name: getattr(settings, name) for name in ("warp", "max_new_tokens", "engine", "seed")
-        }
-        live = live_check(
-            pair,
-            checked,
-            times.costs,
-            prediction.best_length(recorded[0], times),
-            Evaluation(**how),
-        )
-    options = prediction.predict(recorded, times, settings.warp.greedy, live.overheads)
-    groups = [group for half in recorded for group in half.groups]
-    agreed = [rows for part in by_half for rows in part]
-    overlaps = [torch.from_numpy(np.concatenate([rows[0] for rows in part])) for part in by_half]
-    resamples = resample_counts(groups)
-    sums, lengths = np.array([[rows[0].sum(), rows.shape[1]] for rows in agreed]).T
-    means = np.concatenate(agreed, axis=1).mean(axis=1)
-    survived = np.mean([survival(half.recording, SURVIVAL) for half in recorded], axis=0)
-    return Probed(
-        pair=pair.name or f"{pair.draft_id} for {pair.target_id}",
-        num_prompts=len(prompts),
-        num_tokens=int(lengths.sum()),
-        overlap=interval((resamples @ sums) / (resamples @ lengths)),
-        unknown=None if pair.draft_lm.lacking is None else float(means[1]),
-        cuts=prediction.cuts_of(pair, times, recorded, missing, means[2:]),
-        survival=survived.round(4).tolist(),
-        information=information([half.recording for half in recorded], {}, groups, overlaps),
-        times=times,
-        live=live,
-        options=options,
-        answer=prediction.answer_of(options, command_line),
-        doubts=[*prediction.doubts_of(times, live, options)],
-        context={"warp": settings.warp.values(), "versions": versions(), **context},
-    )
+        return step_times(decoder, rules, positions, settings.repeats, advance=advance)
 
 
 def _timed_rules(pair: Pair, widths: Sequence[int]) -> dict[str, StoppingRule]:

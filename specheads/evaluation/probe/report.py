@@ -6,14 +6,12 @@ from rich.console import Console
 
 from specheads.decoding.step_times import VERIFIED
 from specheads.evaluation.conclusions import change, information_text, percent, times
-from specheads.evaluation.probe.prediction import BETTER, HEAD, MORE_OVERLAP, Cut, Option
+from specheads.evaluation.probe.prediction import BETTER, HEAD, MORE_OVERLAP, Option
 from specheads.evaluation.probe.probe import Probed
 from specheads.evaluation.reporting import write_page
 from specheads.evaluation.tables import Cell, Table, estimate_cell, table_of, terminal
-from specheads.storage.files import amount
 
 MICRO = 1e6
-MILLI = 1e-3
 
 
 def print_probe(probed: Probed, console: Console | None = None) -> None:
@@ -67,7 +65,6 @@ def _measured(probed: Probed) -> list[tuple[str, str]]:
                 f" {costs.draft_seconds * MICRO:,.0f} us"
             ),
         ),
-        *(_cut(cut, probed) for cut in probed.cuts),
         ("verifying drafted tokens, over such a step", verified),
         ("what a head adds to a draft step", heads),
         (
@@ -75,19 +72,6 @@ def _measured(probed: Probed) -> list[tuple[str, str]]:
             f"{speed} ({live.alone_tokens_per_second:,.0f})",
         ),
     ]
-
-
-def _cut(cut: Cut, probed: Probed) -> tuple[str, str]:
-    before, after = (
-        f"{seconds / MILLI:.2f}"
-        for seconds in (probed.times.costs.draft_seconds, cut.draft_seconds)
-    )
-    text = (
-        f"a step reads {amount(cut.step_bytes)} of weights, about {after} in place of {before} ms;"
-        f" {cut.coverage:.1%} of the "
-    )
-    text += f"target's tokens, overlap {cut.overlap:.1%} in place of {probed.overlap.value:.1%}"
-    return f"with an output of {cut.size:,} tokens", text
 
 
 def _options(probed: Probed) -> Table:

@@ -251,13 +251,6 @@ def test_a_heads_steps_and_rounds_cost_as_often_as_the_ceilings(halves):
     assert 1 / ceiling == pytest.approx(rounds + 0.1 * steps) and 0 < rounds < 1 < steps < 20
 
 
-def test_where_requests_are_served_at_once_drafts_of_one_length_stay_possible(halves):
-    at_once = replace(TIMES, costs=replace(TIMES.costs, at_once=64))
-    made = {option.name: option.speedup for option in predict(halves, at_once, greedy=False)}
-    fixed, ceiling, head = (made[name] for name in (FIXED_NAME, "ceiling", f"{HEAD}8"))
-    assert ceiling.value < fixed.value == pytest.approx(head.value) and head.low >= fixed.low
-
-
 def test_overheads_of_rounds_slow_down_drafts_and_those_of_tokens_the_target_alone(halves, options):
     slower = {
         o.name: o.speedup.value for o in predict(halves, TIMES, False, Overheads(round_seconds=0.2))
