@@ -40,6 +40,7 @@ from specheads.decoding.engine.reading import (
     chain_reading,
     computing,
     rows_states,
+    states_and_inputs,
 )
 from specheads.errors import UserError
 from specheads.pair.language_model import LanguageModel
@@ -64,6 +65,7 @@ class StepKind(NamedTuple):
 
     all_logits: bool = False
     rows: bool = False
+    layers: tuple[int, ...] = ()  # those whose inputs the epilogue gets
 
 
 class StepOperations(nn.Module):
@@ -137,19 +139,19 @@ class StepModule(nn.Module):
         (epilogue, kind) = self.step
         size = places.shape[0]
         count = tokens.shape[1]
-        with computing(self.operations.operations(inputs[0] if kind.rows else None)):
-            if kind.rows:
+        places_of_rows, others = (inputs[0], inputs[1:]) if kind.rows else (None, inputs)
+
+        def read() -> Tensor:
+            if places_of_rows is not None:
                 chosen = slice(None) if self.operations.reads_all_rows else None
-                hidden = rows_states(lm, memory, tokens, inputs[0], size, chosen)
-                return epilogue(ForwardOutput(tokens, hidden, lm.logits(hidden)), *inputs[1:])
+                return rows_states(lm, memory, tokens, places_of_rows, size, chosen)
             cache = Cache(layers=[ChainLayer(keys, values, size, start) for keys, values in memory])
-            hidden = chain_reading(lm, start, count, size).hidden_states(lm, tokens, cache)
-            return epilogue(
-                ForwardOutput(
-                    tokens, hidden, lm.logits(hidden if kind.all_logits else hidden[:, -1:])
-                ),
-                *inputs,
-            )
+            return chain_reading(lm, start, count, size).hidden_states(lm, tokens, cache)
+
+        with computing(self.operations.operations(places_of_rows)):
+            hidden, of_layers = states_and_inputs(lm, kind.layers, read)
+            logits = lm.logits(hidden if kind.all_logits or kind.rows else hidden[:, -1:])
+            return epilogue(ForwardOutput(tokens, hidden, logits, of_layers), *others)
 
 
 def _rounded_capacity(capacity: int, bucket: int) -> int:
@@ -183,9 +185,10 @@ class CompiledEngine(EagerEngine):
         spare_capacity: int = 0,
         num_rows: int = 1,
         operations: type[StepOperations] = StepOperations,
+        layers: Sequence[int] = (),
     ) -> None:
         whole = _rounded_capacity(capacity + spare_capacity, self.bucket)
-        super().__init__(lm, capacity, whole - capacity, num_rows)
+        super().__init__(lm, capacity, whole - capacity, num_rows, layers)
         self._reach = (
             whole - self.bucket
         )  # the most that a step reads: code compiled for a part may not fit the whole
@@ -208,7 +211,7 @@ class CompiledEngine(EagerEngine):
         self.num_prepared = 0
 
     def compiled_step(self, epilogue: Epilogue, all_logits: bool = False) -> CompiledStep:
-        kind = StepKind(all_logits)
+        kind = StepKind(all_logits, layers=self.layers)
         runners = self._runners.setdefault((epilogue.compile_key, kind), {})
 
         def step(tokens: Tensor, *inputs: Any) -> Any:
@@ -249,7 +252,7 @@ class CompiledEngine(EagerEngine):
         return self._reader
 
     def rows_step(self, epilogue: Epilogue) -> CompiledStep:
-        kind = StepKind(all_logits=True, rows=True)
+        kind = StepKind(all_logits=True, rows=True, layers=self.layers)
         runners = self._runners.setdefault((epilogue.compile_key, kind), {})
 
         def step(tokens: Tensor, end: int, *inputs: Any) -> Any:

@@ -268,8 +268,9 @@ class GraphEngine(CompiledEngine):
         strict: bool = True,
         spare_capacity: int = 0,
         num_rows: int = 1,
+        layers: Sequence[int] = (),
     ) -> None:
-        super().__init__(lm, capacity, strict, spare_capacity, num_rows, _GroupedStep)
+        super().__init__(lm, capacity, strict, spare_capacity, num_rows, _GroupedStep, layers)
         self._compiles = lm.device.type == "cuda" and has_triton()
         self._inputs: dict[Hashable, tuple[Any, ...]] = {}
         self._recorder = _recorder_for(lm.device)

@@ -1,4 +1,4 @@
-"""One model on static KV memory: forward, rewind, keep.
+"""One model on a static KV cache: forward, rewind, keep.
 
 Memory is allocated once, at the first forward, for `capacity` positions. A forward pass writes
 after the current length and attends to a view of the written part; rewinding only moves the length.
@@ -21,6 +21,7 @@ from specheads.decoding.engine.reading import (
     TreeSlots,
     padded_reading,
     rows_states,
+    states_and_inputs,
     tree_reading,
 )
 from specheads.pair.language_model import LanguageModel
@@ -40,7 +41,7 @@ class ForwardOutput:
     tokens: Tensor
     hidden: Tensor
     logits: Tensor
-    # (B, T, L H), the inputs of L layers that a draft reads; None: nobody asked for them
+    # (B, T, L H), the inputs of the L layers that the engine was asked for; None: of none
     layer_inputs: Tensor | None = None
 
 
@@ -155,12 +156,20 @@ class EagerEngine:
     num_prepared = 0  # steps compiled or captured so far; generation adds none after the warm-up
 
     def __init__(
-        self, lm: LanguageModel, capacity: int, spare_capacity: int = 0, num_rows: int = 1
+        self,
+        lm: LanguageModel,
+        capacity: int,
+        spare_capacity: int = 0,
+        num_rows: int = 1,
+        layers: Sequence[int] = (),
     ) -> None:
         """Allocate for `num_rows` texts of `capacity` positions, and `spare_capacity` after them
         for trees.
+
+        `layers`: those whose inputs a ForwardOutput has.
         """
         self.lm = lm
+        self.layers = tuple(layers)
         self.num_rows = num_rows
         self.placement = lm.placement
         self.capacity = capacity
@@ -220,11 +229,12 @@ class EagerEngine:
             reading = padded_reading(lm, positions, start, attention_mask)
         else:
             reading = Reading({"position_ids": positions, "attention_mask": attention_mask})
-        hidden = reading.hidden_states(lm, tokens, self._cache)
-        self.pretend(end)  # also of a layer that the model skips, which has a length, but no memory
-        return ForwardOutput(
-            tokens, hidden, logits=lm.logits(hidden[:, hidden.shape[1] - num_logits :])
+        hidden, inputs = states_and_inputs(
+            lm, self.layers, lambda: reading.hidden_states(lm, tokens, self._cache)
         )
+        self.pretend(end)  # also of a layer that the model skips, which has a length, but no memory
+        logits = lm.logits(hidden[:, hidden.shape[1] - num_logits :])
+        return ForwardOutput(tokens, hidden, logits, inputs)
 
     def _reader_of(self, count: int) -> LanguageModel:
         """Return the model as it reads so many tokens of a prompt fastest."""
@@ -278,8 +288,13 @@ class EagerEngine:
         def run(tokens: Tensor, end: int, places: RowPlaces, *inputs: Any) -> Any:
             # A token of each of all rows: what it attends to lies in memory as attention wants it.
             chosen = _slice_of(places.rows) if places.rows.device.type == "cpu" else None
-            hidden = rows_states(self.lm, self._keys_and_values(), tokens, places, end, chosen)
-            return epilogue(ForwardOutput(tokens, hidden, self.lm.logits(hidden)), *inputs)
+            hidden, of_layers = states_and_inputs(
+                self.lm,
+                self.layers,
+                lambda: rows_states(self.lm, self._keys_and_values(), tokens, places, end, chosen),
+            )
+            output = ForwardOutput(tokens, hidden, self.lm.logits(hidden), of_layers)
+            return epilogue(output, *inputs)
 
         return run
 
@@ -345,7 +360,7 @@ class EagerEngine:
 
     def _check_fits(self, end: int) -> None:
         if end > self._reach:
-            raise RuntimeError(f"{end} positions do not fit into KV memory for {self._reach}")
+            raise RuntimeError(f"{end} positions do not fit into the KV cache for {self._reach}")
 
     def rewind(self, length: int) -> None:
         """Forget every position from `length` on."""
@@ -384,7 +399,7 @@ class EagerEngine:
 
     @property
     def memory_bytes(self) -> int:
-        """The bytes of KV memory, of all rows; 0 before it is allocated."""
+        """The bytes of the KV cache, of all rows; 0 before it is allocated."""
         return sum(memory.nbytes for memory in self._key_value_tensors())
 
     def _keys_and_values(self) -> Memory:
@@ -406,8 +421,8 @@ class EagerEngine:
         `rows[b]`, and its mask.
 
         This engine's rows begin in its first position. The other's are left-padded to the longest,
-        as the mask (B, W) shows; `spare_capacity` more positions fit after them. KV memory is
-        copied, not computed again.
+        as the mask (B, W) shows; `spare_capacity` more positions fit after them. The KV cache
+        is copied, not computed again.
         """
         width = int(lengths.max())
         index = torch.arange(width, device=lengths.device) - (width - lengths)[:, None]

@@ -6,7 +6,7 @@ a token is a row of the batch, with its place in memory: all are written before 
 so tokens of one text may be read together, without padding.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -67,6 +67,19 @@ class Reading(NamedTuple):
             return lm.hidden_states(
                 tokens, past_key_values=memory, use_cache=True, **self.arguments
             )
+
+
+def states_and_inputs(
+    lm: LanguageModel, layers: Sequence[int], read: Callable[[], Tensor]
+) -> tuple[Tensor, Tensor | None]:
+    """Return the states that `read` returns of a forward pass, and the inputs (B, T, L H) of L
+    layers in it; None if there are none.
+    """
+    if not layers:
+        return read(), None
+    with lm.noting_inputs(layers) as inputs:
+        hidden = read()
+    return hidden, torch.cat([inputs[layer] for layer in layers], dim=-1)
 
 
 def tree_reading(lm: LanguageModel, tree_slots: TreeSlots, start: int, count: int) -> Reading:
@@ -294,7 +307,9 @@ def has_other_options(options: Mapping[str, Any]) -> bool:
 
 
 class Operations(Sampling):
-    """What a step computes with: torch, and attention and heads as they are."""
+    """The operations of a step. These are torch's, with attention and heads as they are; an engine
+    for a device may have other operations of the same results.
+    """
 
     def head_logits(self, network: Network, inputs: Tensor) -> Tensor:
         """Return the logits (...) of a head's network for assembled inputs (..., input_size)."""
