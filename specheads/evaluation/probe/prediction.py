@@ -97,30 +97,14 @@ def agreement(
     overlaps = list[Tensor]()
     unknown = list[Tensor]()
     for number, prompt in enumerate(recording.prompts):
-<<<<<<< HEAD
-        texts = GivenTexts.with_responses([prompt], [recording.response(number)])
-        states = read(pair, texts)
-        logits = pair.draft_lm.logits(states.draft)
+        states = read(pair, GivenTexts.with_responses([prompt], [recording.response(number)]))
+        draft = warp(pair.draft_lm.logits(states.draft))
         target = warp(pair.target_lm.logits(states.target)).to(device)
-        drafts = [
-            warp(logits),
-            *(warp(logits.masked_fill(each.to(device), -torch.inf)) for each in missing),
-        ]
-        for model_id, each in ((pair.draft_id, drafts[0]), (pair.target_id, target)):
-            check_finite(model_id, each)
-        overlaps = [overlap(target, each) for each in drafts]
-        of_response = torch.stack([overlaps[0], (target * is_unknown).sum(dim=1), *overlaps[1:]])
-        rows.append(of_response.double().cpu().numpy())
-=======
-        batch = ResponseBatch.of([np.array(prompt)], [np.array(recording.response(number))], device)
-        draft = warp(pair.draft_lm.logits(batch.states(pair.draft_lm)))
-        target = warp(pair.target_lm.logits(batch.states(pair.target_lm))).to(device)
         check_finite(pair.draft_id, draft)
         check_finite(pair.target_id, target)
         overlaps.append(overlap(target, draft).double().cpu())
         lost = torch.zeros(len(target)) if lacking is None else target[:, lacking].sum(dim=1)
         unknown.append(lost.double().cpu())
->>>>>>> main
         advance(1)
     return Agreement(torch.cat(overlaps), torch.cat(unknown))
 
