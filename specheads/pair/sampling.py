@@ -36,6 +36,12 @@ class Sampling:
     An engine for a device may have other operations of the same results.
     """
 
+    def most_likely(self, x: Tensor) -> Tensor:
+        """Return the index (...) of the largest number of each row of `x` (..., V), the first NaN
+        where there is one.
+        """
+        return x.argmax(dim=-1)
+
     def kth_largest(self, x: Tensor, k: int) -> Tensor:
         """Return the k-th largest number (..., 1) of each row of `x` (..., V)."""
         return x.topk(k, dim=-1).values[..., -1:]
@@ -127,7 +133,7 @@ class Warp:
         """
         logits = at_least_float32(logits)
         if self.greedy:
-            best = logits.argmax(dim=-1, keepdim=True)
+            best = active().most_likely(logits).unsqueeze(-1)
             index = torch.arange(logits.shape[-1], device=logits.device)
             return torch.where(index == best, 1.0, 0.0).to(logits.dtype) + 0 * logits.gather(
                 -1, best
@@ -148,7 +154,7 @@ class Warp:
         """Return token ids (...) drawn at `uniform` (...) from distributions (..., V) that this
         warp made.
         """
-        return probs.argmax(dim=-1) if self.greedy else sample(probs, uniform)
+        return active().most_likely(probs) if self.greedy else sample(probs, uniform)
 
 
 def at_least_float32(x: Tensor) -> Tensor:

@@ -338,6 +338,18 @@ def test_the_nucleus_of_nan_is_nan():
 
 
 @pytest.mark.parametrize("size", SIZES)
+def test_the_most_likely_token(size, threads):
+    x = numbers(3, 2, size)
+    nan = x.clone()
+    nan[1, :, size // 2 :] = torch.nan
+    infinite = x.clone()
+    infinite[0, 1, -1] = torch.inf
+    infinite[1] = -torch.inf
+    for rows in (x, x.round(), torch.zeros_like(x), x.mT.contiguous().mT, nan, infinite):
+        assert torch.equal(operators.most_likely(rows), rows.argmax(dim=-1))
+
+
+@pytest.mark.parametrize("size", SIZES)
 def test_the_token_at_a_uniform_number(size, threads):
     weights = numbers(40, size).exp()
     uniform = torch.rand(40, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
@@ -362,6 +374,7 @@ def test_the_sampling_operators_of_no_rows_return_none():
     [
         (lambda x: operators.kth_largest(x, 0), "k is 0 of 7"),
         (lambda x: operators.kth_largest(x, 8), "k is 8 of 7"),
+        (lambda x: operators.most_likely(x[:, :0]), "no number"),
         (lambda x: operators.nucleus(x.half(), 0.5), "no operator for Half"),
         (lambda x: operators.nucleus(x, 0.0), "top_p is 0"),
         (lambda x: operators.nucleus(x, 1.5), "top_p is 1.5"),

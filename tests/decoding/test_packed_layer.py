@@ -10,6 +10,7 @@ from torch import nn
 from transformers import LlamaConfig, MistralConfig
 from transformers.cache_utils import Cache
 
+from specheads.decoding.engine import make_engine
 from specheads.decoding.engine.compiled import CompiledEngine, StepKind, StepModule, StepOperations
 from specheads.decoding.engine.cpu import CpuStep
 from specheads.decoding.engine.cpu.packed import _PackedLayer, is_layer, packed_model
@@ -305,3 +306,30 @@ def test_which_families_have_the_operator(name):
         module for module in tiny_model(CONFIGS[name], seed=0).float().modules() if is_layer(module)
     ]
     assert len(layers) == (2 if name in ("llama", "llama, tied", "qwen2") else 0)
+
+
+@needs_compiler
+@torch.no_grad()
+@pytest.mark.parametrize("engine", ["eager", "compiled", "cuda_graph"])
+def test_a_model_whose_layers_are_read_stays_packed_and_kept(engine):
+    """Layer inputs are transformers' hidden states, in prompts, steps and rows."""
+    lm = lm_of("llama")
+    tokens = random_tokens(9)
+    states = lm.model(tokens, output_hidden_states=True, use_cache=False).hidden_states
+    expected = torch.cat([states[0], states[1]], dim=-1)
+
+    def of_layers(output, *inputs):
+        return output.hidden * 1, output.layer_inputs * 1
+
+    of_layers.compile_key = "layer inputs"
+    reading = make_engine(engine, lm, 64, layers=(0, 1))
+    prompt = reading.forward(tokens[:, :4]).layer_inputs
+    if engine == "compiled":
+        operations = CpuStep(lm, [], few=True, rows=False)
+        assert operations.packed is not None and all(map(is_layer, lm.model.model.layers))
+    step = reading.compiled_step(of_layers)
+    for start, end in ((4, 5), (5, 9)):
+        _, inputs = step(tokens[:, start:end])
+        torch.testing.assert_close(inputs, expected[:, start:end], atol=1e-4, rtol=0)
+    torch.testing.assert_close(prompt, expected[:, :4], atol=1e-4, rtol=0)
+    assert make_engine("eager", lm, 64).forward(tokens).layer_inputs is None

@@ -20,7 +20,9 @@ from specheads.decoding.engine.artefacts import Job, load_or_compile, name_of
 from specheads.decoding.engine.compiled_program import (
     CPU_OPTIONS,
     OPTIONS,
+    BoundProgram,
     CompiledProgram,
+    MakeRepeater,
     Weights,
     add_leaves,
     modules_in,
@@ -82,9 +84,8 @@ class StepOperations(nn.Module):
         False  # a step in rows gives attention the memory of all rows, not a copy for each token
     )
     name: Hashable = "torch"  # compiled code depends on it
-    native: Any = (
-        None  # what makes calls of compiled steps that are faster than Python's, if anything does
-    )
+    # What repeats a compiled step without Python between; None: nothing does
+    make_repeater: MakeRepeater | None = None
 
     def __init__(
         self, lm: LanguageModel, modules: Sequence[nn.Module], few: bool, rows: bool
@@ -226,7 +227,7 @@ class CompiledEngine(EagerEngine):
 
     def repeats(self, step: CompiledStep) -> bool:
         runner = self._prepared[step].get(self._shape(1, self.bucket, StepKind()))
-        return getattr(runner, "native", None) is not None  # what runs uncompiled has none
+        return isinstance(runner, BoundProgram) and runner.repeater is not None
 
     def repeat(
         self,
@@ -239,7 +240,8 @@ class CompiledEngine(EagerEngine):
         start = self.length
         self._check_fits(start + 1)
         most = min(tokens.shape[1], self._reach - start)
-        runner: Any = self._prepared[step][self._shape(1, self.bucket, StepKind())]
+        runner = self._prepared[step][self._shape(1, self.bucket, StepKind())]
+        assert isinstance(runner, BoundProgram)
         given = add_leaves(inputs, [tokens, self._start, self._places, *columns])
         count, out = runner.repeat(given, len(columns), start, self.bucket, least, most)
         self.pretend(start + count)
@@ -409,7 +411,9 @@ class CompiledEngine(EagerEngine):
                 job.what,
                 time.perf_counter() - start,
             )
-            runner: Runner = compiled_program.bind(module, self._memory, module.operations.native)
+            runner: Runner = compiled_program.bind(
+                module, self._memory, module.operations.make_repeater
+            )
         except Exception as error:  # a compiler has many ways to fail, all with the same remedy
             reason = f"{type(error).__name__}: {next(iter(str(error).strip().splitlines()), '')}"
             if self.strict:

@@ -9,6 +9,7 @@ import copy
 import inspect
 import re
 from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import groupby
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
@@ -279,18 +280,17 @@ class OwnCacheEngine(EagerEngine):
         self._check_fits(self.length + tokens.shape[1])
         before = self.length
         self._text = torch.cat([self._text, tokens], dim=1)
-        states = []
-        of_layers = []
+        states = list[Tensor]()
+        of_layers = list[Tensor]()
         for end in self._ends(before):
-            hidden, inputs = states_and_inputs(
-                self.lm, self.layers, lambda end=end: self._read_to(end)
-            )
+            hidden, inputs = states_and_inputs(self.lm, self.layers, partial(self._read_to, end))
             states.append(hidden)
-            of_layers.append(inputs)
-        count = tokens.shape[1]
+            if inputs is not None:
+                of_layers.append(inputs)
+        count = tokens.shape[1]  # what was read again comes before these
         hidden = torch.cat(states, dim=1)[:, -count:]
         logits = self.lm.logits(hidden[:, count - num_logits :])
-        inputs = torch.cat(of_layers, dim=1)[:, -count:] if self.layers else None
+        inputs = torch.cat(of_layers, dim=1)[:, -count:] if of_layers else None
         return ForwardOutput(tokens, hidden, logits, inputs)
 
     def _ends(self, before: int) -> list[int]:

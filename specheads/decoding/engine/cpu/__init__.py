@@ -55,6 +55,7 @@ _RESULTS: dict[str, Callable[..., Tensor]] = {
     "head_network": lambda inputs, *others: inputs.new_empty(inputs.shape[:-1]),
     "kth_largest": lambda x, k: x.new_empty(*x.shape[:-1], 1),
     "nucleus": lambda probs, top_p: torch.empty_like(probs),
+    "most_likely": lambda x: x.new_empty(x.shape[:-1], dtype=torch.long),
     "token_at": lambda probs, uniform: torch.empty_like(uniform, dtype=torch.long),
 }
 
@@ -82,7 +83,7 @@ class CpuStep(StepOperations):
             return
         self.packed = packed_model(lm, modules) if few else None
         self.lm = lm if self.packed is None else self.packed.lm
-        self.native = native_call
+        self.make_repeater = step_repeater
         self.reads_all_rows = rows and lm.config._attn_implementation == "sdpa"
         self.compiler_options = {"aot_inductor.custom_ops_to_c_shims": declarations()}
         panels = () if self.packed is None else self.packed.copies.buffers()
@@ -148,6 +149,11 @@ class CpuOperations(Operations):
         self._networks = networks or {}
         self._places = places
         self._in_bulk = in_bulk
+
+    def most_likely(self, x: Tensor) -> Tensor:
+        if x.dtype != torch.float32:
+            return super().most_likely(x)
+        return torch.ops.specheads.most_likely(x)
 
     def kth_largest(self, x: Tensor, k: int) -> Tensor:
         if x.dtype != torch.float32:
@@ -293,16 +299,14 @@ def _declare(library: ctypes.PyDLL) -> ctypes.PyDLL:
     library.specheads_bind.argtypes = [ctypes.c_void_p, ctypes.py_object, ctypes.c_int64]
     library.specheads_unbind.argtypes = [ctypes.c_void_p]
     library.specheads_unbind.restype = None
-    for function, numbers in ((library.specheads_call, 0), (library.specheads_repeat, 5)):
-        function.restype = ctypes.py_object
-        function.argtypes = [ctypes.c_void_p, ctypes.py_object, *[ctypes.c_int64] * numbers]
+    library.specheads_repeat.restype = ctypes.py_object
+    numbers = [ctypes.c_int64] * 5
+    library.specheads_repeat.argtypes = [ctypes.c_void_p, ctypes.py_object, *numbers]
     return library
 
 
-class BoundCall:
-    """A compiled function with some of its tensors bound, to be called with the others by the C++
-    in operators.cpp.
-    """
+class StepRepeater:
+    """A compiled step with some of its tensors bound, which C++ runs several times in a row."""
 
     def __init__(
         self, entry: ctypes.c_void_p, tensors: Sequence[Tensor | None], num_results: int
@@ -312,24 +316,22 @@ class BoundCall:
         self._bound = library.specheads_bind(
             entry, [None if each is None else next(stay) for each in tensors], num_results
         )
-        self._call = library.specheads_call
         self._repeat = library.specheads_repeat
         weakref.finalize(self, library.specheads_unbind, self._bound)
 
-    def __call__(self, given: list[Tensor]) -> list[Tensor]:
-        return _TENSORS(self._call(self._bound, _HANDLES(given)))
-
-    def repeat(self, given: list[Tensor], *numbers: int) -> tuple[int, list[Tensor]]:
+    def __call__(self, given: list[Tensor], *numbers: int) -> tuple[int, list[Tensor]]:
+        """Return how often the step ran, and its last results; see `specheads_repeat`."""
         count, results = self._repeat(self._bound, _HANDLES(given), *numbers)
         return count, _TENSORS(results)
 
 
-def native_call(
+def step_repeater(
     compiled: Callable[..., Any], tensors: Sequence[Tensor | None], num_results: int
-) -> BoundCall | None:
-    """Return a call of compiled code from C++ with the `tensors` bound.
+) -> StepRepeater | None:
+    """Return what repeats compiled code from C++ with the `tensors` bound that are not None.
 
-    None where the code has another form.
+    None where the code has another form than that of Inductor's C++ wrapper: a Python function
+    around the entry of a shared library.
     """
     held = [cell.cell_contents for cell in getattr(compiled, "__closure__", None) or ()]
     files = [getattr(getattr(each, "__self__", None), "__file__", None) for each in held]
@@ -339,7 +341,7 @@ def native_call(
         entry = ctypes.cast(getattr(ctypes.PyDLL(files[0]), _ENTRY), ctypes.c_void_p)
     except (OSError, AttributeError):
         return None
-    return BoundCall(entry, tensors, num_results)
+    return StepRepeater(entry, tensors, num_results)
 
 
 def _build(path: Path) -> None:

@@ -102,12 +102,6 @@ void specheads_unbind(void* bound) {
   specheads_kernels::delete_all(owned->inputs);
 }
 
-// The outputs of a step for the inputs `given`, which are used up.
-PyObject* specheads_call(void* bound, PyObject* given) {
-  using namespace specheads_kernels;
-  return for_python([&] { return list_of(static_cast<Bound*>(bound)->run(handles_in(given))); });
-}
-
 // Run a step over one token after another until its first output is true, `least` to `most` times;
 // return the number of runs and the last outputs. `given`, which is used up, is: tokens (1, n), the
 // position () that is written to, places (size of memory), then `num_columns` tensors (n,) of which

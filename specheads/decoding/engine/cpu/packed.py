@@ -164,6 +164,10 @@ class _PackedLinear(_Packed):
         return of_member
 
 
+def _has_hooks(module: nn.Module) -> bool:
+    return bool(module._forward_hooks or module._forward_pre_hooks)
+
+
 def is_layer(module: nn.Module) -> bool:
     """Whether the operator `decoder_layer` computes what this module does."""
     kind = type(module)
@@ -187,7 +191,8 @@ def is_layer(module: nn.Module) -> bool:
         and len({each.bias is None for each in inputs}) == 1
         and all(each.bias is None for each in others)
         and type(mlp.act_fn) in (nn.SiLU, type(ACT2FN["silu"]))
-        and not any(part._forward_hooks or part._forward_pre_hooks for part in layer.modules())
+        # Hooks of the layer itself get its inputs and outputs as they are.
+        and not any(_has_hooks(part) for part in layer.modules() if part is not layer)
     )
 
 
@@ -290,7 +295,7 @@ def _is_network(module: nn.Module) -> bool:
     ]
     return (
         not kinds
-        and not any(part._forward_hooks or part._forward_pre_hooks for part in parts)
+        and not any(map(_has_hooks, parts))
         and not any(is_made_of_tensors(tensor) for tensor in tensors)  # such as quantized ones
         and len({tensor.dtype for tensor in tensors}) == 1
         and tensors[0].dtype == torch.float32

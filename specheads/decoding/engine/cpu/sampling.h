@@ -103,6 +103,33 @@ inline void nucleus_of(const float* row, double top_p, int64_t size, float* resu
     result[entries[i].second] = entries[i].first / static_cast<float>(total);
 }
 
+// The first of the largest numbers, or the first NaN.
+inline int64_t most_likely_of(const float* row, int64_t size) {
+  const int64_t whole = size / kLanes * kLanes;
+  Vector most(-std::numeric_limits<float>::infinity());
+  for (int64_t start = 0; start < whole; start += kLanes) {
+    most = at::vec::maximum(most, Vector::loadu(row + start));  // a NaN stays
+  }
+  float each[kLanes];
+  most.store(each);
+  float largest = -std::numeric_limits<float>::infinity();
+  bool has_nan = false;
+  const auto add = [&](float value) {
+    has_nan |= std::isnan(value);
+    largest = std::max(largest, value);
+  };
+  for (const float value : each) add(value);
+  for (int64_t i = whole; i < size; i++) add(row[i]);
+  const auto is_found = [&](float value) { return has_nan ? std::isnan(value) : value == largest; };
+  const auto is_in = [&](int64_t start) {
+    return (Vector::loadu(row + start) == Vector(largest)).zero_mask() != (1 << kLanes) - 1;
+  };
+  int64_t i = 0;
+  while (!has_nan && i < whole && !is_in(i)) i += kLanes;
+  while (!is_found(row[i])) i++;
+  return i;
+}
+
 // The first token at which the sum of the probabilities exceeds `uniform` times their total; see
 // `token_at` in sampling.py.
 inline int64_t token_at_of(const float* probs, int64_t size, double uniform) {
@@ -171,6 +198,15 @@ AtenTensorHandle nucleus(const at::TensorBase& probs, double top_p) {
   });
 }
 
+// The index (...) of the largest number of each row of x (..., V), the first of several.
+AtenTensorHandle most_likely(const at::TensorBase& x) {
+  const int64_t size = x.size(-1);
+  TORCH_CHECK(size > 0, "there is no number in ", x.sizes());
+  const auto sizes = x.sizes().slice(0, x.dim() - 1);
+  return of_rows<int64_t>(
+      x, sizes, [&](const float* row, int64_t, int64_t* to) { *to = most_likely_of(row, size); });
+}
+
 // Token ids (...) drawn from probs (..., V) at uniform (...), float64.
 AtenTensorHandle token_at(const at::TensorBase& probs, const at::TensorBase& uniform) {
   const int64_t size = probs.size(-1);
@@ -189,4 +225,5 @@ AtenTensorHandle token_at(const at::TensorBase& probs, const at::TensorBase& uni
 
 SPECHEADS_OPERATOR(kth_largest, "(Tensor x, int k) -> Tensor")
 SPECHEADS_OPERATOR(nucleus, "(Tensor probs, float top_p) -> Tensor")
+SPECHEADS_OPERATOR(most_likely, "(Tensor x) -> Tensor")
 SPECHEADS_OPERATOR(token_at, "(Tensor probs, Tensor uniform) -> Tensor")
