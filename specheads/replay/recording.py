@@ -16,13 +16,14 @@ import torch
 from torch import Tensor
 
 from specheads.decoding.branches import LOGITS_ELEMENTS, Branches
+from specheads.decoding.engine import bulk_operations
 from specheads.decoding.responses import Responder, row_uniforms
 from specheads.forecast import Advance, progress
 from specheads.heads.features import RECORDED
 from specheads.pair.needs import memory_of, memory_parts
 from specheads.pair.padding import BATCH_TOKENS, batches_of_tokens
 from specheads.pair.pair import Pair
-from specheads.pair.sampling import Warp
+from specheads.pair.sampling import Warp, computing_with
 from specheads.prompts.prompt import EncodedPrompt, Prompt, ResponseLimits, response_provenance
 from specheads.replay.response_tree import (
     COLUMNS,
@@ -235,7 +236,8 @@ class Recorder:
         logger.info("recording: %s", memory_of("recording", draft, responder.memory(), branches))
         responses = list[dict[int, list[int]]]()
         later = sum(len(each.open) for each in work)
-        with progress("responses, in tokens", later * most) as advance:
+        in_bulk = bulk_operations(draft.device)
+        with computing_with(in_bulk), progress("responses, in tokens", later * most) as advance:
             for each in work:
                 prompts = [each.prompts[number] for number in each.open]
                 uniform = np.array(
@@ -248,9 +250,8 @@ class Recorder:
                 responses.append(
                     {number: response.ids for number, response in zip(each.open, made, strict=True)}
                 )
-        with progress(
-            "recording, in tokens", sum(len(ids) for some in responses for ids in some.values())
-        ) as advance:
+        total = sum(len(ids) for some in responses for ids in some.values())
+        with computing_with(in_bulk), progress("recording, in tokens", total) as advance:
             for each, some in zip(work, responses, strict=True):
                 each.store.announce("recording", [len(each.shards[name]) for name in each.missing])
                 for name in each.missing:

@@ -143,7 +143,7 @@ def test_runs_and_features_of_another_type_are_told_apart(nano, tmp_path):
         FeatureStore(tmp_path, pair.draft_lm, {"train": NoTexts()}, frozenset(["hidden"]))
         for pair in (nano, half)
     ]
-    assert stores[0].rows.folder != stores[1].rows.folder
+    assert stores[0].folder != stores[1].folder
 
 
 class NoTexts:

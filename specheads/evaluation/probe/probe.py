@@ -14,7 +14,7 @@ import torch
 
 from specheads.decoding.decoder import SpeculativeDecoder
 from specheads.decoding.records import DecodeStats
-from specheads.decoding.rows import checked_window
+from specheads.decoding.request import checked_window
 from specheads.decoding.step_costs import StepCosts
 from specheads.decoding.step_times import LONGEST, StepTimes, step_times
 from specheads.decoding.stopping import FixedLength, HeadThreshold, Logistic, StoppingRule
@@ -25,10 +25,10 @@ from specheads.evaluation.probe import prediction
 from specheads.evaluation.probe.prediction import (
     HEAD,
     LOGISTIC,
-    Answer,
     CommandLine,
     LiveCheck,
     Option,
+    Recommendation,
 )
 from specheads.evaluation.prompt_sets import PromptData
 from specheads.evaluation.replayed_sets import RecordedSet, survival
@@ -121,7 +121,7 @@ class Probed:
     times: StepTimes
     live: LiveCheck
     options: Sequence[Option]
-    answer: Answer
+    answer: Recommendation
     doubts: Sequence[str]  # why the times are unreliable; empty if they are not
     context: Mapping[str, Any]
 
@@ -189,7 +189,7 @@ def probe(
         times=times,
         live=live,
         options=options,
-        answer=prediction.answer_of(options, command_line),
+        answer=prediction.recommended(options, command_line),
         doubts=[*prediction.doubts_of(times, live, options)],
         context={"warp": settings.warp.values(), "versions": versions(), **context},
     )
