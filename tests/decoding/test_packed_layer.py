@@ -11,6 +11,7 @@ from transformers import LlamaConfig, MistralConfig
 from transformers.cache_utils import Cache
 
 from specheads.decoding.engine import make_engine
+from specheads.decoding.engine.artefacts import name_of
 from specheads.decoding.engine.compiled import CompiledEngine, StepKind, StepModule, StepOperations
 from specheads.decoding.engine.cpu import CpuStep
 from specheads.decoding.engine.cpu.packed import _PackedLayer, is_layer, packed_model
@@ -315,6 +316,7 @@ def test_a_model_whose_layers_are_read_stays_packed_and_kept(engine):
     """Layer inputs are transformers' hidden states, in prompts, steps and rows."""
     lm = lm_of("llama")
     tokens = random_tokens(9)
+    # Transformers leaves hooks in the model that is asked for hidden states.
     states = lm.model(tokens, output_hidden_states=True, use_cache=False).hidden_states
     expected = torch.cat([states[0], states[1]], dim=-1)
 
@@ -324,6 +326,7 @@ def test_a_model_whose_layers_are_read_stays_packed_and_kept(engine):
     of_layers.compile_key = "layer inputs"
     reading = make_engine(engine, lm, 64, layers=(0, 1))
     prompt = reading.forward(tokens[:, :4]).layer_inputs
+    assert name_of(lm, of_layers) is not None
     if engine == "compiled":
         operations = CpuStep(lm, [], few=True, rows=False)
         assert operations.packed is not None and all(map(is_layer, lm.model.model.layers))

@@ -49,7 +49,7 @@ from specheads.pair.language_model import LanguageModel
 
 logger = logging.getLogger(__name__)
 
-# The most that count as a few: with more, BLAS on the weights as they are is about as fast as
+# The most that count as a few: with more, BLAS on the model's weights is about as fast as
 # packed copies
 MOST_TOKENS = 64
 _WIDTHS = ("one token", "a few tokens", "many tokens", "two tokens")
@@ -363,11 +363,11 @@ class CompiledEngine(EagerEngine):
     def _width(self, count: int, kind: StepKind) -> int:
         """Return which of _WIDTHS a forward pass over `count` tokens is compiled for.
 
-        The verification of one drafted token has a step of its own, as sizes of 1 are constants:
+        One drafted token is verified by another step than several, as sizes of 1 are constants:
         padded to three tokens it took 13.7 ms of SmolLM2 with AVX2 in place of 10.9
         (docs/measurements/archive.md).
 
-        In rows and in float32, packed maps are the fastest for any number of tokens, with the
+        In rows and in float32, prepacked weights are the fastest for any number of tokens, with the
         attention that reads rows where they lie: on two cores 256 tokens of 64 rows of nano took
         15.6 ms, not packed 25.4 ms; in bfloat16 there is no difference.
         """

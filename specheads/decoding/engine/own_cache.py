@@ -81,7 +81,7 @@ def cache_of(lm: LanguageModel) -> CacheChoice:
 @torch.no_grad()
 def _checked_cache(lm: LanguageModel) -> CacheChoice:
     """Check that tokens which are read in parts get the states of one pass."""
-    # Their long texts are not those of their own generation, however they are read; see
+    # Their long texts are not those of transformers' generation, however they are read; see
     # tests/decoding/test_architectures.py.
     if getattr(lm.config, "index_topk", None) or lm.config.model_type in ("moshi", "reformer"):
         raise _undecodable(lm)

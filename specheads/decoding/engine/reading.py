@@ -307,7 +307,7 @@ def has_other_options(options: Mapping[str, Any]) -> bool:
 
 
 class Operations(Sampling):
-    """The operations of a step. These are torch's, with attention and heads as they are; an engine
+    """The operations of a step. These are torch's, and transformers' attention; an engine
     for a device may have other operations of the same results.
     """
 

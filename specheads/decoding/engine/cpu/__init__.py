@@ -73,6 +73,8 @@ class CpuStep(StepOperations):
     reads rows where they lie.
     """
 
+    packs_layers = True  # as one operator each, where a layer has the form of Llama's
+
     def __init__(
         self, lm: LanguageModel, modules: Sequence[nn.Module], few: bool, rows: bool
     ) -> None:
@@ -81,7 +83,7 @@ class CpuStep(StepOperations):
         self.has_operators = (few or rows) and _has_kernels(lm) and load_operators()
         if not self.has_operators:
             return
-        self.packed = packed_model(lm, modules) if few else None
+        self.packed = packed_model(lm, modules, self.packs_layers) if few else None
         self.lm = lm if self.packed is None else self.packed.lm
         self.make_repeater = step_repeater
         self.reads_all_rows = rows and lm.config._attn_implementation == "sdpa"
@@ -137,7 +139,7 @@ class CpuOperations(Operations):
     """What C++ computes of a forward pass, a warp and a head, on packed copies by network.
 
     `places` are those of the tokens, where keys and values are those of all rows of a memory;
-    `in_bulk`: whether many distributions are warped at once, uncompiled, in code of its own.
+    `in_bulk`: whether many distributions are warped at once, uncompiled.
     """
 
     def __init__(

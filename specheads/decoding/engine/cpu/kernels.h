@@ -220,7 +220,8 @@ struct Ahead {
   template <typename Value>
   void fetch(int64_t i) const {
     // Whole lines into the second cache, which waits for more of them at a time than the first.
-    constexpr int bytes = sizeof(Value) * kPair, locality = bytes < 64 ? 3 : 2;
+    constexpr int bytes = sizeof(Value) * kPair;
+    constexpr int locality = bytes < 64 ? 3 : 2;
     __builtin_prefetch(from + i * step, 0, locality);
     if constexpr (bytes > 64) __builtin_prefetch(from + i * step + 64, 0, locality);
   }

@@ -1,7 +1,7 @@
 // The operators that attend: attention alone, and a whole decoder layer as Llama has it, in one
 // parallel region.
 //
-// A layer reads all its weights here; of other models' layers the maps are operators of their own,
+// A layer reads all its weights here; of other models' layers each linear map is an operator,
 // and this one attends for them.
 
 #pragma once
@@ -29,9 +29,9 @@ std::pair<const float*, int64_t> rows_of(
   return converted<float, number>(from, memory.stride(2), count, memory.size(3), width);
 }
 
-constexpr int kKeys = 4,
-              kQueries =
-                  3;  // whose inner products are in work at a time: their sums fill the registers
+constexpr int kKeys = 4;
+constexpr int kQueries =
+    3;  // whose inner products are in work at a time: their sums fill the registers
 
 // to[k * stride] = the sum of sums[k], k < kKeys.
 inline void store_totals(const Vector* sums, float* to) {
@@ -84,8 +84,8 @@ inline void inner_products(const float* queries,
 #pragma GCC unroll 4
   for (int q = 0; q < number; q++) {
     store_totals(sums[q], scores + q * stride);
-    for (int64_t i = whole; i < size;
-         i++) {  // rounded once, as in vectors; compilers are told not to do so by themselves
+    // Rounded once, as in vectors; compilers are told not to do so by themselves.
+    for (int64_t i = whole; i < size; i++) {
       for (int k = 0; k < kKeys; k++) {
         float& score = scores[q * stride + k];
         score = std::fma(queries[q * size + i], keys[k * key_stride + i], score);
@@ -172,8 +172,8 @@ class Mask {
 
   // What a token's mask adds to the first scores of one head, (count,).
   const float* row(int64_t batch, int64_t head, int64_t token, int64_t count, float* memory) const {
-    const int64_t from = batch * strides_[0] + head * strides_[1] + token * strides_[2],
-                  stride = strides_[3];
+    const int64_t from = batch * strides_[0] + head * strides_[1] + token * strides_[2];
+    const int64_t stride = strides_[3];
     if (numbers_.scalar_type() != at::kBool) {
       const float* added = numbers_.const_data_ptr<float>() + from;
       if (stride == 1) return added;
@@ -250,50 +250,57 @@ void attend(Team& team,
             const Places& places,
             const Query& query,
             const Store& store) {
-  const int64_t heads = mask.size(1), tokens = mask.size(2), size = key.size(3),
-                value_size = value.size(3);
-  const int64_t shared = key.size(1), group = heads / shared, rows = group * tokens;
+  const int64_t heads = mask.size(1);
+  const int64_t tokens = mask.size(2);
+  const int64_t size = key.size(3);
+  const int64_t value_size = value.size(3);
+  const int64_t shared = key.size(1);
+  const int64_t group = heads / shared;
+  const int64_t rows = group * tokens;
   const int64_t value_width = (value_size + kPair - 1) / kPair * kPair;
-  const int64_t items = mask.size(0) * shared,
-                pieces = std::min<int64_t>(rows, (team.size() + items - 1) / items);
+  const int64_t items = mask.size(0) * shared;
+  const int64_t pieces = std::min<int64_t>(rows, (team.size() + items - 1) / items);
   const int64_t item_bytes = mask.size(3) * (size + value_width) * sizeof(float) *
                              ((rows + pieces - 1) / std::max<int64_t>(1, pieces));
-  team.each(
-      items * pieces, std::max<int64_t>(1, kGrainBytes / std::max<int64_t>(1, item_bytes)),
-      [&](int64_t begin, int64_t end) {
-        for (int64_t item = begin; item < end; item++) {
-          const int64_t batch = item / pieces / shared, kv_head = item / pieces % shared,
-                        piece = item % pieces;
-          const int64_t first = rows * piece / pieces, next = rows * (piece + 1) / pieces;
-          const int64_t memory_row = places.row(batch),
-                        count = places.seen(batch, tokens, mask.size(3));
-          const auto [keys, key_stride] = rows_of<Value, 1>(key, memory_row, kv_head, count, size);
-          const auto [values, value_stride] =
-              rows_of<Value, 2>(value, memory_row, kv_head, count, value_width);
-          float *scaled = scratch<float, 3>((next - first) * size),
-                *scores = scratch<float, 4>((next - first) * count);
-          float *padded_keys = scratch<float, 5>(size * kKeys), *added = scratch<float, 6>(count);
-          float* sums = scratch<float, 14>((next - first) * value_width);
-          for (int64_t row = first; row < next; row++) {
-            query(batch, kv_head * group + row / tokens, row % tokens,
-                  scaled + (row - first) * size);
-          }
-          scores_of(scaled, next - first, keys, key_stride, count, size, padded_keys, scores);
-          for (int64_t row = first; row < next; row++) {
-            const float* added_to =
-                mask.row(batch, kv_head * group + row / tokens, row % tokens, count, added);
-            softmax(scores + (row - first) * count, added_to, count);
-          }
-          for (int64_t i = 0; i < value_width; i += kPair) {
-            rows_product(values + i, value_stride, scores, next - first, count, sums + i,
-                         value_width, kPair);
-          }
-          for (int64_t row = first; row < next; row++) {
-            store(batch, kv_head * group + row / tokens, row % tokens,
-                  sums + (row - first) * value_width);
-          }
-        }
-      });
+  team.each(items * pieces, std::max<int64_t>(1, kGrainBytes / std::max<int64_t>(1, item_bytes)),
+            [&](int64_t begin, int64_t end) {
+              for (int64_t item = begin; item < end; item++) {
+                const int64_t batch = item / pieces / shared;
+                const int64_t kv_head = item / pieces % shared;
+                const int64_t piece = item % pieces;
+                const int64_t first = rows * piece / pieces;
+                const int64_t next = rows * (piece + 1) / pieces;
+                const int64_t memory_row = places.row(batch);
+                const int64_t count = places.seen(batch, tokens, mask.size(3));
+                const auto [keys, key_stride] =
+                    rows_of<Value, 1>(key, memory_row, kv_head, count, size);
+                const auto [values, value_stride] =
+                    rows_of<Value, 2>(value, memory_row, kv_head, count, value_width);
+                float* scaled = scratch<float, 3>((next - first) * size);
+                float* scores = scratch<float, 4>((next - first) * count);
+                float* padded_keys = scratch<float, 5>(size * kKeys);
+                float* added = scratch<float, 6>(count);
+                float* sums = scratch<float, 14>((next - first) * value_width);
+                for (int64_t row = first; row < next; row++) {
+                  query(batch, kv_head * group + row / tokens, row % tokens,
+                        scaled + (row - first) * size);
+                }
+                scores_of(scaled, next - first, keys, key_stride, count, size, padded_keys, scores);
+                for (int64_t row = first; row < next; row++) {
+                  const float* added_to =
+                      mask.row(batch, kv_head * group + row / tokens, row % tokens, count, added);
+                  softmax(scores + (row - first) * count, added_to, count);
+                }
+                for (int64_t i = 0; i < value_width; i += kPair) {
+                  rows_product(values + i, value_stride, scores, next - first, count, sums + i,
+                               value_width, kPair);
+                }
+                for (int64_t row = first; row < next; row++) {
+                  store(batch, kv_head * group + row / tokens, row % tokens,
+                        sums + (row - first) * value_width);
+                }
+              }
+            });
 }
 
 // The attention (B, T, heads, D) of query (B, heads, T, D) to key and value (R, shared, S, D), to
@@ -307,19 +314,23 @@ AtenTensorHandle masked_attention(const at::TensorBase& query,
                                   const at::TensorBase* positions,
                                   double scale) {
   auto contiguous = [](const at::TensorBase& x) { return x.stride(3) == 1 ? x : x.contiguous(); };
-  const at::TensorBase queries = contiguous(query), keys = contiguous(key),
-                       values = contiguous(value);
+  const at::TensorBase queries = contiguous(query);
+  const at::TensorBase keys = contiguous(key);
+  const at::TensorBase values = contiguous(value);
   const Places places(rows, positions, query.size(0));
   for (int64_t b = 0; b < query.size(0); b++) {
     const int64_t row = places.row(b);
     TORCH_CHECK(row >= 0 && row < key.size(0), "there is no row ", row, " of ", key.size(0));
   }
-  const int64_t batch = query.size(0), heads = query.size(1), tokens = query.size(2);
+  const int64_t batch = query.size(0);
+  const int64_t heads = query.size(1);
+  const int64_t tokens = query.size(2);
   const Mask expanded(mask, {batch, heads, tokens, key.size(2)});
   at::TensorBase result = empty({batch, tokens, heads, value.size(3)}, query.scalar_type());
   with_type(query.scalar_type(), [&](auto type) {
     using Value = decltype(type);
-    const int64_t size = query.size(3), value_size = value.size(3);
+    const int64_t size = query.size(3);
+    const int64_t value_size = value.size(3);
     Value* results = result.mutable_data_ptr<Value>();
     const auto read = [&](int64_t b, int64_t head, int64_t token, float* to) {
       const Value* from = queries.const_data_ptr<Value>() + b * queries.stride(0) +
@@ -374,7 +385,8 @@ void rotate(
     const float* from, const Value* cosine, const Value* sine, int64_t size, float scale, To* to) {
   const int64_t half = size / 2;
   for (int64_t i = 0; i < half; i++) {
-    const float low = from[i], high = from[i + half];
+    const float low = from[i];
+    const float high = from[i + half];
     to[i] = static_cast<To>(
         (low * static_cast<float>(cosine[i]) - high * static_cast<float>(sine[i])) * scale);
     to[i + half] = static_cast<To>(
@@ -394,22 +406,29 @@ void decoder_layer_into(const at::TensorBase& hidden,
                         const Layer& layer,
                         at::TensorBase& result) {
   using Input = InputOf<Weight>;
-  const int64_t batch = hidden.size(0), count = hidden.size(1), size = hidden.size(2),
-                tokens = batch * count;
-  const int64_t head_size = keys.size(3), heads = mask.size(1), shared = keys.size(1),
-                width = (heads + 2 * shared) * head_size;
+  const int64_t batch = hidden.size(0);
+  const int64_t count = hidden.size(1);
+  const int64_t size = hidden.size(2);
+  const int64_t tokens = batch * count;
+  const int64_t head_size = keys.size(3);
+  const int64_t heads = mask.size(1);
+  const int64_t shared = keys.size(1);
+  const int64_t width = (heads + 2 * shared) * head_size;
   const int64_t inner = layer.down.size(1);
   const Value* residual = hidden.const_data_ptr<Value>();
-  float *projected = scratch<float, 9>(tokens * width), *middle = scratch<float, 10>(tokens * size);
-  Input *normed = scratch<Input, 11>(tokens * size),
-        *attended = scratch<Input, 12>(tokens * heads * head_size);
+  float* projected = scratch<float, 9>(tokens * width);
+  float* middle = scratch<float, 10>(tokens * size);
+  Input* normed = scratch<Input, 11>(tokens * size);
+  Input* attended = scratch<Input, 12>(tokens * heads * head_size);
   Input* activated = scratch<Input, 13>(tokens * inner);
 
   const Value* bias = layer.bias ? layer.bias->const_data_ptr<Value>() : nullptr;
-  const Value *norm = layer.norm.const_data_ptr<Value>(),
-              *mlp_norm = layer.mlp_norm.const_data_ptr<Value>();
-  const Value *cosines = cosine.const_data_ptr<Value>(), *sines = sine.const_data_ptr<Value>();
-  Value *to_keys = keys.mutable_data_ptr<Value>(), *to_values = values.mutable_data_ptr<Value>();
+  const Value* norm = layer.norm.const_data_ptr<Value>();
+  const Value* mlp_norm = layer.mlp_norm.const_data_ptr<Value>();
+  const Value* cosines = cosine.const_data_ptr<Value>();
+  const Value* sines = sine.const_data_ptr<Value>();
+  Value* to_keys = keys.mutable_data_ptr<Value>();
+  Value* to_values = values.mutable_data_ptr<Value>();
   Value* results = result.mutable_data_ptr<Value>();
   const auto memory_of = [&](Value* memory, const at::TensorBase& shape, int64_t b, int64_t head,
                              int64_t t) {
@@ -419,7 +438,8 @@ void decoder_layer_into(const at::TensorBase& hidden,
 
   const auto rotate_and_keep = [&](int64_t begin, int64_t end) {
     for (int64_t token = begin; token < end; token++) {
-      const int64_t b = token / count, t = token % count;
+      const int64_t b = token / count;
+      const int64_t t = token % count;
       float* from = projected + token * width;
       const int64_t angle = (b % cosine.size(0) * count + t) * head_size;
       for (int64_t head = 0; head < heads; head++, from += head_size) {
@@ -451,7 +471,8 @@ void decoder_layer_into(const at::TensorBase& hidden,
     for (int64_t i = 0; i < head_size; i++) to[i] = static_cast<Input>(static_cast<Value>(from[i]));
   };
   const auto activate = [&](int64_t number, int64_t first, int64_t several, float* blocks) {
-    const int64_t row = number / 2 * kPair, exist = std::min<int64_t>(kPair, inner - row);
+    const int64_t row = number / 2 * kPair;
+    const int64_t exist = std::min<int64_t>(kPair, inner - row);
     const float* up = blocks + several * kPair;
     for (int64_t i = 0; i < several * kPair; i += kLanes) {
       (silu(blocks + i) * Vector::loadu(up + i)).store(blocks + i);
@@ -498,12 +519,14 @@ AtenTensorHandle decoder_layer(const at::TensorBase& hidden,
                                const at::TensorBase& down,
                                double epsilon,
                                double scale) {
-  const at::TensorBase x = hidden.contiguous(), cosines = cosine.contiguous(),
-                       sines = sine.contiguous();
+  const at::TensorBase x = hidden.contiguous();
+  const at::TensorBase cosines = cosine.contiguous();
+  const at::TensorBase sines = sine.contiguous();
   const int64_t heads = output.size(1) / keys.size(3);
   const Places places(rows, &start, x.size(0));
   for (int64_t b = 0; b < x.size(0); b++) {
-    const int64_t row = places.row(b), first = places.position(b);
+    const int64_t row = places.row(b);
+    const int64_t first = places.position(b);
     const bool fits = row >= 0 && row < keys.size(0) && first >= 0 &&
                       first + x.size(1) <= std::min(mask.size(3), keys.size(2));
     TORCH_CHECK(fits, x.size(1), " tokens at ", first, " of row ", row, " do not fit into memory");

@@ -1,7 +1,6 @@
 // All operators, as one source, as reading torch's headers takes longer than compiling what follows
-// them; and calls of compiled steps from C++: tensors that stay the same from call to call are
-// bound once, and a draft's steps follow each other without Python, which takes longer for a call's
-// forty tensors than a small draft model computes.
+// them; and draft steps that follow each other without Python, which takes longer for a call's forty
+// tensors than a small draft model computes: tensors that stay the same are bound once.
 //
 // Python calls these functions itself, with its lock held: a step releases it. Lists hold handles
 // as capsules, as torch's own calls of compiled steps pass them.
@@ -59,7 +58,7 @@ inline PyObject* list_of(const Handles& handles) {
   return list;
 }
 
-struct Bound {
+struct BoundStep {
   Entry entry;
   Handles inputs;  // those that are bound, and null for those that each call brings
   size_t num_outputs;
@@ -93,12 +92,12 @@ extern "C" {
 // None for the others.
 void* specheads_bind(void* entry, PyObject* fixed, int64_t num_outputs) {
   using namespace specheads_kernels;
-  return new Bound{reinterpret_cast<Entry>(entry), handles_in(fixed),
+  return new BoundStep{reinterpret_cast<Entry>(entry), handles_in(fixed),
                    static_cast<size_t>(num_outputs)};
 }
 
 void specheads_unbind(void* bound) {
-  std::unique_ptr<specheads_kernels::Bound> owned(static_cast<specheads_kernels::Bound*>(bound));
+  std::unique_ptr<specheads_kernels::BoundStep> owned(static_cast<specheads_kernels::BoundStep*>(bound));
   specheads_kernels::delete_all(owned->inputs);
 }
 
@@ -115,7 +114,7 @@ PyObject* specheads_repeat(void* bound,
                            int64_t most) {
   using namespace specheads_kernels;
   return for_python([&] {
-    const Bound& step = *static_cast<Bound*>(bound);
+    const BoundStep& step = *static_cast<BoundStep*>(bound);
     const Handles whole = handles_in(given);
     const size_t first_state = whole.size() - step.num_outputs;
     int64_t* position = reinterpret_cast<at::TensorBase*>(whole[1])->mutable_data_ptr<int64_t>();
@@ -124,14 +123,14 @@ PyObject* specheads_repeat(void* bound,
     for (bool stopped = false; count < most && (count < least || !stopped); count++) {
       *position = start + count;
       const int64_t size = (start + count + bucket) / bucket * bucket;
-      Handles own = {part_of(whole[0], {1, 1}, count), another(whole[1]),
+      Handles inputs = {part_of(whole[0], {1, 1}, count), another(whole[1]),
                      part_of(whole[2], {size}, 0)};
       for (size_t i = 3; i < first_state; i++) {
-        own.push_back(static_cast<int64_t>(i) < 3 + num_columns ? part_of(whole[i], {1}, count)
+        inputs.push_back(static_cast<int64_t>(i) < 3 + num_columns ? part_of(whole[i], {1}, count)
                                                                 : another(whole[i]));
       }
-      own.insert(own.end(), state.begin(), state.end());
-      state = step.run(own);
+      inputs.insert(inputs.end(), state.begin(), state.end());
+      state = step.run(inputs);
       stopped = *reinterpret_cast<at::TensorBase*>(state[0])->const_data_ptr<bool>();
     }
     delete_all(Handles(whole.begin(), whole.begin() + first_state));

@@ -19,7 +19,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass as is_mad
 from transformers.activations import ACT2FN
 from transformers.cache_utils import Cache
 
-from specheads.decoding.engine.artefacts import warn_once
+from specheads.decoding.engine.artefacts import is_hooked, warn_once
 from specheads.decoding.engine.compiled_program import Weights
 from specheads.decoding.engine.reading import RowsLayer
 from specheads.heads.portable.network import Network, ResidualBlock
@@ -164,10 +164,6 @@ class _PackedLinear(_Packed):
         return of_member
 
 
-def _has_hooks(module: nn.Module) -> bool:
-    return bool(module._forward_hooks or module._forward_pre_hooks)
-
-
 def is_layer(module: nn.Module) -> bool:
     """Whether the operator `decoder_layer` computes what this module does."""
     kind = type(module)
@@ -191,8 +187,8 @@ def is_layer(module: nn.Module) -> bool:
         and len({each.bias is None for each in inputs}) == 1
         and all(each.bias is None for each in others)
         and type(mlp.act_fn) in (nn.SiLU, type(ACT2FN["silu"]))
-        # Hooks of the layer itself get its inputs and outputs as they are.
-        and not any(_has_hooks(part) for part in layer.modules() if part is not layer)
+        # Hooks of the layer itself see its inputs and outputs in any case.
+        and not any(is_hooked(part) for part in layer.modules() if part is not layer)
     )
 
 
@@ -295,7 +291,7 @@ def _is_network(module: nn.Module) -> bool:
     ]
     return (
         not kinds
-        and not any(map(_has_hooks, parts))
+        and not any(map(is_hooked, parts))
         and not any(is_made_of_tensors(tensor) for tensor in tensors)  # such as quantized ones
         and len({tensor.dtype for tensor in tensors}) == 1
         and tensors[0].dtype == torch.float32
@@ -333,11 +329,11 @@ def _is_packable(module: nn.Module) -> bool:
     return module.weight.dtype in _TYPES
 
 
-def _groups_of(model: nn.Module) -> list[list[Any]]:
+def _groups_of(model: nn.Module, packs_layers: bool = True) -> list[list[Any]]:
     """Return a model's layers, and linear maps outside of them, together if they read one input and
     all have a bias or none.
     """
-    layers = [module for module in model.modules() if is_layer(module)]
+    layers = [module for module in model.modules() if packs_layers and is_layer(module)]
     taken = {module for layer in layers for module in layer.modules()}
     groups: dict[Any, list[Any]] = {}
     for parent in model.modules():
@@ -439,12 +435,16 @@ def bytes_to_pack(lm: LanguageModel, networks: Sequence[nn.Module] = ()) -> int:
     )
 
 
-def packed_model(lm: LanguageModel, others: Sequence[nn.Module]) -> PackedModel | None:
+def packed_model(
+    lm: LanguageModel, others: Sequence[nn.Module], packs_layers: bool = True
+) -> PackedModel | None:
     """Return packed copies of a model on a CPU and of the networks in other modules, or None if
     memory is too small.
+
+    `packs_layers`: whether a whole layer is one operator where that is possible.
     """
     networks = [module for other in others for module in other.modules() if _is_network(module)]
-    groups = _groups_of(lm.model)
+    groups = _groups_of(lm.model, packs_layers)
     needed = bytes_to_pack(lm, networks)
     if needed > _SPARE_MEMORY * available_memory():
         warn_once(

@@ -95,7 +95,8 @@ __attribute__((noinline)) void lattice_product(const Lattice<bits>* panel,
                                                int64_t first_row,
                                                float* block) {
   using Words = Vectorized<int32_t>;
-  const int64_t size = inputs.size, groups = size / kGroup;
+  const int64_t size = inputs.size;
+  const int64_t groups = size / kGroup;
   const float* x = inputs.x + first_row * size;
   std::fill_n(block, count * kPair, 0.0f);
   for (int64_t group = 0; group < groups; group++, panel += kGroup * kColumn<Lattice<bits>>) {
@@ -106,7 +107,8 @@ __attribute__((noinline)) void lattice_product(const Lattice<bits>* panel,
       __builtin_prefetch(reinterpret_cast<const char*>(words) + kPrefetchBytes);
       if constexpr (kPair > 16)
         __builtin_prefetch(reinterpret_cast<const char*>(words) + kPrefetchBytes + 64);
-      Words first = Words::loadu(words), second = Words::loadu(words + kLanes);
+      Words first = Words::loadu(words);
+      Words second = Words::loadu(words + kLanes);
 #pragma GCC unroll 2
       for (int part = 0; part < 2;
            part++, first = first >> Words(16), second = second >> Words(16)) {
@@ -220,7 +222,8 @@ void for_panels(Team& team,
                 const InputOf<Value>* rows,
                 int64_t tokens,
                 const Finish& finish) {
-  const int64_t size = panels.size, pieces = (tokens + kMostTokens - 1) / kMostTokens;
+  const int64_t size = panels.size;
+  const int64_t pieces = (tokens + kMostTokens - 1) / kMostTokens;
   constexpr int column = kColumn<Value>;
   const int64_t bytes = together * size * column * sizeof(Value) * std::max<int64_t>(1, pieces);
   const int64_t grain = std::max<int64_t>(1, kGrainBytes / std::max<int64_t>(1, bytes));
@@ -237,8 +240,8 @@ void for_panels(Team& team,
     const Multiplier<Value> multiplier(rows, tokens, size, pieces);
     for (int64_t number = begin * together; number < end * together; number += together) {
       for (int64_t piece = 0; piece < pieces; piece++) {
-        const int64_t first = tokens * piece / pieces,
-                      several = tokens * (piece + 1) / pieces - first;
+        const int64_t first = tokens * piece / pieces;
+        const int64_t several = tokens * (piece + 1) / pieces - first;
         float* blocks = sums + first * together * kPair;
         for (int64_t i = 0; i < together; i++) {
           const Value* panel = panels.values + (number + i) * column * size;
@@ -257,7 +260,8 @@ void for_panels(Team& team,
 template <typename Added, typename To>
 auto putting(To* to, int64_t width, const Added* added, int64_t apart) {
   return [=](int64_t number, int64_t first, int64_t several, const float* block) {
-    const int64_t row = number * kPair, exist = std::min<int64_t>(kPair, width - row);
+    const int64_t row = number * kPair;
+    const int64_t exist = std::min<int64_t>(kPair, width - row);
     for (int64_t t = first; t < first + several; t++, block += kPair) {
       To* into = to + t * width + row;
       const Added* more = added ? added + t * apart + row : nullptr;
@@ -307,11 +311,13 @@ AtenTensorHandle packed_linear(const at::TensorBase& x,
       panels.sizes());
   auto shape = x.sizes().vec();
   shape.back() = num_rows;
-  at::TensorBase result = empty(shape, x.scalar_type()), rows = x.contiguous();
+  at::TensorBase result = empty(shape, x.scalar_type());
+  at::TensorBase rows = x.contiguous();
   with_types(x.scalar_type(), panels.scalar_type(), [&](auto value, auto weight) {
     using Value = decltype(value);
     using Weight = decltype(weight);
-    const int64_t size = x.size(-1), tokens = x.numel() / std::max<int64_t>(1, size);
+    const int64_t size = x.size(-1);
+    const int64_t tokens = x.numel() / std::max<int64_t>(1, size);
     const auto inputs = converted<InputOf<Weight>, 0>(rows.const_data_ptr<Value>(), size, tokens,
                                                       size, panels.size(1))
                             .first;
@@ -351,15 +357,19 @@ inline void residual_into(
 inline void network_into(const at::TensorBase& inputs,
                          const Network& network,
                          at::TensorBase& result) {
-  const int64_t size = inputs.size(-1), tokens = result.numel(), width = network.readout.numel();
+  const int64_t size = inputs.size(-1);
+  const int64_t tokens = result.numel();
+  const int64_t width = network.readout.numel();
   const int64_t depth = network.blocks ? network.block_biases->size(0) : 0;
-  const int64_t panels = (width + kPair - 1) / kPair,
-                pieces = (tokens + kMostTokens - 1) / kMostTokens;
-  float *scaled = scratch<float, 14>(tokens * size), *state = scratch<float, 15>(tokens * width);
+  const int64_t panels = (width + kPair - 1) / kPair;
+  const int64_t pieces = (tokens + kMostTokens - 1) / kMostTokens;
+  float* scaled = scratch<float, 14>(tokens * size);
+  float* state = scratch<float, 15>(tokens * width);
   float* other = scratch<float, 16>(tokens * width);
-  const float *x = inputs.const_data_ptr<float>(), *mean = network.mean.const_data_ptr<float>();
-  const float *scale = network.scale.const_data_ptr<float>(),
-              *readout = network.readout.const_data_ptr<float>();
+  const float* x = inputs.const_data_ptr<float>();
+  const float* mean = network.mean.const_data_ptr<float>();
+  const float* scale = network.scale.const_data_ptr<float>();
+  const float* readout = network.readout.const_data_ptr<float>();
   const float* biases =
       network.block_biases ? network.block_biases->const_data_ptr<float>() : nullptr;
   const float* first_bias =
@@ -382,21 +392,23 @@ inline void network_into(const at::TensorBase& inputs,
 
   const int64_t bytes = (size + depth * width) * panels * kPair * sizeof(float) * pieces;
   Team::run(panels > 1 && bytes > 2 * kGrainBytes, [&](Team& team) {
-    float *from = state, *to = other;
+    float* from = state;
+    float* to = other;
     team.once(standardise);
     if (network.projection)
       for_panels<float>(team, *network.projection, 1, scaled, tokens, project);
     for (int64_t d = 0; d < depth; d++, std::swap(from, to)) {
       const Panels<float> block{block_panels + d * panels * width * kPair, panels, width};
       const float* bias = biases + d * width;
-      for_panels<float>(
-          team, block, 1, from, tokens,
-          [&](int64_t number, int64_t first, int64_t several, float* sums) {
-            const int64_t row = number * kPair, exist = std::min<int64_t>(kPair, width - row);
-            for (int64_t t = first; t < first + several; t++, sums += kPair) {
-              residual_into(sums, bias + row, from + t * width + row, exist, to + t * width + row);
-            }
-          });
+      for_panels<float>(team, block, 1, from, tokens,
+                        [&](int64_t number, int64_t first, int64_t several, float* sums) {
+                          const int64_t row = number * kPair;
+                          const int64_t exist = std::min<int64_t>(kPair, width - row);
+                          for (int64_t t = first; t < first + several; t++, sums += kPair) {
+                            residual_into(sums, bias + row, from + t * width + row, exist,
+                                          to + t * width + row);
+                          }
+                        });
     }
     team.once([&] { read_out(from); });
   });

@@ -17,8 +17,10 @@ namespace specheads_kernels __attribute__((visibility("hidden"))) {
 // ordered.
 inline float kth_largest_of(const float* row, int64_t size, int64_t k) {
   constexpr int64_t lanes = kLanes;
-  const int64_t num_vectors = std::max<int64_t>(4, 2 * k / lanes), groups = num_vectors * lanes;
-  float *most = scratch<float, 7>(groups), *kept = scratch<float, 8>(size);
+  const int64_t num_vectors = std::max<int64_t>(4, 2 * k / lanes);
+  const int64_t groups = num_vectors * lanes;
+  float* most = scratch<float, 7>(groups);
+  float* kept = scratch<float, 8>(size);
   const auto kth = [k](float* first, float* last) {
     std::nth_element(first, first + k - 1, last, std::greater<float>());
     return first[k - 1];
@@ -59,7 +61,8 @@ inline void nucleus_of(const float* row, double top_p, int64_t size, float* resu
   using Entry = std::pair<float, int64_t>;
   constexpr int64_t lanes = kLanes;
   Entry* entries = scratch<Entry, 11>(size);
-  int64_t count = 0, kept = 0;
+  int64_t count = 0;
+  int64_t kept = 0;
   double total = 0;
   const auto collect = [&](float least) {
     count = 0;
@@ -133,7 +136,8 @@ inline int64_t most_likely_of(const float* row, int64_t size) {
 // The first token at which the sum of the probabilities exceeds `uniform` times their total; see
 // `token_at` in sampling.py.
 inline int64_t token_at_of(const float* probs, int64_t size, double uniform) {
-  constexpr int64_t lanes = kLanes, block = 32 * lanes;
+  constexpr int64_t lanes = kLanes;
+  constexpr int64_t block = 32 * lanes;
   // Added one after the other, as cumsum does; a probability of 0 changes no sum.
   const auto sum = [&](double before, int64_t begin, int64_t end) {
     for (int64_t start = begin; start < end; start += lanes) {
@@ -148,7 +152,8 @@ inline int64_t token_at_of(const float* probs, int64_t size, double uniform) {
   sums[0] = 0;
   for (int64_t i = 0; i < blocks; i++)
     sums[i + 1] = sum(sums[i], i * block, std::min(size, (i + 1) * block));
-  const double total = sums[blocks], point = std::min(uniform * total, std::nextafter(total, 0.0));
+  const double total = sums[blocks];
+  const double point = std::min(uniform * total, std::nextafter(total, 0.0));
   const int64_t chosen = std::upper_bound(sums + 1, sums + blocks + 1, point) - (sums + 1);
   if (chosen == blocks) return size - 1;
   double cumulative = sums[chosen];
