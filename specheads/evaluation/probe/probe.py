@@ -242,9 +242,9 @@ def _prompts(pair: Pair, settings: Probe, data: PromptData) -> list[EncodedPromp
     Test prompts where there are no dev prompts.
     """
     loaded = unique(data.source.load(pair.chats))
-    of_split = [prompt for prompt in loaded if prompt.split == "dev"] or [
-        each for each in loaded if each.split == "test"
-    ]
+    of_split = [prompt for prompt in loaded if prompt.split == "dev"]
+    if not of_split:
+        of_split = [prompt for prompt in loaded if prompt.split == "test"]
     prompts = encode_prompts(pair, of_split, data.limits)[: settings.num_prompts]
     if len(prompts) < 2:
         raise UserError(
@@ -258,15 +258,18 @@ def _prompts(pair: Pair, settings: Probe, data: PromptData) -> list[EncodedPromp
 def _recorded(
     pair: Pair, settings: Probe, data: PromptData, folder: Path, prompts: Sequence[EncodedPrompt]
 ) -> list[RecordedSet]:
+    """Return the recordings of both halves of the prompts, which share no group."""
     limits = replace(data.limits, max_new_tokens=settings.max_new_tokens)
     recorder = Recorder(pair, settings.warp, limits, RecordSettings(), settings.seed, folder)
     groups = groups_of([prompt for prompt, _ in prompts])
     first = halves(groups)
-    parts = {
-        name: np.flatnonzero(half).tolist() for name, half in (("first", first), ("second", ~first))
+    of_half = {
+        "first": np.flatnonzero(first).tolist(),
+        "second": np.flatnonzero(~first).tolist(),
     }
-    sets = {name: [prompts[number] for number in part] for name, part in parts.items()}
-    return [
-        RecordedSet(name, "dev", recording, [groups[number] for number in parts[name]])
-        for name, recording in record_sets(recorder, sets, [], ground_truth=True).items()
-    ]
+    sets = {name: [prompts[number] for number in numbers] for name, numbers in of_half.items()}
+    recorded = []
+    for name, recording in record_sets(recorder, sets, [], ground_truth=True).items():
+        of_prompts = [groups[number] for number in of_half[name]]
+        recorded.append(RecordedSet(name, "dev", recording, of_prompts))
+    return recorded
