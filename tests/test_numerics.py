@@ -69,7 +69,9 @@ def test_other_orders_of_sums_stay_within_rounding(measured, name, way):
 
 
 @needs_compiler
-@pytest.mark.parametrize("way", ["prepacked weights", pytest.param("compiled", marks=pytest.mark.full)])
+@pytest.mark.parametrize(
+    "way", ["prepacked weights", pytest.param("compiled", marks=pytest.mark.full)]
+)
 def test_compiled_and_packed_steps_stay_within_rounding(measured, way):
     reader = (
         partial(in_chunks, engine="compiled")

@@ -16,9 +16,9 @@ from specheads.decoding.engine.compiled import MOST_TOKENS
 from specheads.decoding.engine.compiled_program import Weights
 from specheads.decoding.engine.cpu import CpuOperations, CpuStep, load_operators, packed
 from specheads.decoding.engine.cpu.packed import (
+    PackedNetwork,
     _is_network,
     _pack,
-    _PackedNetwork,
     is_layer,
     packed_model,
 )
@@ -312,7 +312,7 @@ def features_of(head, *shape):
 
 def packed_head_logits(head, features):
     networks = packed_model(tiny_pair().draft_lm, [head]).networks
-    assert isinstance(networks[head], _PackedNetwork)
+    assert isinstance(networks[head], PackedNetwork)
     with computing(CpuOperations(networks)):
         return head(features)
 

@@ -23,6 +23,7 @@ from specheads.decoding.engine.compiled_program import (
     BoundProgram,
     CompiledProgram,
     MakeRepeater,
+    TensorTree,
     Weights,
     add_leaves,
     modules_in,
@@ -57,9 +58,9 @@ _WIDTHS = ("one token", "a few tokens", "many tokens", "two tokens")
 _FEW = 5
 
 Runner = Callable[
-    [Tensor, Tensor, Tensor, tuple[Any, ...]], Any
+    [Tensor, Tensor, Tensor, tuple[TensorTree, ...]], TensorTree
 ]  # it takes tokens, start, places and inputs; see StepModule
-_Runners = dict[tuple[Any, ...], Runner]  # by shape
+_Runners = dict[tuple[Hashable, ...], Runner]  # by shape
 
 
 class StepKind(NamedTuple):
@@ -79,7 +80,7 @@ class StepOperations(nn.Module):
     whether it reads rows.
     """
 
-    compiler_options: Mapping[str, Any] = {}
+    compiler_options: Mapping[str, object] = {}
     reads_all_rows = (
         False  # a step in rows gives attention the memory of all rows, not a copy for each token
     )
@@ -131,8 +132,13 @@ class StepModule(nn.Module):
         )  # a tuple: weights have no other names by the epilogue
 
     def forward(
-        self, tokens: Tensor, start: Tensor, places: Tensor, memory: Memory, inputs: tuple[Any, ...]
-    ) -> Any:
+        self,
+        tokens: Tensor,
+        start: Tensor,
+        places: Tensor,
+        memory: Memory,
+        inputs: tuple[TensorTree, ...],
+    ) -> TensorTree:
         """Read `tokens` (1, T) at position `start`, or (N, 1) in rows, and as much memory as
         `places` is long.
         """
@@ -215,7 +221,7 @@ class CompiledEngine(EagerEngine):
         kind = StepKind(all_logits, layers=self.layers)
         runners = self._runners.setdefault((epilogue.compile_key, kind), {})
 
-        def step(tokens: Tensor, *inputs: Any) -> Any:
+        def step(tokens: Tensor, *inputs: TensorTree) -> TensorTree:
             start = self.length
             count = tokens.shape[1]
             out = self._run((epilogue, kind, runners), tokens, start, start + count, inputs)
@@ -234,9 +240,9 @@ class CompiledEngine(EagerEngine):
         step: CompiledStep,
         tokens: Tensor,
         columns: Sequence[Tensor],
-        *inputs: Any,
+        *inputs: TensorTree,
         least: int = 1,
-    ) -> tuple[int, Any]:
+    ) -> tuple[int, TensorTree]:
         start = self.length
         self._check_fits(start + 1)
         most = min(tokens.shape[1], self._reach - start)
@@ -257,7 +263,7 @@ class CompiledEngine(EagerEngine):
         kind = StepKind(all_logits=True, rows=True, layers=self.layers)
         runners = self._runners.setdefault((epilogue.compile_key, kind), {})
 
-        def step(tokens: Tensor, end: int, *inputs: Any) -> Any:
+        def step(tokens: Tensor, end: int, *inputs: TensorTree) -> TensorTree:
             return self._run((epilogue, kind, runners), tokens, 0, end, inputs)
 
         return step
@@ -268,8 +274,8 @@ class CompiledEngine(EagerEngine):
         tokens: Tensor,
         start: int,
         end: int,
-        inputs: tuple[Any, ...],
-    ) -> Any:
+        inputs: tuple[TensorTree, ...],
+    ) -> TensorTree:
         """Run a step that writes from `start` on, and reads as far as `end`."""
         (epilogue, kind, runners) = step
         size = self._size(end)
@@ -297,7 +303,9 @@ class CompiledEngine(EagerEngine):
         else:
             self._start_number[()] = start
 
-    def warm_up(self, compiled_step: CompiledStep, counts: Sequence[int], *inputs: Any) -> None:
+    def warm_up(
+        self, compiled_step: CompiledStep, counts: Sequence[int], *inputs: TensorTree
+    ) -> None:
         warmed_up = set()
         for count in counts:
             for size in self._sizes():
@@ -312,7 +320,7 @@ class CompiledEngine(EagerEngine):
         self.rewind(0)
 
     def warm_up_rows(
-        self, compiled_step: CompiledStep, examples: Sequence[tuple[Any, ...]]
+        self, compiled_step: CompiledStep, examples: Sequence[tuple[TensorTree, ...]]
     ) -> None:
         for example in examples:
             compiled_step(*example)
@@ -353,8 +361,8 @@ class CompiledEngine(EagerEngine):
         return -(-end // self.bucket) * self.bucket
 
     def _shape(
-        self, count: int, size: int, kind: StepKind, inputs: tuple[Any, ...] = ()
-    ) -> tuple[Any, ...]:
+        self, count: int, size: int, kind: StepKind, inputs: tuple[TensorTree, ...] = ()
+    ) -> tuple[Hashable, ...]:
         """Return the key of the step that serves forward passes over `count` tokens that read
         `size` positions of memory.
         """
@@ -382,12 +390,16 @@ class CompiledEngine(EagerEngine):
         return 0 if count == 1 else 1 if count <= MOST_TOKENS else 2
 
     def _key(
-        self, epilogue: Epilogue, kind: StepKind, args: tuple[Any, ...]
+        self, epilogue: Epilogue, kind: StepKind, args: tuple[TensorTree, ...]
     ) -> tuple[Hashable, ...]:
         return epilogue.compile_key, kind, self._width(args[0].numel(), kind)
 
     def _plan(
-        self, jobs: dict[Hashable, Job], epilogue: Epilogue, kind: StepKind, args: tuple[Any, ...]
+        self,
+        jobs: dict[Hashable, Job],
+        epilogue: Epilogue,
+        kind: StepKind,
+        args: tuple[TensorTree, ...],
     ) -> None:
         key = self._key(epilogue, kind, args)
         if key not in self._compiled and (self, *key) not in jobs:
@@ -396,7 +408,7 @@ class CompiledEngine(EagerEngine):
             ):  # a step that cannot be prepared is reported where it is needed
                 jobs[self, *key] = self._job(epilogue, kind, args)[0]
 
-    def _prepare(self, epilogue: Epilogue, kind: StepKind, args: tuple[Any, ...]) -> Runner:
+    def _prepare(self, epilogue: Epilogue, kind: StepKind, args: tuple[TensorTree, ...]) -> Runner:
         """Return the compiled step, from disk if it was kept."""
         key = self._key(epilogue, kind, args)
         start = time.perf_counter()
@@ -435,7 +447,7 @@ class CompiledEngine(EagerEngine):
         )
 
     def _job(
-        self, epilogue: Epilogue, kind: StepKind, args: tuple[Any, ...]
+        self, epilogue: Epilogue, kind: StepKind, args: tuple[TensorTree, ...]
     ) -> tuple[Job, StepModule]:
         """Return how a step is compiled, and the module that is traced."""
         tokens, first, _, inputs = args

@@ -36,13 +36,15 @@ CPU_OPTIONS = {
     "cpp.min_chunk_size": 16384,
 }
 
+TensorTree = Any  # a tensor, or a tuple of such trees
+
 # Numbers; a larger tensor that no module owns may be a weight, which must not be kept on disk
 _LARGEST_CONSTANT = 64
 # Numbers of each tensor that `Weights` compares: writing through `.data` changes neither place nor
 # version
 _NUM_SAMPLED = 8
 
-_Build = Callable[[Iterator[Tensor]], Any]
+_Build = Callable[[Iterator[Tensor]], TensorTree]
 
 
 # Runs a step until its first output is true; see `StepRepeater` in cpu/.
@@ -56,18 +58,20 @@ MakeRepeater = Callable[[Callable[..., Any], Sequence[Tensor | None], int], Repe
 class CompiledProgram:
     """A compiled step, and the sources of the tensors that it reads."""
 
-    artifact: Any  # the function of the tensors of `sources`, then the tensors of a call
-    options: Mapping[str, Any]  # Inductor's
+    artifact: Callable[
+        ..., Any
+    ]  # the function of the tensors of `sources`, then the tensors of a call
+    options: Mapping[str, object]  # Inductor's
     sources: Sequence[str | Tensor]  # names of a module's tensors, and tensors that no module owns
-    outputs: Any  # the structure of the result, with None in place of tensors
+    outputs: TensorTree  # the structure of the result, with None in place of tensors
 
     @classmethod
     def compile(
         cls,
         module: nn.Module,
-        args: tuple[Any, ...],
+        args: tuple[TensorTree, ...],
         open_sizes: Mapping[int, int],
-        options: Mapping[str, Any],
+        options: Mapping[str, object],
         open_inputs: Sequence[tuple[int, ...]] = (),
     ) -> "CompiledProgram":
         """Compile a call of `module` with example tensors, in tuples and lists.
@@ -123,7 +127,7 @@ class CompiledProgram:
     def bind(
         self,
         module: nn.Module,
-        memory: Sequence[Any],
+        memory: Sequence[TensorTree],
         make_repeater: MakeRepeater | None = None,
     ) -> "BoundProgram":
         """Return the call of `module`; see BoundProgram."""
@@ -157,7 +161,7 @@ class BoundProgram:
         self,
         program: CompiledProgram,
         module: nn.Module,
-        memory: Sequence[Any],
+        memory: Sequence[TensorTree],
         make_repeater: MakeRepeater | None,
     ) -> None:
         tensors = _tensors(module)
@@ -172,8 +176,8 @@ class BoundProgram:
         self.repeater: Repeater | None = None
 
     def __call__(
-        self, tokens: Tensor, start: Tensor, places: Tensor, inputs: tuple[Any, ...]
-    ) -> Any:
+        self, tokens: Tensor, start: Tensor, places: Tensor, inputs: tuple[TensorTree, ...]
+    ) -> TensorTree:
         args = add_leaves(inputs, [*self._weights, tokens, start, places, *self._memory])
         if self._run is not None:
             return self._build(iter(self._run(args)))
@@ -186,7 +190,7 @@ class BoundProgram:
 
     def repeat(
         self, given: list[Tensor], num_columns: int, start: int, bucket: int, least: int, most: int
-    ) -> tuple[int, Any]:
+    ) -> tuple[int, TensorTree]:
         """Run a step over one token after another until its first output is true.
 
         Return how often, and the last result.
@@ -272,7 +276,7 @@ def _parts_of(modules: Iterable[nn.Module]) -> list[Tensor]:
     return tensors
 
 
-def _place_of(tensor: Tensor) -> tuple[Any, ...]:
+def _place_of(tensor: Tensor) -> tuple[object, ...]:
     """Return which tensor it is, where its numbers are, and how often it was written to."""
     address = None if is_made_of_tensors(tensor) else tensor.data_ptr()
     return id(tensor), tensor.dtype, address, 0 if tensor.is_inference() else tensor._version
@@ -319,7 +323,7 @@ def _sources(exported: ExportedProgram, module: nn.Module) -> list[str | Tensor]
     return sources
 
 
-def add_leaves(tree: Any, leaves: list[Tensor]) -> list[Tensor]:
+def add_leaves(tree: TensorTree, leaves: list[Tensor]) -> list[Tensor]:
     """Append the tensors in tuples, as `tree_leaves` returns them, in a tenth of the time.
 
     Return the list.
@@ -354,7 +358,7 @@ def _first_call(
     return results, lambda tensors: artifact(*tensors)
 
 
-def _is_equal(first: Any, second: Any) -> bool:
+def _is_equal(first: object, second: object) -> bool:
     """Whether two results are tensors of the same bytes."""
     if not (isinstance(first, Tensor) and isinstance(second, Tensor)):
         return False
@@ -366,7 +370,7 @@ def _is_equal(first: Any, second: Any) -> bool:
     return is_alike and torch.allclose(first, second, rtol=0, atol=0, equal_nan=True)
 
 
-def _graphs_in(function: Any, seen: set[int]) -> list[Any]:
+def _graphs_in(function: object, seen: set[int]) -> list[Any]:
     """Return the compiled graphs that a function calls, through the functions and objects that it
     holds.
     """
@@ -386,16 +390,19 @@ def _graphs_in(function: Any, seen: set[int]) -> list[Any]:
     return [graph for each in held for graph in _graphs_in(each, seen)]
 
 
-def is_same(first: Any, second: Any) -> bool:
+def is_same(first: object, second: object) -> bool:
     """Whether two tensors show the same memory in the same way."""
-    first, second = (
-        isinstance(x, Tensor) and (x.data_ptr(), x.dtype, x.shape, x.stride())
-        for x in (first, second)
+    if not (isinstance(first, Tensor) and isinstance(second, Tensor)):
+        return False
+    is_alike = (first.dtype, first.shape, first.stride()) == (
+        second.dtype,
+        second.shape,
+        second.stride(),
     )
-    return first and first == second
+    return is_alike and first.data_ptr() == second.data_ptr()
 
 
-def _builder(tree: Any) -> _Build:
+def _builder(tree: TensorTree) -> _Build:
     """Return the function that builds a tree like this from its leaves."""
     if not isinstance(tree, tuple):
         if tree is not None:

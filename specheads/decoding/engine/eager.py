@@ -8,12 +8,13 @@ after the current length and attends to a view of the written part; rewinding on
 import copy
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 from transformers.cache_utils import Cache, CacheLayerMixin
 
+from specheads.decoding.engine.compiled_program import TensorTree
 from specheads.decoding.engine.reading import (
     Memory,
     Reading,
@@ -62,7 +63,9 @@ class Epilogue(Protocol):
     # from call to call.
 
     # With both `*` and `**` a type checker accepts every list of inputs.
-    def __call__(self, output: ForwardOutput, /, *inputs: Any, **named: Any) -> Any: ...
+    def __call__(
+        self, output: ForwardOutput, /, *inputs: TensorTree, **named: TensorTree
+    ) -> TensorTree: ...
 
 
 class StepMemory(nn.Module):
@@ -71,7 +74,7 @@ class StepMemory(nn.Module):
     """
 
 
-CompiledStep = Callable[..., Any]
+CompiledStep = Callable[..., TensorTree]
 
 
 class _KVLayer(CacheLayerMixin):
@@ -248,7 +251,7 @@ class EagerEngine:
         With `all_logits` the epilogue gets the logits of every token instead of the last one's.
         """
 
-        def run(tokens: Tensor, *inputs: Any) -> Any:
+        def run(tokens: Tensor, *inputs: TensorTree) -> TensorTree:
             return epilogue(
                 self.forward(tokens, num_logits=tokens.shape[1] if all_logits else 1), *inputs
             )
@@ -264,9 +267,9 @@ class EagerEngine:
         step: CompiledStep,
         tokens: Tensor,
         columns: Sequence[Tensor],
-        *inputs: Any,
+        *inputs: TensorTree,
         least: int = 1,
-    ) -> tuple[int, Any]:
+    ) -> tuple[int, TensorTree]:
         """Run a compiled step over one of `tokens` (1, n) after another until its result begins
         with a true number.
 
@@ -285,7 +288,7 @@ class EagerEngine:
         """
 
         @torch.no_grad()
-        def run(tokens: Tensor, end: int, places: RowPlaces, *inputs: Any) -> Any:
+        def run(tokens: Tensor, end: int, places: RowPlaces, *inputs: TensorTree) -> TensorTree:
             # A token of each of all rows: what it attends to lies in memory as attention wants it.
             chosen = _slice_of(places.rows) if places.rows.device.type == "cpu" else None
             hidden, of_layers = states_and_inputs(
@@ -298,7 +301,9 @@ class EagerEngine:
 
         return run
 
-    def warm_up(self, compiled_step: CompiledStep, counts: Sequence[int], *inputs: Any) -> None:
+    def warm_up(
+        self, compiled_step: CompiledStep, counts: Sequence[int], *inputs: TensorTree
+    ) -> None:
         """Prepare a compiled step for `counts` of tokens at any length, with inputs like these.
 
         Empties the memory.
@@ -306,7 +311,7 @@ class EagerEngine:
         self.rewind(0)
 
     def warm_up_rows(
-        self, compiled_step: CompiledStep, examples: Sequence[tuple[Any, ...]]
+        self, compiled_step: CompiledStep, examples: Sequence[tuple[TensorTree, ...]]
     ) -> None:
         """Prepare a step in rows for arguments like these `examples`; empties the memory.
 

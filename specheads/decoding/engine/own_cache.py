@@ -1,5 +1,5 @@
-"""Models that keep more than keys and values, or attend by rules that a static cache does not know: each text on the
-cache that the model makes.
+"""Models that keep more than keys and values, or attend by rules that a static cache does not
+know: each text on the cache that the model makes.
 
 Recurrent and convolution states cannot be cut back, so copies of the cache are kept; going back
 takes one that is short enough.
@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 from transformers.cache_utils import Cache, DynamicLayer
 
+from specheads.decoding.engine.compiled_program import TensorTree
 from specheads.decoding.engine.eager import CompiledStep, EagerEngine, Epilogue, ForwardOutput
 from specheads.decoding.engine.reading import (
     ChainLayer,
@@ -117,7 +118,7 @@ def _undecodable(lm: LanguageModel) -> UserError:
     )
 
 
-def _holds(check: Callable[..., bool], *arguments: Any) -> bool:
+def _holds(check: Callable[..., bool], *arguments: object) -> bool:
     """Whether a check holds.
 
     Architectures have many ways to fail at what they were not made for.
@@ -270,10 +271,10 @@ class OwnCacheEngine(EagerEngine):
     def forward(
         self,
         tokens: Tensor,
-        *_: Any,
+        *_: object,
         tree_slots: TreeSlots | None = None,
         num_logits: int = 1,
-        **__: Any,
+        **__: object,
     ) -> ForwardOutput:
         if tree_slots is not None:
             raise RuntimeError("there are no trees on a model's own cache")
@@ -337,7 +338,7 @@ class OwnCacheEngine(EagerEngine):
             text.rewind(length)
 
     def rows_step(self, epilogue: Epilogue) -> CompiledStep:
-        def run(tokens: Tensor, end: int, places: RowPlaces, *inputs: Any) -> Any:
+        def run(tokens: Tensor, end: int, places: RowPlaces, *inputs: TensorTree) -> TensorTree:
             rows = places.rows.tolist()
             starts = places.positions.tolist()
             states = []

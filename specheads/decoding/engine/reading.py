@@ -36,6 +36,12 @@ _OTHER_ATTENTION = (
 )  # options that only transformers' attention has
 
 
+# What an attention function of transformers returns: the output (B, T, heads, D) and, if it has
+# them, weights.
+AttentionOutput = tuple[Tensor, Tensor | None]
+Attention = Callable[..., AttentionOutput]
+
+
 class TreeSlots(NamedTuple):
     """The last `W` slots of a memory, which hold a tree or will; slot 0 is its root."""
 
@@ -301,7 +307,7 @@ class ChainLayer(_StepLayer):
         return self.start
 
 
-def has_other_options(options: Mapping[str, Any]) -> bool:
+def has_other_options(options: Mapping[str, object]) -> bool:
     """Whether attention is called with options that only transformers' attention has."""
     return any(isinstance(x, Tensor) or x for x in (options.get(name) for name in _OTHER_ATTENTION))
 
@@ -317,14 +323,14 @@ class Operations(Sampling):
 
     def attention(
         self,
-        plain: Any,
+        plain: Attention,
         module: nn.Module,
         query: Tensor,
         key: Tensor,
         value: Tensor,
         mask: Tensor | None,
         **options: Any,
-    ) -> Any:
+    ) -> AttentionOutput:
         """Return what transformers' attention `sdpa` returns, which is `plain`."""
         return plain(module, query, key, value, mask, **options)
 
@@ -341,8 +347,13 @@ def computing(operations: Operations) -> Iterator[None]:
     plain = ALL_ATTENTION_FUNCTIONS["sdpa"]
 
     def attention(
-        module: Any, query: Any, key: Any, value: Any, attention_mask: Any = None, **options: Any
-    ) -> Any:
+        module: nn.Module,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attention_mask: Tensor | None = None,
+        **options: Any,
+    ) -> AttentionOutput:
         return operations.attention(
             plain, module, query, key, value, attention_mask, **options
         )  # some models name the mask

@@ -27,8 +27,14 @@ from torch import Tensor, nn
 
 from specheads.decoding.engine import artefacts
 from specheads.decoding.engine.compiled import StepOperations
-from specheads.decoding.engine.cpu.packed import PackedModel, is_layer, packed_model
-from specheads.decoding.engine.reading import Operations, RowPlaces, has_other_options
+from specheads.decoding.engine.cpu.packed import PackedModel, PackedNetwork, is_layer, packed_model
+from specheads.decoding.engine.reading import (
+    Attention,
+    AttentionOutput,
+    Operations,
+    RowPlaces,
+    has_other_options,
+)
 from specheads.heads.portable.network import Network
 from specheads.pair.language_model import LanguageModel
 from specheads.pair.sampling import Sampling
@@ -144,7 +150,7 @@ class CpuOperations(Operations):
 
     def __init__(
         self,
-        networks: Mapping[nn.Module, Any] | None = None,
+        networks: Mapping[nn.Module, PackedNetwork] | None = None,
         places: RowPlaces | None = None,
         in_bulk: bool = False,
     ) -> None:
@@ -180,14 +186,14 @@ class CpuOperations(Operations):
 
     def attention(
         self,
-        plain: Any,
+        plain: Attention,
         module: nn.Module,
         query: Tensor,
         key: Tensor,
         value: Tensor,
         mask: Tensor | None,
         **options: Any,
-    ) -> Any:
+    ) -> AttentionOutput:
         places = self._places
         if mask is None or has_other_options(options):
             key, value = (key, value) if places is None else (key[places.rows], value[places.rows])

@@ -1,6 +1,6 @@
 // All operators, as one source, as reading torch's headers takes longer than compiling what follows
-// them; and draft steps that follow each other without Python, which takes longer for a call's forty
-// tensors than a small draft model computes: tensors that stay the same are bound once.
+// them; and draft steps that follow each other without Python, which takes longer for a call's
+// forty tensors than a small draft model computes: tensors that stay the same are bound once.
 //
 // Python calls these functions itself, with its lock held: a step releases it. Lists hold handles
 // as capsules, as torch's own calls of compiled steps pass them.
@@ -97,8 +97,9 @@ void* specheads_bind(void* entry, PyObject* fixed, int64_t num_outputs) {
 }
 
 void specheads_unbind(void* bound) {
-  std::unique_ptr<specheads_kernels::BoundStep> owned(static_cast<specheads_kernels::BoundStep*>(bound));
-  specheads_kernels::delete_all(owned->inputs);
+  using namespace specheads_kernels;
+  const std::unique_ptr<BoundStep> owned(static_cast<BoundStep*>(bound));
+  delete_all(owned->inputs);
 }
 
 // Run a step over one token after another until its first output is true, `least` to `most` times;

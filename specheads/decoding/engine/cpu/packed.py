@@ -298,7 +298,9 @@ def _is_network(module: nn.Module) -> bool:
     )
 
 
-class _PackedNetwork(_Packed):
+class PackedNetwork(_Packed):
+    """A head's network as one operator."""
+
     def __init__(self, network: Any) -> None:
         projected = isinstance(network.projection, nn.Linear)
         linears = [block.linear for block in network.blocks]
@@ -357,7 +359,7 @@ def _copy_of(group: Sequence[nn.Module]) -> Any:
         kind = (
             _PackedLayer
             if is_layer(group[0])
-            else _PackedNetwork
+            else PackedNetwork
             if _is_network(group[0])
             else _PackedLinear
         )
