@@ -339,6 +339,7 @@ def repeated():
     and its draft step.
     """
     pair = tiny_pair(scale=2.0)
+    pair.draft.float()
     torch.manual_seed(0)
     head = AcceptanceHead(HeadConfig(16, 1, inputs=("hidden",))).requires_grad_(False)
     step = chain_step(pair.draft_lm, stopping.HeadThreshold(head, 1.0))

@@ -58,9 +58,7 @@ MakeRepeater = Callable[[Callable[..., Any], Sequence[Tensor | None], int], Repe
 class CompiledProgram:
     """A compiled step, and the sources of the tensors that it reads."""
 
-    artifact: Callable[
-        ..., Any
-    ]  # the function of the tensors of `sources`, then the tensors of a call
+    artifact: Any  # the function of the tensors of `sources`, then the tensors of a call
     options: Mapping[str, object]  # Inductor's
     sources: Sequence[str | Tensor]  # names of a module's tensors, and tensors that no module owns
     outputs: TensorTree  # the structure of the result, with None in place of tensors
