@@ -130,7 +130,7 @@ def write_report(folder, batches=(), probability=None, speed=1.4, doubts=()):
     [
         (
             "vllm",
-            """--speculative-config '{"method": "draft_model", "model": "my/draft", "num_speculative_tokens": 3}'""",
+            '"method": "draft_model", "model": "my/draft", "num_speculative_tokens": 3}',
         ),
         (
             "tensorrt-llm",
