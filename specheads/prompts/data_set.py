@@ -19,7 +19,7 @@ from pyarrow import parquet
 
 from specheads.errors import UserError
 from specheads.pair.revisions import resolve
-from specheads.prompts.rows import SourceRows, kind_of
+from specheads.prompts.templates import SourceRows, kind_of
 
 logger = logging.getLogger(__name__)
 

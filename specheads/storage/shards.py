@@ -161,7 +161,7 @@ class ShardStore:
     def journal(self, name: str) -> Path:
         """Return the file of what a shard needs that has been made already.
 
-        It goes once the shard is written.
+        It is removed once the shard is written.
         """
         return self.folder / f".{name}.jsonl"
 

@@ -9,7 +9,7 @@ import pytest
 
 from specheads.errors import UserError
 from specheads.prompts.data_set_source import DatasetSource
-from specheads.prompts.rows import as_json, from_json
+from specheads.prompts.templates import as_json, from_json
 
 FOUR = "\n".join(json.dumps({"a": letter}) for letter in "wxyz")
 
