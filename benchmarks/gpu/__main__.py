@@ -27,7 +27,7 @@ from specheads import AcceptanceHead, HeadConfig, SpeculativeDecoder, Warp, load
 from specheads.data_gen.rows import label_responses
 from specheads.decoding.records import DecodeStats
 from specheads.decoding.responses import Responder
-from specheads.decoding.step_times import bytes_of_step, now, step_times
+from specheads.decoding.step_times import TimedSteps, bytes_of_step, now, time_steps
 from specheads.decoding.stopping import FixedLength, HeadThreshold, StoppingRule
 from specheads.decoding.verification import SyntheticVerification
 from specheads.pair.config import checked_device
@@ -265,14 +265,16 @@ def timed(run: Callable[[], object], device: torch.device, repeats: int) -> floa
 def seconds_of(
     decoder: SpeculativeDecoder, context: int, repeats: int, verified: Sequence[int]
 ) -> dict[str, float]:
-    """Return the median seconds of the steps of a decoder that stops by a head, by name."""
+    """Return the seconds of the steps of a decoder that stops by a head, by name."""
     drafted = [count - 1 for count in verified if count > 1]
-    times = step_times(decoder, {"head": decoder.stopping}, context, repeats, drafted)
+    rules = {"head": decoder.stopping}
+    taken = time_steps(decoder, rules, context, repeats=repeats, verified=drafted)
+    times = TimedSteps.of(taken, list(rules)).estimate
     costs = times.costs
     verifications = {f"verification of {count + 1}": costs.verification[count] for count in drafted}
     drafts = {
         DRAFT: costs.draft_seconds,
-        DRAFT_WITH_HEAD: costs.draft_seconds + times.rules["head"].step_seconds,
+        DRAFT_WITH_HEAD: times.draft_seconds_of("head"),
     }
     return {ALONE: costs.target_seconds} | verifications | drafts
 
