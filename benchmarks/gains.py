@@ -180,7 +180,10 @@ def _gains(places: Places) -> Iterator[list[Any]]:
 
 def _known(places: Places) -> Iterator[list[Any]]:
     for place, sets in places.items():
-        nats = (_mean([data["information"][key] for data in sets]) for key in ("knowable", "noise"))
+        nats = (
+            _mean([data["information"][key] for data in sets])
+            for key in ("reducible", "irreducible")
+        )
         yield [*place, *nats, *(_explained(sets, kind) for kind in (LOOK_AHEAD, LOGISTIC, PAPER))]
 
 

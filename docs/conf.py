@@ -15,14 +15,7 @@ import yaml
 
 import specheads
 from specheads.commands import export
-from specheads.commands.help import (
-    REPRODUCE,
-    composed,
-    experiments,
-    read_head,
-    sections,
-    usage_head,
-)
+from specheads.commands.help import composed, read_head, sections, usage_head
 from specheads.commands.main import PROGRAMS, VERBS
 from specheads.data_gen.settings import DataGeneration
 from specheads.pair.config import checked_dtype, config_folder, pair_config
@@ -56,12 +49,6 @@ def command_pages() -> Iterator[tuple[str, str]]:
         cfg, chosen = composed(command.name)
         lines = [f"# {PROGRAMS[command.name]}", "", f"{about[0].upper()}{about[1:]}.", ""]
         lines += ["```bash", *usage_head(command.name), "```", ""]
-        if command.name == REPRODUCE:
-            lines += ["| experiment | what it repeats |", "|---|---|"]
-            lines += [
-                f"| `{name}` | {escaped(' '.join(about.split()))} |"
-                for name, about in experiments(REPRODUCE).items()
-            ] + [""]
         for section in sections(cfg, chosen, command.name):
             if section.rows:
                 lines += [f"## {section.title}", "", section.description.replace("<", "\\<"), ""]

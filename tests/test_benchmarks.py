@@ -303,8 +303,8 @@ def gains_report(seed, gain, explained):
         row("ceiling", None, 9.0, 3.0, bound=True),
     ]
     known = {
-        "knowable": about(0.36),
-        "noise": about(0.12),
+        "reducible": about(0.36),
+        "irreducible": about(0.12),
         "explained": {head: about(explained), gains.LOGISTIC: about(0.2)},
     }
     data = {"name": "mini, final", "role": "test", "information": known, "winners": winners}

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from omegaconf import OmegaConf
 
-from specheads.commands.compose import command_config, plain, settings_of, source_of
-from specheads.commands.help import PROGRAMS, experiments
+from specheads.commands.compose import command_config, names_of, plain, settings_of, source_of
+from specheads.commands.help import PROGRAMS
 from specheads.data_gen.settings import DataGeneration
 from specheads.pair.config import config_folder
 from specheads.prompts.sources import prompt_source
@@ -183,7 +183,7 @@ def test_the_papers_prompt_sets_have_its_formats(
     assert (data.num_train, data.num_dev, data.num_test) == counts
 
 
-@pytest.mark.parametrize("experiment", experiments("train"))
+@pytest.mark.parametrize("experiment", names_of("experiment"))
 def test_every_recipe_composes(experiment):
     composed("train", [f"experiment={experiment}"])
 

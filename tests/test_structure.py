@@ -192,8 +192,8 @@ def test_evaluation_and_training_stand_side_by_side(tree):
         assert importers and not [name for name in importers if f".{other}." in name]
 
 
-def test_only_its_verb_imports_the_papers_room(tree):
-    assert tree.importers("specheads.papers") == ["specheads.commands.papers"]
+def test_configs_alone_name_the_papers_room(tree):
+    assert tree.importers("specheads.papers") == []
 
 
 def test_only_the_door_knows_hydra_and_configs(tree):

@@ -29,7 +29,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
 from specheads import interrupts
 from specheads.commands.compose import check_keys, register, verb_of
-from specheads.commands.help import check_experiment, composition_error, help_text
+from specheads.commands.help import composition_error, help_text
 from specheads.commands.main import EXIT_USER_ERROR
 from specheads.commands.runs import jobs_of, print_runs
 from specheads.errors import UserError, user_error
@@ -166,7 +166,6 @@ class CommandLine:
     def job(self, cfg: DictConfig) -> None:
         """Run one composed config: the only one, or one of a sweep."""
         try:
-            check_experiment(self.name, HydraConfig.get().runtime.choices.get("experiment"))
             if not isinstance(cfg.resume, bool):
                 raise UserError(f"resume={shown(cfg.resume)} must be true or false.")
             if isinstance(head := cfg.get("head"), str) and head != "latest":

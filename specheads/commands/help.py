@@ -31,10 +31,6 @@ from specheads.prompts.sources import DatasetSource, NanoSource, source_class
 from specheads.settings import config_folder, fields_of, shown
 
 GROUP = "experiment"
-REPRODUCE = "reproduce"
-_REPRODUCES = re.compile(
-    rf"^command: {REPRODUCE}/", re.MULTILINE
-)  # parsing the files would take longer than all else here
 _MORE = [
     ("--help=all", "explains every key in full"),
     ("--help=<key>", "explains the keys of a group"),
@@ -137,22 +133,15 @@ def help_text(
 
 
 def _choice_sections(command: str, chosen: Mapping[str, str | None]) -> list[Section]:
-    """Return the config groups with what may be chosen in each, and for `reproduce` what its
-    experiments are.
-    """
+    """Return the config groups with what may be chosen in each."""
     groups = []
     for group, choice in chosen.items():
         marked = _names_in(choice)
-        names = dict.fromkeys([*marked, *_choices_of(command, group)])
+        names = dict.fromkeys([*marked, *names_of(group)])
         groups.append(
             (f"{group}=", " | ".join(f"[{name}]" if name in marked else name for name in names))
         )
-    about = experiments(command) if command == REPRODUCE else {}
-    repeated = [(name, text.partition("\n")[0]) for name, text in about.items()]
-    return [
-        Section("config groups, [what is chosen here]", "", groups),
-        Section("experiments", "", repeated),
-    ]
+    return [Section("config groups, [what is chosen here]", "", groups)]
 
 
 def _most_used(listed: Sequence[Section]) -> list[Section]:
@@ -252,35 +241,6 @@ def _sentences(command: str, *sources: type) -> dict[str, str]:
     return of_sources | keys_of(command).sentences
 
 
-def experiments(command: str) -> dict[str, str]:
-    """Return the files of conf/experiment that a command takes, by name, with the comment at the
-    head of each.
-    """
-    files = {
-        path.stem: path.read_text("utf-8")
-        for path in sorted((config_folder() / GROUP).glob("*.yaml"))
-    }
-    fitting = {
-        name: text
-        for name, text in files.items()
-        if bool(_REPRODUCES.search(text)) == (command == REPRODUCE)
-    }
-    return {name: read_head(text) for name, text in fitting.items()}
-
-
-def check_experiment(command: str, chosen: str | None) -> None:
-    """Raise UserError if an experiment is for other commands, or if the one that `reproduce` needs
-    is missing.
-    """
-    if (chosen in names_of(GROUP) or (chosen is None and command == REPRODUCE)) and chosen not in (
-        names := experiments(command)
-    ):
-        raise UserError(
-            f"experiment={chosen or 'null'} is nothing that {PROGRAMS[command]} takes; use one of"
-            f" {', '.join(names)}."
-        )
-
-
 def read_head(text: str) -> str:
     """Return the comment at the head of a YAML file."""
     head = takewhile(lambda line: line.startswith("#"), text.splitlines())
@@ -289,11 +249,6 @@ def read_head(text: str) -> str:
         for line in head
         if not line.startswith("# @package")
     )
-
-
-def _choices_of(command: str, group: str) -> list[str]:
-    """Return the names in a config group that a command takes, of those that the project has."""
-    return [*experiments(command)] if group == GROUP else names_of(group)
 
 
 def _comments(text: str, group: str) -> dict[str, str]:
@@ -369,7 +324,7 @@ def composition_error(error: Exception, command: str, words: Sequence[str]) -> U
         )
     if isinstance(error, MissingConfigException) and "/" in str(error.missing_cfg_file):
         group, _, name = str(error.missing_cfg_file).rpartition("/")
-        known = _choices_of(command, group)
+        known = names_of(group)
         return UserError(
             f"{group}={name}: there is no such choice; {closest(name, known)}use one of"
             f" {', '.join(known)}, or write <folder>/{group}/{name}.yaml and add --config-dir"
@@ -435,7 +390,7 @@ def completions(line: str, word: str) -> list[str]:
         known = []
     else:
         cfg, chosen = composed(command)
-        known = [f"{group}={name}" for group in chosen for name in _choices_of(command, group)]
+        known = [f"{group}={name}" for group in chosen for name in names_of(group)]
         rows = [row[0] for section in sections(cfg, chosen, command) for row in section.rows]
         known += [row[: row.index("=") + 1] for row in rows if "=" in row]
     start = len(last) - len(word)

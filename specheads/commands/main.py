@@ -51,12 +51,6 @@ VERBS = {
     "evaluate": Verb(
         "evaluate", "main", "compare stopping rules on prompts, decode the best, report", "evaluate"
     ),
-    "papers reproduce": Verb(
-        "papers", "reproduce", "repeat a paper's experiment, and check its claims", "reproduce"
-    ),
-    "papers theory": Verb(
-        "papers", "print_theory", "compute papers' theory; takes out=, seed=", None
-    ),
     "runs": Verb("runs", "main", "list runs and heads, with key figures; takes outputs=", None),
     "export": Verb(
         "export", "main", "check and describe a head, write it for other decoders", None
@@ -88,7 +82,7 @@ def run(words: Sequence[str]) -> None:
             else:
                 import_module("specheads.commands.command").CommandLine(verb.config).run()
             return
-    if words and words[-1] not in ("papers", "-h", "--help"):
+    if words and words[-1] not in ("-h", "--help"):
         given = " ".join(word for word in words[:2] if "=" not in word)
         likely = closest(given, list(VERBS)) or closest(words[0], list(VERBS))
         raise UserError(

@@ -183,7 +183,7 @@ def _information(known: "Information") -> Iterator[str]:
     """
     yield (
         f"\nacceptance of a drafted token: {known.entropy.value:.3f} nats of uncertainty,"
-        f" {known.noise.value:.3f} noise, {known.knowable.value:.3f} knowable"
+        f" {known.irreducible.value:.3f} irreducible, {known.reducible.value:.3f} reducible"
     )
     ranked = sorted(known.explained.items(), key=lambda item: -item[1].value)
     for name, share in ranked[:MOST_SHOWN]:

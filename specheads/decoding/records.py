@@ -3,10 +3,9 @@ done; B rows.
 """
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from html import escape
-from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import torch
@@ -42,7 +41,6 @@ class Round(NamedTuple):
     wait_seconds: float = (
         0.0  # time from the row's last tokens to this round: other rows commit, prompts are read
     )
-    marks: Mapping[str, float] = MappingProxyType({})  # what the drafting method counts besides
     rejected: Sequence[int] = ()  # the drafted tokens of a chain after the accepted ones
 
     @property
@@ -69,9 +67,6 @@ class DecodeStats:
     num_expected: float | None = (
         None  # accepted tokens that the stopping rule expected; None: it does not expect a number
     )
-    marks: Mapping[str, float] = field(
-        default_factory=dict
-    )  # the sums of what the drafting method counts besides
 
     @classmethod
     def of(
@@ -93,7 +88,6 @@ class DecodeStats:
             seconds=prefill_seconds + sum(r.seconds for r in rounds),
             prefill_seconds=prefill_seconds,
             num_expected=num_expected,
-            marks=_added(r.marks for r in rounds),
         )
 
     @classmethod
@@ -106,11 +100,8 @@ class DecodeStats:
             name: [getattr(part, name) for part in parts] for name in cls.__dataclass_fields__
         }
         expected: list[float | None] = values.pop("num_expected")
-        marks = _added(values.pop("marks"))
         total = None if None in expected else sum(each for each in expected if each is not None)
-        return cls(
-            **{name: sum(each) for name, each in values.items()}, num_expected=total, marks=marks
-        )
+        return cls(**{name: sum(each) for name, each in values.items()}, num_expected=total)
 
     @property
     def discard_rate(self) -> float:
@@ -153,11 +144,6 @@ class DecodeStats:
     def tokens_per_second(self) -> float:
         """Emitted tokens per second of decoding, without the reading of prompts."""
         return self.num_tokens / self.decode_seconds
-
-
-def _added(counts: Iterable[Mapping[str, float]]) -> dict[str, float]:
-    rows = list(counts)
-    return {name: sum(row.get(name, 0) for row in rows) for name in sorted(set().union(*rows))}
 
 
 def short_repr(choice: object) -> str:

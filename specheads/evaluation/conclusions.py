@@ -359,10 +359,10 @@ def information_text(known: Information) -> str:
     }
     explained = ", ".join(f"{name} {share}" for name, share in shares.items())
     text = (
-        f"{known.entropy.value:.3f} nats per drafted token, of which {known.noise.value:.3f} are"
-        " noise"
+        f"{known.entropy.value:.3f} nats per drafted token, of which {known.irreducible.value:.3f} are"
+        " irreducible"
     )
-    return f"{text} and {known.knowable.value:.3f} could be known; of these explain: {explained}"
+    return f"{text} and {known.reducible.value:.3f} reducible; of these explain: {explained}"
 
 
 def counted_text(report: Report, ratio: str) -> str:

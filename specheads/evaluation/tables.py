@@ -4,7 +4,7 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import NamedTuple, TypeVar
 
 from rich import box
 from rich.markup import escape
@@ -36,9 +36,8 @@ class Cell:
     text: str | None
     key: float | str | None = None
     limits: str | None = None
-    tag: str | None = (
-        None  # a short remark; the rows of a first cell that is the best or a bound look different
-    )
+    # A short remark; rows whose first cell is the best or a bound look different
+    tag: str | None = None
 
 
 @dataclass(frozen=True)
@@ -49,25 +48,25 @@ class Table:
     columns: Sequence[str]
     rows: Sequence[Sequence[Cell]]
     sorts: bool = False  # whether a click on a heading sorts it
-    doubtful: bool = False  # whether it shows what is not to be trusted
+    doubtful: bool = False  # whether its figures are unreliable
+
+
+Row = TypeVar("Row")
 
 
 def table_of(
     caption: str,
-    columns: Mapping[str, Callable[[Any], Cell]],
-    rows: Sequence[Any],
+    columns: Mapping[str, Callable[[Row], Cell]],
+    rows: Sequence[Row],
     doubtful: bool,
     sorts: bool = False,
 ) -> Table:
     """Return a table of records, by column what makes the cell of a record."""
-    caption = caption.replace(" %", "\u00a0%") + (", not to be trusted" if doubtful else "")
-    return Table(
-        caption,
-        tuple(columns),
-        [[cell(row) for cell in columns.values()] for row in rows],
-        sorts,
-        doubtful,
-    )
+    caption = caption.replace(" %", "\u00a0%") + (", unreliable" if doubtful else "")
+    cells = []
+    for row in rows:
+        cells.append([cell(row) for cell in columns.values()])
+    return Table(caption, tuple(columns), cells, sorts, doubtful)
 
 
 FAR_OFF = 0.5  # errors of predicted speeds whose size means nothing
@@ -128,19 +127,33 @@ def _speed(each: Interval) -> Shown:
     return Shown(f"{each.value:,.1f}", f"[{each.low:,.1f}, {each.high:,.1f}]")
 
 
+class _Choice(NamedTuple):
+    """A row of the table of what there is to choose from."""
+
+    title: str
+    kind: Kind
+    choice: Choice
+
+
 def verdict_table(report: Report, answer: Answer) -> Table:
     """Return what there is to choose from at one ratio, the setting to use last."""
-    rows = [(kind.value, kind, choice) for kind, choice in answer.choices.items()]
-    rows.append(("best of all on dev", answer.use, answer.choices[answer.use]))
-    columns: dict[str, Callable[[tuple[str, Kind, Choice]], Cell]] = {
-        "": lambda row: _named(row[0]),
-        "speed-up": lambda row: (
-            Cell("1.00×", 1.0) if row[1] == Kind.ALONE else estimate_cell(times, row[2].speedup)
-        ),
-        "over best fixed": lambda row: estimate_cell(
-            change, None if row[1] in (Kind.ALONE, Kind.FIXED) else row[2].gain
-        ),
-        "setting": lambda row: _named(row[2].name),
+    rows = [_Choice(kind.value, kind, choice) for kind, choice in answer.choices.items()]
+    rows.append(_Choice("best of all on dev", answer.use, answer.choices[answer.use]))
+
+    def speedup(row: _Choice) -> Cell:
+        if row.kind == Kind.ALONE:
+            return Cell("1.00×", 1.0)
+        return estimate_cell(times, row.choice.speedup)
+
+    def gain(row: _Choice) -> Cell:
+        compared = row.kind not in (Kind.ALONE, Kind.FIXED)
+        return estimate_cell(change, row.choice.gain if compared else None)
+
+    columns = {
+        "": lambda row: _named(row.title),
+        "speed-up": speedup,
+        "over best fixed": gain,
+        "setting": lambda row: _named(row.choice.name),
     }
     ratio = conclusions.ratio_text(report, answer.ratio)
     doubtful = not conclusions.is_trusted(report, answer.ratio)
@@ -171,7 +184,7 @@ def winners_table(report: Report, data_set: DataSet, ratio: str) -> Table:
         "speed-up": lambda row: estimate_cell(times, row.speedup),
         "over best fixed": lambda row: gain(row, row.gain),
         "of gap to ceiling": lambda row: _share(None if row.family == FIXED else row.gap_ceiling),
-        "were its head free": lambda row: gain(row, row.gain_uncharged),
+        "excluding head overhead": lambda row: gain(row, row.gain_uncharged),
         "head’s cost": lambda row: _cost(row.head_share),
     }
     caption = (
@@ -239,40 +252,39 @@ def batch_table(report: Report, batches: BatchTable) -> Table:
 
 LEAST_TEXT = 26  # columns of the terminal for a text
 SEPARATOR = 2  # columns of the terminal between two columns of a table
+LONG_HEADING = 10  # characters; the words of a longer one are below each other
+
+
+@dataclass(frozen=True)
+class _Column:
+    """A column of a table for a terminal."""
+
+    heading: str
+    cells: Sequence[str]
+    is_text: bool  # it is folded, and numbers are aligned to the right
+
+    @property
+    def longest_line(self) -> int:
+        return max(map(len, "\n".join([self.heading, *self.cells]).split("\n")))
+
+    @property
+    def width(self) -> int:
+        return min(self.longest_line, LEAST_TEXT) if self.is_text else self.longest_line
 
 
 def terminal(table: Table, width: int, style: str = "") -> Iterator[RichTable]:
     """Yield a table for a terminal of some width: as many tables as its columns need, each with the
     first column.
     """
-    lines = [[_lines(cell) for cell in row] for row in table.rows]
-    headings = [
-        column.replace(" ", "\n") if len(column) > 10 else column for column in table.columns
-    ]
-    widths = [
-        max(
-            len(line)
-            for text in (heading, *(row[number] for row in lines))
-            for line in text.split("\n")
-        )
-        for number, heading in enumerate(headings)
-    ]
-    first = min(widths[0], width // 3)
-    columns = list(range(1, len(widths)))
-    texts = {
-        number for number in columns if any(isinstance(row[number].key, str) for row in table.rows)
-    }
-    widths = [
-        min(each, LEAST_TEXT) if number in texts else each for number, each in enumerate(widths)
-    ]  # a text is folded
-    caption: str | None = table.caption
-    while columns:
-        used = first
-        shown = list[int]()
-        while columns and (not shown or used + SEPARATOR + widths[columns[0]] <= width):
-            used += SEPARATOR + widths[columns[0]]
-            shown.append(columns.pop(0))
-        title = caption and escape(caption)
+    first, *rest = _columns(table)
+    first_width = min(first.longest_line, width // 3)
+    title: str | None = escape(table.caption)
+    while rest:
+        shown = [rest.pop(0)]
+        used = first_width + SEPARATOR + shown[0].width
+        while rest and used + SEPARATOR + rest[0].width <= width:
+            used += SEPARATOR + rest[0].width
+            shown.append(rest.pop(0))
         part = RichTable(
             title=title,
             box=box.SIMPLE_HEAD,
@@ -280,18 +292,28 @@ def terminal(table: Table, width: int, style: str = "") -> Iterator[RichTable]:
             collapse_padding=True,
             row_styles=[style],
         )
-        part.add_column(escape(headings[0]), overflow="fold", max_width=first)
-        for number in shown:
+        part.add_column(escape(first.heading), overflow="fold", max_width=first_width)
+        for column in shown:
             part.add_column(
-                escape(headings[number]),
-                justify="left" if number in texts else "right",
-                no_wrap=number not in texts,
+                escape(column.heading),
+                justify="left" if column.is_text else "right",
+                no_wrap=not column.is_text,
+                overflow="fold",
             )
-            part.columns[-1].overflow = "fold"
-        for row in lines:
-            part.add_row(*(escape(row[number]) for number in (0, *shown)))
+        for cells in zip(first.cells, *(column.cells for column in shown), strict=True):
+            part.add_row(*map(escape, cells))
         yield part
-        caption = None
+        title = None
+
+
+def _columns(table: Table) -> list[_Column]:
+    columns = []
+    for number, name in enumerate(table.columns):
+        heading = name.replace(" ", "\n") if len(name) > LONG_HEADING else name
+        cells = [row[number] for row in table.rows]
+        is_text = any(isinstance(cell.key, str) for cell in cells)
+        columns.append(_Column(heading, [_lines(cell) for cell in cells], is_text))
+    return columns
 
 
 def _lines(cell: Cell) -> str:

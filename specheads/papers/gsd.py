@@ -13,13 +13,12 @@ from typing import Annotated
 
 import torch
 from torch import Tensor
-from torch.nn.functional import kl_div
 
 from specheads.decoding.rounds import RoundParts
 from specheads.pair.sampling import Uniforms
 from specheads.papers.trees.growth import Frontier, Proposal, TreeDrafter, TreeDrafting
 from specheads.papers.trees.verification import CHOSEN, ROOT, Draft
-from specheads.settings import Count, PositiveCount, Probability, argument, check, count
+from specheads.settings import PositiveCount, Probability, argument, check, count
 
 
 @dataclass(eq=False)
@@ -49,32 +48,26 @@ class Tree(TreeDrafting):
     max_width: PositiveCount = argument(
         16, "the most nodes of a level that get children, the most likely ones"
     )
-    study: Count = argument(
-        0,
-        "the length of the runs whose repetition in drafts is counted, for experiments; 0: not"
-        " counted",
-    )
 
     def most_read(self, max_tokens: int) -> int:
         return self.max_nodes
 
-    def drafter(self, parts: RoundParts) -> "_TopDrafter":
-        return _TopDrafter(self, parts)
+    def drafter(self, parts: RoundParts) -> "TopDrafter":
+        return TopDrafter(self, parts)
 
 
-class _TopDrafter(TreeDrafter):
+class TopDrafter(TreeDrafter):
+    """Drafts the trees of `Tree`."""
+
     def __init__(self, choices: Tree, parts: RoundParts) -> None:
         super().__init__(parts, choices.max_nodes)
         self.choices = choices
 
     def begin(self, committed: Sequence[int], limit: int) -> None:
         self._joint = {ROOT: 0.0}
-        self._log_probs = dict[int, Tensor]()
 
     def propose(self, frontier: Frontier, uniforms: Uniforms) -> tuple[Tensor, Tensor, Tensor]:
         probs = self.distribution(frontier.logits)
-        if self.choices.study:
-            self._log_probs |= zip(frontier.nodes, probs.double().log(), strict=True)
         top = probs.topk(min(self.choices.top_k, self.engine.lm.vocab_size), dim=-1)
         rows = torch.arange(len(top.values), device=top.values.device)[:, None].expand_as(
             top.indices
@@ -126,48 +119,6 @@ class _TopDrafter(TreeDrafter):
         """
         return onward[: self.choices.max_width]
 
-    def marks(self, path: Sequence[int]) -> Mapping[str, float]:
-        tree = self.tree
-        study = self.choices.study
-        later = sum(tree.parents.index(tree.parents[node]) < node for node in path)
-        found = {"full_drafts": tree.num_drafted >= self.choices.max_nodes, "later_children": later}
-        if not study:
-            return found
-        same = recurring(tree, study)
-        known = self._log_probs
-        merged = [
-            (known[first], known[node])
-            for node, first in same.items()
-            if first < node and {node, first} <= known.keys()
-        ]
-        nats = sum(
-            kl_div(used, own, reduction="sum", log_target=True).item() for used, own in merged
-        )
-        in_runs = len({above for node in same for above in tree.path(node)[-study:]})
-        return found | {"in_runs": in_runs, "merges": len(merged), "merge_nats": nats}
-
-
-def recurring(tree: Draft, length: int) -> dict[int, int]:
-    """Return the drafted nodes whose last `length` tokens another branch has too, each with the
-    first such node there.
-
-    Nodes of one path are not on different branches. Source: Gong et al. 2024, section 5.1 and
-    figure 3.
-    """
-    paths = [tree.path(node) for node in range(tree.num_drafted)]
-    ends = dict[tuple[int, ...], list[int]]()
-    for node, path in enumerate(paths):
-        if len(path) >= length:
-            ends.setdefault(tuple(tree.tokens[above] for above in path[-length:]), []).append(node)
-    pairs = [
-        (node, other) for nodes in ends.values() for node in nodes for other in reversed(nodes)
-    ]
-    return {
-        node: other
-        for node, other in pairs
-        if other not in paths[node] and node not in paths[other]
-    }
-
 
 @dataclass(eq=False)
 class Graph(Tree):
@@ -196,11 +147,13 @@ class Graph(Tree):
     def most_verified(self, max_tokens: int) -> int:
         return self.max_verified
 
-    def drafter(self, parts: RoundParts) -> "_GraphDrafter":
-        return _GraphDrafter(self, parts)
+    def drafter(self, parts: RoundParts) -> "GraphDrafter":
+        return GraphDrafter(self, parts)
 
 
-class _GraphDrafter(_TopDrafter):
+class GraphDrafter(TopDrafter):
+    """Drafts the graphs of `Graph`."""
+
     choices: Graph
 
     def __init__(self, choices: Graph, parts: RoundParts) -> None:

@@ -5,7 +5,7 @@ Whole groups of prompts, such as those of one file, which are alike, are resampl
 
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TypedDict
 
 import numpy as np
 
@@ -24,6 +24,15 @@ class Interval:
     value: float
     low: float
     high: float
+
+
+class Rates(TypedDict):
+    """What rows of reports have of a setting, besides its speed."""
+
+    discard_rate: Interval
+    verification_rate: Interval
+    block_efficiency: float
+    acceptance_rate: float | None  # None where nothing was drafted
 
 
 @dataclass(frozen=True)
@@ -46,8 +55,8 @@ class Sums:
     def tokens_per_second(self) -> np.ndarray:
         return self.tokens / self.seconds
 
-    def rates(self) -> dict[str, Any]:
-        """Return the rates that rows of reports have, by name."""
+    def rates(self) -> Rates:
+        """Return the rates that rows of reports have."""
         drafted = self.drafted[0]
         discarded = self.discarded[0]
         return {
@@ -121,25 +130,6 @@ def interval(values: np.ndarray, best_of: int = 1) -> Interval:
     outside = (1 - LEVEL) / 2 / max(best_of, 1)
     low, high = np.quantile(values[1:], [outside, 1 - outside])
     return Interval(float(values[0]), float(low), float(high))
-
-
-def cross_fitted_gain(ours: np.ndarray, theirs: np.ndarray, groups: Groups) -> Interval:
-    """Return how much faster our best setting is than their best, as a ratio of throughputs, from
-    tokens and seconds (S, 2, P).
-
-    The best is chosen on one half of the prompts and compared on the other, both ways, so that a
-    larger family has no advantage.
-    """
-    counts = resample_counts(groups)
-    first = halves(groups)
-    seconds_per_token = []
-    for family in (ours, theirs):
-        totals = np.zeros((2, len(counts)))
-        for half in (first, ~first):
-            tokens, seconds = family[..., half].sum(axis=-1).T
-            totals += family[np.argmin(seconds / tokens)] @ (counts * ~half).T
-        seconds_per_token.append(totals[1] / totals[0])
-    return interval(seconds_per_token[1] / seconds_per_token[0])
 
 
 def milliseconds(seconds: np.ndarray) -> dict[str, float]:

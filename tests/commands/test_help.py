@@ -7,17 +7,15 @@ import re
 import shlex
 
 import pytest
-import yaml
 from hydra.core.global_hydra import GlobalHydra
 from hydra.errors import HydraException
 
 import specheads.commands.help as help_module
 from specheads.commands.command import _overrides_of
-from specheads.commands.compose import command_config
-from specheads.commands.help import _choices_of, composed, composition_error, experiments
+from specheads.commands.compose import command_config, names_of
+from specheads.commands.help import composed, composition_error
 from specheads.commands.main import VERBS
 from specheads.errors import UserError
-from specheads.pair.config import config_folder
 
 COMMANDS = [verb.config for verb in VERBS.values() if verb.config]
 
@@ -37,9 +35,7 @@ def compositions():
     taken = set()
     for command in COMMANDS:
         for choice in [
-            f"{group}={name}"
-            for group in composed_once(command)[1]
-            for name in _choices_of(command, group)
+            f"{group}={name}" for group in composed_once(command)[1] for name in names_of(group)
         ]:
             choices.append(
                 pytest.param(command, choice, marks=[pytest.mark.full] if choice in taken else [])
@@ -108,29 +104,8 @@ def test_the_text_fits_and_names_every_choice(command):
     groups = composed_once(command)[1]
     for group in groups:
         (choices,) = re.findall(rf"^  {group}= .*(?:\n {{6,}}.*)*", text, re.MULTILINE)
-        assert set(_choices_of(command, group)) <= set(re.findall(r"[\w.-]+", choices))
-    assert ("experiment" in groups) == (command in ("train", "reproduce"))
-
-
-def test_experiments_are_told_from_recipes_as_their_files_say():
-    files = (config_folder() / "experiment").glob("*.yaml")
-    commands = {
-        path.stem: str(yaml.safe_load(path.read_text()).get("command", "")) for path in files
-    }
-    expected = {name for name, written in commands.items() if written.startswith("reproduce/")}
-    assert (
-        expected
-        and set(experiments("reproduce")) == expected
-        and set(experiments("train")) == set(commands) - expected
-    )
-
-
-def test_the_help_of_reproduce_says_what_every_experiment_repeats():
-    text = " ".join(help_text("reproduce", width=100).split())
-    for name, about in experiments("reproduce").items():
-        assert f"{name} {' '.join(about.partition(chr(10))[0].split())}" in text
-    assert not any(f" {name} " in text for name in experiments("train"))
-    assert "block_table1" not in help_text("train")
+        assert set(names_of(group)) <= set(re.findall(r"[\w.-]+", choices))
+    assert ("experiment" in groups) == (command == "train")
 
 
 @pytest.mark.parametrize("command", COMMANDS)

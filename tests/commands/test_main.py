@@ -12,7 +12,7 @@ from commands import shell
 from warm_processes import run as run_warm
 
 import specheads
-from specheads.commands import compose, papers
+from specheads.commands import compose
 from specheads.commands import main as main_module
 from specheads.commands.command import CommandLine
 from specheads.commands.help import PROGRAMS
@@ -25,21 +25,6 @@ def test_every_verb_has_a_module_and_a_config():
     commands = {name: verb.load() for name, verb in VERBS.items() if verb.config}
     assert {command.name for command in commands.values()} == PROGRAMS.keys()
     assert all(PROGRAMS[command.name] == f"specheads {verb}" for verb, command in commands.items())
-
-
-def test_papers_lists_and_runs_what_it_can_do(run, monkeypatch):
-    assert run("papers")[1] == run("papers", "--help")[1] == run()[1]
-    monkeypatch.setattr(CommandLine, "run", lambda line: print(line.name, sys.argv[1:]))
-    assert run("papers", "reproduce", "seed=1")[1].strip() == "reproduce ['seed=1']"
-    monkeypatch.setattr(papers, "theory", lambda out="", seed="0": f"{out} {seed}")
-    assert run("papers", "theory", "out=x", "seed=3")[1].strip() == "x 3"
-    assert "'sed=3' is not known; it takes out=, seed=" in run("papers", "theory", "sed=3")[2]
-    code, shown, _ = run("papers", "theory", "--help")
-    assert code == 0 and all(f"[{name}=<" in shown for name in ("out", "seed"))
-    assert (
-        "specheads papers theori: there is no such verb; did you mean papers theory? "
-        in run("papers", "theori")[2]
-    )
 
 
 def test_a_verb_is_handed_on_with_its_words(run, monkeypatch):
@@ -77,12 +62,10 @@ def test_the_version_is_that_of_the_package(run):
     ("line", "word", "expected"),
     [
         ("specheads tr", "tr", ["train "]),
-        ("specheads papers ", "", ["reproduce ", "theory "]),
         ("specheads train head.de", "head.de", ["head.depth="]),
         ("specheads train model=na", "na", ["nano"]),  # bash's word begins after "="
         ("specheads train model=na", "model=na", ["model=nano"]),
-        ("specheads papers reproduce experiment=block_t", "block_t", ["block_table1"]),
-        ("specheads train experiment=block_t", "block_t", []),
+        ("specheads train experiment=th", "th", ["thorough"]),
         ("specheads export h", "h", []),
     ],
 )

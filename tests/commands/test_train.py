@@ -75,7 +75,7 @@ def test_what_is_printed_word_by_word(tmp_path, capsys):
             "after: calibrated on one half of the prompts, measured on the other; used where that"
             " is clearly better"
         ),
-        "acceptance of a drafted token: 0.600 nats of uncertainty, 0.200 noise, 0.400 knowable",
+        "acceptance of a drafted token: 0.600 nats of uncertainty, 0.200 irreducible, 0.400 reducible",
         "head-0 explains 30.0% [29.0%, 31.0%] of that",
         "head-0, the best head, is better than the free logistic: +10.0% [+5.0%, +20.0%] of that",
         f"heads: {tmp_path}/run/heads",
@@ -131,7 +131,7 @@ def test_few_heads_are_all_shown_in_their_order(number, tmp_path, capsys):
     places = [text.index(f"{name} ") for name in heads.names]
     assert places == sorted(places) and "draft probability" in text and "more are in" not in text
     assert (
-        "0.600 nats of uncertainty, 0.200 noise, 0.400 knowable" in text
+        "0.600 nats of uncertainty, 0.200 irreducible, 0.400 reducible" in text
         and "head-0 explains 30.0%" in text
     )
     assert (

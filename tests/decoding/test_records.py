@@ -49,10 +49,3 @@ def test_a_generation_records_the_seconds_of_reading_its_prompt():
     assert out.stats.prefill_seconds > 0
     assert out.stats.decode_seconds == pytest.approx(sum(record.seconds for record in out.rounds))
     assert out.stats.tokens_per_second == pytest.approx(len(out.tokens) / out.stats.decode_seconds)
-
-
-def test_what_a_method_counts_besides_is_added_up():
-    rounds = [Round([1], marks={"a": 1}), Round([1], marks={"a": 0, "b": 0.5}), Round([1])]
-    stats = DecodeStats.of(rounds)
-    assert stats.marks == {"a": 1, "b": 0.5}
-    assert DecodeStats.total([stats, stats, DecodeStats.of(rounds[2:])]).marks == {"a": 2, "b": 1.0}

@@ -615,7 +615,7 @@ def test_what_can_be_known_is_said_in_nats_and_shares():
     )
     assert (
         information_text(known)
-        == "0.654 nats per drafted token, of which 0.400 are noise and 0.254 could be known; "
+        == "0.654 nats per drafted token, of which 0.400 are irreducible and 0.254 reducible; "
         "of these explain: mine 50\u00a0% [40,\u00a060], free logistic nothing"
     )
 

@@ -20,7 +20,6 @@ from specheads.errors import UserError
 from specheads.evaluation.probe.prediction import agreement
 from specheads.heads.head import AcceptanceHead, HeadConfig
 from specheads.pair.language_model import LanguageModel
-from specheads.papers.reproduction.decoding import response_nats
 from specheads.prompts.prompt import Prompt, ResponseLimits
 from specheads.replay.head_scores import add_predictions, head_fingerprint
 from specheads.replay.recording import Recorder, load_recording
@@ -168,8 +167,6 @@ def test_predictions_and_measurements_are_refused(role, pair, broken, tmp_path, 
         lambda: agreement(pair, recording, Warp()),
         lambda: overlaps_at(pair, samples, Warp(), 2),
     ]
-    if role == "target":
-        runs.append(lambda: response_nats(pair.target_lm, PROMPT, [1, 2]))
     for run in runs:
         with monkeypatch.context():
             came = broken(role, 0, torch.nan)

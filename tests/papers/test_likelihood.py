@@ -3,11 +3,11 @@
 import pytest
 import torch
 from fakes import tiny_pair
+from specheads.papers.reproduction import decoding
+from specheads.papers.reproduction.decoding import response_nats
 
 from specheads import Warp
 from specheads.decoding.decoder import Baseline
-from specheads.papers.reproduction import decoding
-from specheads.papers.reproduction.decoding import response_nats
 
 PROMPT = [1, 0, 3]
 RESPONSES = [[2, 4, 1, 1, 0, 3, 2], [4], [0, 0, 2]]

@@ -4,9 +4,10 @@ import pytest
 import torch
 from fakes import tiny_pair
 
+from benchmarks.papers.counted_trees import CountedGraph, CountedTree, recurring
 from specheads import SpeculativeDecoder, UserError, Warp, papers, stopping
 from specheads.pair.sampling import Uniforms
-from specheads.papers.gsd import recurring, unmerge
+from specheads.papers.gsd import unmerge
 from specheads.papers.trees.verification import ROOT, Draft
 
 
@@ -106,18 +107,20 @@ def test_a_graph_drafts_fewer_tokens_and_verifies_as_deep():
     pair = tiny_pair(4)
     stop = stopping.FixedLength(6)
     warp = Warp(0)
+    counted = CountedGraph(tau=1, max_verified=200, **GROWN)
     generations = {}
-    for way in (papers.Tree(**GROWN), papers.Graph(tau=1, max_verified=200, **GROWN)):
+    for way in (papers.Tree(**GROWN), counted):
         out = SpeculativeDecoder(pair, way, stop, warp=warp, engine="eager").generate([0, 1, 2], 40)
         generations[type(way).__name__] = out
     tree_out = generations["Tree"]
-    graph_out = generations["Graph"]
+    graph_out = generations["CountedGraph"]
     assert tree_out.tokens.tolist() == graph_out.tokens.tolist()
     assert graph_out.stats.num_drafted < 0.5 * tree_out.stats.num_drafted
-    assert graph_out.stats.marks["copy_rounds"] > 0 == tree_out.stats.marks["copy_rounds"]
+    copies = 0
     for record in graph_out.rounds:
-        has_copy = record.num_drafted - record.num_discarded < record.num_accepted
-        assert record.num_discarded >= 0 and record.marks["copy_rounds"] == has_copy
+        assert record.num_discarded >= 0
+        copies += record.num_drafted - record.num_discarded < record.num_accepted
+    assert counted.counts["copy_rounds"] == copies > 0
 
 
 def test_runs_recur_on_another_branch_not_further_down_their_own():
@@ -130,50 +133,25 @@ def test_runs_recur_on_another_branch_not_further_down_their_own():
     assert recurring(alone, 1) == recurring(alone, 2) == {}
 
 
-@pytest.mark.parametrize("study", [1, 2])
-def test_a_studied_tree_counts_what_repeats_in_it(study):
-    """By the trees of a draft whose next token depends on the last one alone, merged nodes have the
-    same continuations.
-    """
-    way = papers.Tree(study=study, **GROWN)
-    device = torch.device("cpu")
-    decoder = SpeculativeDecoder(
-        tiny_pair(4), way, stopping.FixedLength(5), warp=Warp(0), engine="eager"
-    )
-    drafter = decoder.single.rounds.drafter
-    state = decoder.stopping.start_prompt(1, device)
-    nodes = drafter.draft(
-        [0, 1, 2], state, 5, Uniforms(device, 0), torch.zeros(4, dtype=torch.bool)
-    )
-    same = recurring(nodes, study)
-    marks = drafter.marks([0, 1])
-    grams = {
-        node: tuple(nodes.tokens[above] for above in nodes.path(node)[-study:])
-        for node in range(len(nodes))
-    }
-    assert same and all(
-        grams[node] == grams[other] and node not in nodes.path(other)
-        for node, other in same.items()
-    )
-    assert len(same) <= marks["in_runs"] <= len(nodes) and (
-        marks["in_runs"] == len(same) or study > 1
-    )
-    assert 0 < marks["merges"] < len(same) and marks["merge_nats"] > 0
-    assert marks["later_children"] == sum(
-        any(nodes.parents[n] == nodes.parents[node] for n in range(node)) for node in (0, 1)
-    )
-    assert not marks["full_drafts"] or len(nodes) == GROWN["max_nodes"]
-    drafter._log_probs = dict.fromkeys(drafter._log_probs, drafter._log_probs[ROOT])
-    assert drafter.marks([])["merge_nats"] == pytest.approx(0)
-    assert not {"in_runs", "merges"} & decoder_marks(papers.Tree(**GROWN)).keys()
-
-
-def decoder_marks(way):
-    return (
-        SpeculativeDecoder(tiny_pair(4), way, stopping.FixedLength(3), warp=Warp(0), engine="eager")
-        .generate([0, 1], 8)
-        .stats.marks
-    )
+@pytest.mark.parametrize("study", [0, 1, 2])
+def test_a_counted_tree_drafts_like_others_and_counts_what_repeats(study):
+    """Of a draft whose next token depends on more than the last one, merged nodes differ."""
+    counted = CountedTree(study=study, **GROWN)
+    outs = []
+    for way in (papers.Tree(**GROWN), counted):
+        decoder = SpeculativeDecoder(
+            tiny_pair(4), way, stopping.FixedLength(5), warp=Warp(0), engine="eager"
+        )
+        outs.append(decoder.generate([0, 1, 2], 12))
+    counts = counted.counts
+    assert outs[0].tokens.tolist() == outs[1].tokens.tolist()
+    assert 0 <= counts["later_children"] <= outs[1].stats.num_accepted
+    assert counts["full_drafts"] == sum(record.num_drafted == 60 for record in outs[1].rounds)
+    if study:
+        assert 0 < counts["in_runs"] <= outs[1].stats.num_drafted
+        assert counts["merges"] > 0 and counts["merge_nats"] > 0
+    else:
+        assert not {"in_runs", "merges"} & counts.keys()
 
 
 @pytest.mark.parametrize(
@@ -186,7 +164,6 @@ def decoder_marks(way):
         ),
         ({"theta_prob": 2}, "drafting.theta_prob=2 must be a number from 0 to 1"),
         ({"top_k": 0}, "drafting.top_k=0 must be a positive integer"),
-        ({"study": -1}, "drafting.study=-1 must be "),
     ],
 )
 def test_impossible_choices_are_refused(choices, message):

@@ -13,6 +13,8 @@ from hypothesis import strategies as st
 from properties.strategies import probabilities, tables, tries
 from trees import distributions_after, emitted, trees_of
 
+from benchmarks.papers.chains import total_variation
+from benchmarks.papers.rejections import least_bias
 from specheads.decoding.verification import (
     BlockVerification,
     TokenVerification,
@@ -21,8 +23,6 @@ from specheads.decoding.verification import (
 )
 from specheads.pair.sampling import accept_prob
 from specheads.papers import BiasedVerification, MultiRound, SpecTr, TreeMatch
-from specheads.papers.theory.chains import total_variation
-from specheads.papers.theory.rejections import least_bias
 from specheads.papers.trees.verification import TreeBlock
 
 ROUNDING = 1e-9

@@ -1,4 +1,4 @@
-"""What can be known about acceptance, and what predictors explain of it."""
+"""The reducible uncertainty of acceptance, and what predictors explain of it."""
 
 from dataclasses import replace
 
@@ -49,9 +49,9 @@ def test_entropy_and_noise_are_those_of_the_true_probabilities(recording, found)
     truth = recording.features[GROUND_TRUTH][recording.labels()[0]].double().numpy()
     assert found.num_tokens == len(truth)
     assert found.entropy.value == pytest.approx(entropy(truth.mean()))
-    assert found.noise.value == pytest.approx(entropy(truth).mean())
-    assert found.knowable.value == pytest.approx(found.entropy.value - found.noise.value)
-    assert found.knowable.low < found.knowable.value < found.knowable.high
+    assert found.irreducible.value == pytest.approx(entropy(truth).mean())
+    assert found.reducible.value == pytest.approx(found.entropy.value - found.irreducible.value)
+    assert found.reducible.low < found.reducible.value < found.reducible.high
 
 
 def test_a_predictor_explains_what_it_knows(found):
@@ -85,10 +85,10 @@ def test_recordings_are_taken_together(recording):
     heads = {"knows": RecordedHead("knows", "next_token")}
     twice = information([recording, recording], heads, range(2 * PROMPTS))
     once = information([recording], heads, range(PROMPTS))
-    assert twice.num_tokens == 2 * once.num_tokens and twice.noise.value == pytest.approx(
-        once.noise.value
+    assert twice.num_tokens == 2 * once.num_tokens and twice.irreducible.value == pytest.approx(
+        once.irreducible.value
     )
-    assert twice.knowable.high - twice.knowable.low < once.knowable.high - once.knowable.low
+    assert twice.reducible.high - twice.reducible.low < once.reducible.high - once.reducible.low
 
 
 def test_a_head_that_reads_the_token_is_measured_on_what_it_reads(recording):
@@ -159,7 +159,7 @@ def test_resamples_in_which_nothing_can_be_known_are_left_out():
     prompt = made.prompt_of(torch.arange(len(made.tokens)))
     made.features[GROUND_TRUTH] = torch.where(prompt == odd, 0.9, 0.2)
     found = information([made], {}, prompts)
-    assert found.knowable.low > 0 and np.isfinite(found.explained[LOGISTIC].high)
+    assert found.reducible.low > 0 and np.isfinite(found.explained[LOGISTIC].high)
 
 
 def test_without_true_probabilities_there_is_no_information(recording):
@@ -191,12 +191,6 @@ def test_a_predictor_is_fitted_on_the_other_half_of_the_groups(recording):
     assert len(node) == information([turned], {}, pairs).num_tokens
 
 
-def test_intervals_resample_groups(recording):
-    """All prompts of one group are resampled together: no interval has a width."""
-    only = information([recording], {}, ["only"] * PROMPTS)
-    assert only.entropy.low == only.entropy.value == only.entropy.high
-
-
 def test_nats_are_means_over_the_tokens_of_a_resample():
     truth = torch.tensor([0.9, 0.2, 0.5], dtype=torch.float64)
     logits = torch.tensor([2.0, 0.0, -1.0], dtype=torch.float64)
@@ -220,12 +214,6 @@ def test_a_branch_begins_at_the_position_of_the_rejected_token():
     assert places[:count].tolist() == list(range(count))
     for row, position in (made.branch_length > 0).nonzero().tolist():
         assert places[made.branch_first[row, position]] == position
-
-
-def test_an_overlap_of_none_or_of_all_is_as_good_as_known(recording):
-    sure = torch.where(torch.arange(recording.accepted.shape[1]) % 2 == 0, 1.0, 0.0)
-    found = information([recording], {}, range(PROMPTS), [sure])
-    assert found.explained[OVERLAP].value == pytest.approx(0, abs=0.01)
 
 
 def test_a_head_of_whose_tokens_nothing_can_be_known_explains_nothing_of_note():

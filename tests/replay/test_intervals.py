@@ -2,44 +2,15 @@ import numpy as np
 import pytest
 
 from specheads.decoding.records import DecodeStats
-from specheads.decoding.step_costs import StepCosts
-from specheads.evaluation.candidates import Candidate
-from specheads.evaluation.sweep import Measured
 from specheads.replay.intervals import (
     NUM_RESAMPLES,
     Interval,
-    cross_fitted_gain,
     halves,
     interval,
     resample_counts,
     sums,
 )
 from specheads.replay.replay import Counts
-
-
-def measured(family, value, rounds_of):
-    """A setting whose prompt i has `rounds_of(i) = (rounds, drafted, accepted)`."""
-    parts = []
-    rounds = []
-    for i in range(40):
-        number, drafted, accepted = rounds_of(i)
-        parts.append(
-            DecodeStats(
-                number + accepted, drafted, accepted, drafted - accepted, number, drafted, 1.0, 0.0
-            )
-        )
-        lengths = [drafted // number + (place < drafted % number) for place in range(number)]
-        rounds.append([[0, length, length, 0.0, 0.0] for length in lengths])
-    head = "mine" if family == "head_threshold" else None
-    return Measured(
-        Candidate(family, f"{family} {value}", None, None, rule_name=family, head=head),
-        parts,
-        rounds,
-    )
-
-
-def at_ten(setting):
-    return StepCosts.at_ratio(10)
 
 
 def test_resamples_keep_the_number_of_prompts_of_both_halves():
@@ -136,23 +107,6 @@ def test_intervals_over_few_prompts_cover(count):
     assert 0.93 <= float(((low <= 0) & (high >= 0)).mean()) <= 0.965
 
 
-def test_a_setting_that_suits_one_half_of_the_files_gains_nothing_on_the_other():
-    """Two settings are fast on one file each. By prompt each half has both files.
-
-    By file the choice fails on the other half.
-    """
-    files = ["a", "a", "b", "b"] * 5
-    seconds = np.ones(len(files))
-    suits = np.array(
-        [[[40.0 if file == name else 10.0 for file in files], seconds] for name in ("a", "b")]
-    )
-    plain = np.array([[20 * seconds, seconds]])
-    by_prompt, by_file = (
-        cross_fitted_gain(suits, plain, what).value for what in (range(len(files)), files)
-    )
-    assert by_prompt == pytest.approx(25 / 20) and by_file == pytest.approx(10 / 20)
-
-
 def test_the_interval_of_a_mean_has_the_textbook_width():
     values = np.random.default_rng(0).normal(10, 2, size=400)
     counts = resample_counts(range(400))
@@ -162,11 +116,6 @@ def test_the_interval_of_a_mean_has_the_textbook_width():
     assert (result.low, result.high) == pytest.approx(
         (values.mean() - half, values.mean() + half), abs=0.15 * half
     )
-
-
-def test_an_interval_leaves_out_the_estimate_and_a_fortieth_at_each_end():
-    found = interval(np.array([7000.0, *range(1001)]))
-    assert (found.value, found.low, found.high) == pytest.approx((7000, 25, 975))
 
 
 def test_sums_are_of_prompts_and_rates_are_of_the_sample_itself():
@@ -192,49 +141,6 @@ def test_sums_are_of_prompts_and_rates_are_of_the_sample_itself():
     assert replayed.rates() == rates and replayed.seconds is None
     nothing = sums([DecodeStats(10, 0, 0, 0, 10, 0, 3.0, 1.0)] * 2, resamples).rates()
     assert nothing["acceptance_rate"] is None and nothing["discard_rate"] == Interval(0, 0, 0)
-
-
-def test_the_best_on_each_half_is_compared_on_the_other_and_both_count():
-    """Four prompts, halves 0, 2 and 1, 3. Ours: b is best on the first half, a on the second.
-
-    Theirs has one setting.
-    """
-    a = [[10, 10, 10, 10], [4, 1, 4, 1]]
-    b = [[10, 10, 10, 10], [2, 5, 2, 5]]
-    ours = np.array([a, b], dtype=float)
-    theirs = np.array([[[10] * 4, [3] * 4]], dtype=float)
-    # b on prompts 1 and 3 takes 10 seconds, a on 0 and 2 takes 8; theirs takes 12.
-    assert cross_fitted_gain(ours, theirs, range(4)).value == pytest.approx(12 / 18)
-    assert cross_fitted_gain(theirs, ours, range(4)).value == pytest.approx(18 / 12)
-
-
-def test_rates_are_ratios_of_sums():
-    result = sums(
-        measured("fixed_length", 2, lambda i: (10 + i, 20 + i, 10)).stats,
-        resample_counts(range(40)),
-    )
-    tokens = sum(20 + i for i in range(40))
-    assert result.verification_rate[0] == pytest.approx(sum(10 + i for i in range(40)) / tokens)
-    assert result.rates()["discard_rate"].value == pytest.approx(
-        sum(10 + i for i in range(40)) / tokens
-    )
-
-
-def test_choosing_among_many_equal_rules_gains_nothing():
-    """Forty thresholds that differ by noise alone: their in-sample best looks 5 % better, the
-    cross-fitted one does not.
-    """
-    rng = np.random.default_rng(0)
-
-    def noisy(count):
-        return np.stack(
-            [10.0 + rng.integers(0, 21, size=(count, 40)), np.full((count, 40), 12.0)], axis=1
-        )
-
-    families = [noisy(40) for _ in range(10)]
-    gains = [cross_fitted_gain(family, noisy(1), range(40)).value - 1 for family in families]
-    assert abs(np.mean(gains)) < 0.05  # five standard errors
-    assert families[0][:, 0].sum(axis=-1).max() / (40 * 20) > 1.05
 
 
 def test_of_several_estimates_the_best_is_above_its_interval_as_seldom_as_one_is():

@@ -4,8 +4,8 @@ The page colours their text and grid.
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from html import escape
-from typing import Any, NamedTuple
 
 import plotly.graph_objects as go
 
@@ -23,14 +23,12 @@ from specheads.replay.intervals import Interval
 
 # The colours of Okabe and Ito without yellow and black, which cannot be seen on a white and on a
 # black page.
-BLUE, ORANGE, GREEN, RED, SKY, PURPLE = (
-    "#0072B2",
-    "#E69F00",
-    "#009E73",
-    "#D55E00",
-    "#56B4E9",
-    "#CC79A7",
-)
+BLUE = "#0072B2"
+ORANGE = "#E69F00"
+GREEN = "#009E73"
+RED = "#D55E00"
+SKY = "#56B4E9"
+PURPLE = "#CC79A7"
 GREY = "#8a8a8a"
 OF_HEADS = (RED, PURPLE, "#8c564b", "#e377c2", "#9467bd", "#b8860b")
 OF_OTHERS = (GREEN, ORANGE, SKY, "#17becf", "#7f9f2f", "#5b7fb5")
@@ -47,69 +45,72 @@ SYMBOLS = (
     "triangle-down",
 )
 
-Figures = Mapping[
-    str, go.Figure
-]  # by the number of a data set, "0", or by that and a ratio, "0 10"
+# By the number of a data set, "0", or by that and a ratio, "0 10".
+Figures = Mapping[str, go.Figure]
 
 
-class _PlotStyle(NamedTuple):
-    """How a family is drawn.
+@dataclass(frozen=True)
+class Style:
+    """How a family of rules is drawn."""
 
-    Plotly.js makes a CSS class of `key`, so it is no name from the data.
-    """
-
-    key: str
+    key: str  # plotly.js makes a CSS class of it, so it is no name from the data
     color: str
     symbol: str
 
-    def marker(self, size: float | Sequence[float], **more: Any) -> dict[str, Any]:
-        return {"color": self.color, "symbol": self.symbol, "size": size, **more}
+    @property
+    def line(self) -> dict[str, object]:
+        return {"color": self.color, "width": 1.5}
+
+    def marker(self, size: float | Sequence[float]) -> dict[str, object]:
+        return {"color": self.color, "symbol": self.symbol, "size": size}
 
 
 def figures_of(report: Report) -> dict[str, Figures]:
     """Return every figure that there is data for, by name."""
-    styles = _styles_of(report)
     ratios = ratios_of(report)
-    drawn: dict[str, dict[str, go.Figure]] = {"speed": {}, "pareto": {}, "reliability": {}}
+    styles = _styles_of(report)
+    speed = dict[str, go.Figure]()
+    pareto = dict[str, go.Figure]()
+    reliability = dict[str, go.Figure]()
     for number, data_set in enumerate(report.data_sets):
-        main = _main_families(data_set, preferred(ratios))
         if data_set.rules:
-            drawn["pareto"][f"{number}"] = _pareto(report, data_set, styles, main)
-        for ratio in ratios:
-            if winners_at(data_set, ratio) and any(
-                "threshold" in row.parameters for row in data_set.rules
-            ):
-                drawn["speed"][f"{number} {ratio}"] = _speed(report, data_set, ratio, styles)
+            main = _main_families(data_set, preferred(ratios))
+            pareto[f"{number}"] = _pareto(report, data_set, styles, main)
+        if any("threshold" in row.parameters for row in data_set.rules):
+            for ratio in ratios:
+                if winners_at(data_set, ratio):
+                    speed[f"{number} {ratio}"] = _speed(report, data_set, ratio, styles)
         if data_set.reliability:
-            drawn["reliability"][f"{number}"] = _reliability(data_set)
+            reliability[f"{number}"] = _reliability(data_set)
+    drawn = {"speed": speed, "pareto": pareto, "reliability": reliability}
     return {name: figures for name, figures in drawn.items() if figures}
 
 
-def _styles_of(report: Report) -> Mapping[str, _PlotStyle]:
-    """Return how each family is drawn: fixed lengths blue, heads red and purple, the bounds
-    grey.
+def _styles_of(report: Report) -> dict[str, Style]:
+    """Return by family how it is drawn: fixed lengths blue, heads red and purple, bounds grey.
+
+    A rule with an automatic value has the colour of the same rule with given values.
     """
     styles = {
-        FIXED: _PlotStyle("fixed", BLUE, "circle"),
-        CEILING: _PlotStyle("ceiling", GREY, "star-diamond"),
-        ORACLE: _PlotStyle("oracle", GREY, "star"),
+        FIXED: Style("fixed", BLUE, "circle"),
+        CEILING: Style("ceiling", GREY, "star-diamond"),
+        ORACLE: Style("oracle", GREY, "star"),
     }
-    kinds: dict[bool, list[tuple[str, str | None]]] = {
-        True: [],
-        False: [],
-    }  # with a head, and without
-    for row in (
-        row for data_set in report.data_sets for row in data_set.rules if row.family not in styles
-    ):
-        kind = (row.rule_name, row.head)
-        known = kinds[row.head is not None]
-        colors = OF_HEADS if row.head else OF_OTHERS
-        known += [] if kind in known else [kind]
-        number = known.index(kind)  # what an automatic value belongs to has its colour
-        symbol = SYMBOLS[(number + 5 * row.automatic) % len(SYMBOLS)]
-        styles[row.family] = _PlotStyle(
-            f"family{len(styles)}", colors[number % len(colors)], symbol
-        )
+    with_head = list[tuple[str, str | None]]()
+    without_head = list[tuple[str, str | None]]()
+    for data_set in report.data_sets:
+        for row in data_set.rules:
+            if row.family in styles:
+                continue
+            rule = (row.rule_name, row.head)
+            known = with_head if row.head else without_head
+            colors = OF_HEADS if row.head else OF_OTHERS
+            if rule not in known:
+                known.append(rule)
+            number = known.index(rule)
+            symbol = SYMBOLS[(number + 5 * row.automatic) % len(SYMBOLS)]
+            color = colors[number % len(colors)]
+            styles[row.family] = Style(f"family{len(styles)}", color, symbol)
     return styles
 
 
@@ -119,183 +120,179 @@ def _main_families(data_set: DataSet, ratio: str | None) -> set[str]:
     """
     fastest = fastest_by_kind(winners_at(data_set, ratio))
     leading = {(row.rule_name, row.head) for row in fastest.values()}
-    leading |= {("head_threshold", fastest[Kind.HEAD].head)} if Kind.HEAD in fastest else set()
-    return {
-        FIXED,
-        CEILING,
-        ORACLE,
-        *(row.family for row in data_set.rules if (row.rule_name, row.head) in leading),
-    }
+    if Kind.HEAD in fastest:
+        leading.add(("head_threshold", fastest[Kind.HEAD].head))
+    led = {row.family for row in data_set.rules if (row.rule_name, row.head) in leading}
+    return led | {FIXED, CEILING, ORACLE}
 
 
-def _speed(
-    report: Report, data_set: DataSet, ratio: str, styles: Mapping[str, _PlotStyle]
-) -> go.Figure:
+def _speed(report: Report, data_set: DataSet, ratio: str, styles: Mapping[str, Style]) -> go.Figure:
     """Return speed-ups at a ratio by threshold.
 
     Of several rules with one threshold, of the fastest on dev prompts.
     """
-    figure = _figure(
-        "threshold", f"speed-up at ratio {ratio_text(report, ratio)}: times the target alone", 480
-    )
-    fixed = fastest_by_kind(winners_at(data_set, ratio))[Kind.FIXED]
+    title = f"speed-up at ratio {ratio_text(report, ratio)}: times the target alone"
+    figure = _figure("threshold", title, 480)
     main = _main_families(data_set, ratio)
     dev = next((each.rules for each in report.data_sets if each.role == "dev"), data_set.rules)
-    lines: dict[str, dict[float, tuple[float, RuleRow]]] = {}
+    best = dict[str, dict[float, tuple[float, RuleRow]]]()  # by family and threshold
     for row, on_dev in zip(data_set.rules, dev, strict=True):
-        if ratio in row.speedup and "threshold" in row.parameters and not row.bound:
-            points = lines.setdefault(row.family, {})
-            threshold = row.parameters["threshold"]
-            tried = (on_dev.speedup[ratio].value, row)
-            points[threshold] = max(points.get(threshold, tried), tried, key=lambda point: point[0])
-    for family, points in lines.items():
-        rows = {threshold: points[threshold][1] for threshold in sorted(points)}
+        if ratio not in row.speedup or "threshold" not in row.parameters or row.bound:
+            continue
+        of_family = best.setdefault(row.family, {})
+        threshold = row.parameters["threshold"]
+        dev_speed = on_dev.speedup[ratio].value
+        if threshold not in of_family or dev_speed > of_family[threshold][0]:
+            of_family[threshold] = (dev_speed, row)
+    for family, points in best.items():
+        thresholds = sorted(points)
+        rows = [points[threshold][1] for threshold in thresholds]
+        speeds = [row.speedup[ratio] for row in rows]
         style = styles[family]
-        look = {
-            "mode": "lines+markers",
-            "marker": style.marker(8),
-            "line": {"color": style.color, "width": 1.5},
-        }
-        hover = [_hover(report, row) for row in rows.values()]
-        speeds = [row.speedup[ratio] for row in rows.values()]
-        _draw(figure, list(rows), speeds, hover, **look, **_named(family, style, main))
-    for name, speed, color in ((Kind.FIXED, fixed.speedup.value, BLUE), (Kind.ALONE, 1.0, GREY)):
         _draw(
             figure,
-            [0, 1],
-            [speed, speed],
-            mode="lines",
-            line={"color": color, "dash": "dash", "width": 1.5},
-            name=name,
+            thresholds,
+            speeds,
+            [_hover(report, row) for row in rows],
+            mode="lines+markers",
+            marker=style.marker(8),
+            line=style.line,
+            **_legend(family, style, main),
         )
+    fixed = fastest_by_kind(winners_at(data_set, ratio))[Kind.FIXED].speedup.value
+    for name, speed, color in ((Kind.FIXED, fixed, BLUE), (Kind.ALONE, 1.0, GREY)):
+        dashed = {"color": color, "dash": "dash", "width": 1.5}
+        _draw(figure, [0, 1], [speed, speed], mode="lines", line=dashed, name=name)
     return figure.update_xaxes(range=[-0.03, 1.03])
 
 
 def _figure(x: str, y: str, height: int) -> go.Figure:
-    axes = {
-        axis: {"title": {"text": text, "font": {"size": 13}}, "automargin": True, "zeroline": False}
-        for axis, text in (("xaxis", x), ("yaxis", y))
-    }
-    shown = {
-        "height": height,
-        "hovermode": "closest",
-        "margin": {"l": 10, "r": 10, "t": 40, "b": 10},
-        "showlegend": True,
-    }
-    return go.Figure(layout={"template": go.layout.Template(), **shown, **axes})
+    figure = go.Figure(
+        layout={
+            "template": go.layout.Template(),
+            "height": height,
+            "hovermode": "closest",
+            "margin": {"l": 10, "r": 10, "t": 40, "b": 10},
+            "showlegend": True,
+        }
+    )
+    look = {"automargin": True, "zeroline": False}
+    figure.update_xaxes(title={"text": x, "font": {"size": 13}}, **look)
+    return figure.update_yaxes(title={"text": y, "font": {"size": 13}}, **look)
 
 
 def _draw(
     figure: go.Figure,
-    x: Sequence[Any],
-    y: Sequence[Any],
-    hover: str | Sequence[str] | None = None,
-    **look: Any,
-) -> go.Figure:
+    x: Sequence[object],
+    y: Sequence[object],
+    hover: Sequence[str] | None = None,
+    **look: object,
+) -> None:
     """Add a trace, of intervals with error bars; without `hover` its points say nothing."""
-    trace: dict[str, Any] = {
-        "hoverinfo": "skip" if hover is None else "text",
-        "hovertext": hover,
-        "x": x,
-        "y": y,
-    }
-    for axis, values in (("x", x), ("y", y)):
-        if values and all(isinstance(value, Interval) for value in values):
-            trace[axis] = [each.value for each in values]
-            limits = {
-                "array": [each.high - each.value for each in values],
-                "arrayminus": [each.value - each.low for each in values],
-            }
-            trace[f"error_{axis}"] = {**limits, "symmetric": False, "thickness": 1, "width": 2}
-    return figure.add_scatter(**trace, **look)
+    x_values, x_errors = _with_errors(x)
+    y_values, y_errors = _with_errors(y)
+    figure.add_scatter(
+        x=x_values,
+        y=y_values,
+        error_x=x_errors,
+        error_y=y_errors,
+        hovertext=hover,
+        hoverinfo="skip" if hover is None else "text",
+        **look,
+    )
 
 
-def _named(family: str, style: _PlotStyle, main: set[str]) -> dict[str, Any]:
-    """Return a trace's name in the legend, hidden at first where the family is not one of the main
-    ones.
-    """
-    return {
-        "name": escape(family),
-        "uid": style.key,
-        "visible": True if family in main else "legendonly",
+def _with_errors(points: Sequence[object]) -> tuple[list[object], dict[str, object] | None]:
+    """Return the values of points, and plotly's error bars where they are intervals."""
+    intervals = [point for point in points if isinstance(point, Interval)]
+    if len(intervals) < max(1, len(points)):
+        return list(points), None
+    errors = {
+        "array": [each.high - each.value for each in intervals],
+        "arrayminus": [each.value - each.low for each in intervals],
+        "symmetric": False,
+        "thickness": 1,
+        "width": 2,
     }
+    return [each.value for each in intervals], errors
+
+
+def _legend(family: str, style: Style, main: set[str]) -> dict[str, object]:
+    """Return a trace's name in the legend; a family that is not a main one is hidden at first."""
+    visible = True if family in main else "legendonly"
+    return {"name": escape(family), "uid": style.key, "visible": visible}
 
 
 def _pareto(
-    report: Report, data_set: DataSet, styles: Mapping[str, _PlotStyle], main: set[str]
+    report: Report, data_set: DataSet, styles: Mapping[str, Style], main: set[str]
 ) -> go.Figure:
-    axes = (
-        "discard rate: drafted tokens thrown away per token",
+    figure = _figure(
+        "discard rate: discarded tokens per token",
         "verification rate: forward passes of the target per token",
+        540,
     )
-    figure = _figure(*axes, 540)
-    front: list[tuple[float, float]] = []
-    for point in sorted(
-        (row.discard_rate.value, row.verification_rate.value)
-        for row in data_set.rules
-        if not row.bound
+    usable = [row for row in data_set.rules if not row.bound]
+    discard = list[float]()
+    verification = list[float]()
+    for row in sorted(
+        usable, key=lambda row: (row.discard_rate.value, row.verification_rate.value)
     ):
-        if not front or point[1] < front[-1][1]:
-            front.append(point)
-    x = [x for x, _ in front]
-    y = [y for _, y in front]
-    _draw(figure, x, y, mode="lines", line={"color": GREY, "width": 1}, name="Pareto front")
+        if not verification or row.verification_rate.value < verification[-1]:
+            discard.append(row.discard_rate.value)
+            verification.append(row.verification_rate.value)
+    thin = {"color": GREY, "width": 1}
+    _draw(figure, discard, verification, mode="lines", line=thin, name="Pareto front")
     for family in dict.fromkeys(row.family for row in data_set.rules):
         rows = [row for row in data_set.rules if row.family == family]
-        style = styles[family]
-        rates = [row.discard_rate for row in rows], [row.verification_rate for row in rows]
-        hover = [_hover(report, row) for row in rows]
         _draw(
             figure,
-            *rates,
-            hover,
+            [row.discard_rate for row in rows],
+            [row.verification_rate for row in rows],
+            [_hover(report, row) for row in rows],
             mode="markers",
-            marker=style.marker(8),
-            **_named(family, style, main),
+            marker=styles[family].marker(8),
+            **_legend(family, styles[family], main),
         )
     return figure
 
 
 def _hover(report: Report, row: RuleRow) -> str:
-    rates = (("discard rate", row.discard_rate), ("verification rate", row.verification_rate))
     lines = [f"<b>{escape(row.name)}</b>"]
-    lines += [f"{name} {rate.value:.3f} [{rate.low:.3f}, {rate.high:.3f}]" for name, rate in rates]
-    lines += [
-        f"speed-up at {ratio_text(report, ratio)}: {times(speedup)}"
-        for ratio, speedup in row.speedup.items()
-    ]
+    rates = {"discard rate": row.discard_rate, "verification rate": row.verification_rate}
+    for name, rate in rates.items():
+        lines.append(f"{name} {rate.value:.3f} [{rate.low:.3f}, {rate.high:.3f}]")
+    for ratio, speedup in row.speedup.items():
+        lines.append(f"speed-up at {ratio_text(report, ratio)}: {times(speedup)}")
     return "<br>".join(lines)
 
 
 def _reliability(data_set: DataSet) -> go.Figure:
     figure = _figure("predicted chance of acceptance", "observed share accepted", 520)
-    _draw(
-        figure,
-        [0, 1],
-        [0, 1],
-        mode="lines",
-        line={"color": GREY, "dash": "dash", "width": 1},
-        name="calibrated",
-    )
+    dashed = {"color": GREY, "dash": "dash", "width": 1}
+    _draw(figure, [0, 1], [0, 1], mode="lines", line=dashed, name="calibrated")
+    colors = (RED, BLUE, GREEN, PURPLE, ORANGE, SKY)
     for number, curve in enumerate(data_set.reliability):
-        style = _PlotStyle(
-            "", (RED, BLUE, GREEN, PURPLE, ORANGE, SKY)[number % 6], SYMBOLS[number // 6]
+        style = Style("", colors[number % len(colors)], SYMBOLS[number // len(colors)])
+        predictor = escape(curve.predictor)
+        hover = list[str]()
+        for share, predicted, observed in zip(
+            curve.share, curve.predicted, curve.observed, strict=True
+        ):
+            hover.append(
+                f"<b>{predictor}</b><br>{share:.1%} of tokens<br>predicted {predicted:.1%}"
+                f"<br>accepted {observed:.1%}"
+            )
+        marker = style.marker([5 + 30 * share**0.5 for share in curve.share])
+        _draw(
+            figure,
+            curve.predicted,
+            curve.observed,
+            hover,
+            mode="lines+markers",
+            line=style.line,
+            marker=marker | {"opacity": 0.75, "line": {"width": 0}},
+            name=f"{predictor}<br>ECE {curve.ece:.3f}, AUROC {curve.auroc:.3f}",
         )
-        hover = [
-            f"<b>{escape(curve.predictor)}</b><br>{share:.1%} of tokens<br>predicted"
-            f" {p:.1%}<br>accepted {observed:.1%}"
-            for share, p, observed in zip(curve.share, curve.predicted, curve.observed, strict=True)
-        ]
-        marker = style.marker(
-            [5 + 30 * share**0.5 for share in curve.share], opacity=0.75, line={"width": 0}
-        )
-        look: dict[str, Any] = {
-            "mode": "lines+markers",
-            "line": {"color": style.color, "width": 1.5},
-            "marker": marker,
-        }
-        look["name"] = f"{escape(curve.predictor)}<br>ECE {curve.ece:.3f}, AUROC {curve.auroc:.3f}"
-        _draw(figure, list(curve.predicted), list(curve.observed), hover, **look)
     figure.update_xaxes(range=[-0.03, 1.03], tickformat=".0%")
     figure.update_yaxes(range=[-0.03, 1.05], tickformat=".0%")
     return figure.update_layout(legend_itemsizing="constant")

@@ -274,7 +274,7 @@ def _head_option(
 
 @dataclass(frozen=True)
 class Answer:
-    """The recommended way to decode, a sentence that says so, and the command that comes next."""
+    """The recommended way to decode, why, and the next command."""
 
     choice: str
     text: str
@@ -339,9 +339,9 @@ def _times(speedup: Interval) -> str:
 
 
 def doubts_of(times: StepTimes, live: LiveCheck, options: Sequence[Option]) -> Iterator[str]:
-    """Yield the reasons why times, and the predictions from them, are not to be trusted.
+    """Yield the reasons why times, and the predictions from them, are unreliable.
 
-    None if they are.
+    None if they are not.
     """
     spread = times.costs.spread[TARGET]
     if spread > LARGEST_SPREAD:

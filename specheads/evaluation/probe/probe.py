@@ -122,7 +122,7 @@ class Probed:
     live: LiveCheck
     options: Sequence[Option]
     answer: Answer
-    doubts: Sequence[str]  # why the times are not to be trusted; empty if they are
+    doubts: Sequence[str]  # why the times are unreliable; empty if they are not
     context: Mapping[str, Any]
 
     def to_dict(self) -> dict[str, Any]:

@@ -22,7 +22,7 @@ def print_probe(probed: Probed, console: Console | None = None) -> None:
     for part in terminal(_options(probed), console.width):
         console.print(part)
     for doubt in probed.doubts:
-        console.print(f"not to be trusted: {doubt}", highlight=False, style="yellow")
+        console.print(f"unreliable: {doubt}", highlight=False, style="yellow")
     console.print(probed.answer.text, highlight=False, style="bold")
 
 
@@ -114,7 +114,6 @@ def html_of(probed: Probed) -> str:
         doubts=probed.doubts,
         overview=_measured(probed),
         notes=[probed.answer.text, f"Next: {probed.answer.command}"],
-        data_sets=[],
         sections=[options, *context_section(probed.context)],
     )
 

@@ -2,7 +2,7 @@
 them in one forward pass.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -152,12 +152,6 @@ class RowDrafter:
         With it the numbers of that path's tokens, and of accepted ones.
         """
         raise NotImplementedError
-
-    def marks(self, path: Sequence[int]) -> Mapping[str, float]:
-        """Return what the method counts besides about its last draft, of which the nodes `path`
-        were accepted.
-        """
-        return {}
 
     def keep(self, path: Sequence[int]) -> None:
         """Forget the last draft except for the accepted nodes `path`."""
@@ -359,7 +353,6 @@ class _TreeRounds(Rounds):
             num_accepted=len(path),
             num_discarded=draft.num_drafted - (len(path) - num_copied),
             num_draft_calls=draft.num_draft_calls,
-            marks={"copy_rounds": num_copied > 0, **self.drafter.marks(path)},
         )
         return [done], drafted
 

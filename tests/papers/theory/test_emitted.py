@@ -5,15 +5,15 @@ jointly.
 import pytest
 import torch
 
-from specheads import papers, verification
-from specheads.papers.theory.chains import Chains, bias, emitted, total_variation
-from specheads.papers.theory.rejections import (
+from benchmarks.papers.chains import Chains, bias, emitted, total_variation
+from benchmarks.papers.rejections import (
     after_batch,
     expected_rejections,
     fewest_rejections,
     least_bias,
 )
-from specheads.papers.theory.rounds import most_likely_blocks
+from benchmarks.papers.rounds import most_likely_blocks
+from specheads import papers, verification
 
 
 def chains(seed, num_positions=4, vocab_size=3):

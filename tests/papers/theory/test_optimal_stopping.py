@@ -3,8 +3,8 @@ import itertools
 import pytest
 import torch
 
+from benchmarks.papers.stopping import CHAINS, AcceptanceChain, optimal_stopping
 from specheads.decoding.step_costs import StepCosts
-from specheads.papers.theory.stopping import CHAINS, AcceptanceChain, optimal_stopping
 
 chain = AcceptanceChain.of
 

@@ -8,8 +8,8 @@ from math import inf
 import pytest
 import torch
 
-from specheads.papers.theory.chains import Chains, residual, total_variation
-from specheads.papers.theory.rejections import (
+from benchmarks.papers.chains import Chains, residual, total_variation
+from benchmarks.papers.rejections import (
     after_batch,
     expected_rejections,
     pareto_front,

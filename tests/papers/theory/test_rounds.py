@@ -7,16 +7,16 @@ import torch
 from sympy import Matrix, Rational
 from sympy.solvers.simplex import linprog
 
-from specheads import verification
-from specheads.papers.biased import BiasedVerification
-from specheads.papers.theory.chains import Chains, every_draft, tokens_per_round
-from specheads.papers.theory.rounds import (
+from benchmarks.papers.chains import Chains, every_draft, tokens_per_round
+from benchmarks.papers.rounds import (
     _largest,
     accepted_error,
     kept_worth,
     most_tokens_per_round,
     tokens_after,
 )
+from specheads import verification
+from specheads.papers.biased import BiasedVerification
 
 
 def chains(seed=0, num_positions=5, vocab_size=3):

@@ -5,8 +5,7 @@ condition.
 import pytest
 import torch
 
-from specheads.decoding.step_costs import StepCosts
-from specheads.papers.theory.stopping import (
+from benchmarks.papers.stopping import (
     CHAINS,
     KEPT,
     _value_of_going_on,
@@ -21,6 +20,7 @@ from specheads.papers.theory.stopping import (
     theorem_delta,
     theorem_threshold,
 )
+from specheads.decoding.step_costs import StepCosts
 
 
 def generator(seed=0):

@@ -1,0 +1,1 @@
+"""Theory, reproduced experiments and claims of the papers whose methods `specheads.papers` has."""

@@ -1,3 +1,0 @@
-"""Experiments of papers, repeated: methods decode the same prompts, and the papers' claims are
-checked on what they did.
-"""
