@@ -219,9 +219,7 @@ class Stage(ABC):
         memory = self.memory()
         whole = self.num_rows(self.shards)
         how = (
-            f"{whole - rows} taken over, {rows} still to do"
-            if rows < whole
-            else f"{rows} still to do"
+            f"{whole - rows} reused, {rows} still to do" if rows < whole else f"{rows} still to do"
         )
         logger.info(
             "data: %s of %d prompts, %s, in %s%s", self.name, whole, how, self.store.folder, memory
@@ -405,7 +403,7 @@ def write_own_prompts(pair: Pair, wish: OwnPrompts, settings: DataGeneration, ro
     """
     opened = replace(pair, instruction_format=_beginning(pair) + INSTRUCTION)
     openings = wish.openings or ("",)
-    # An id of its own each: several responses to one prompt would each be in a file of their own.
+    # Each opening has another id: several responses to one prompt would be in several files.
     turns = [openings[number % len(openings)] for number in range(wish.number)]
     prompts = [
         Prompt(text_id(f"{number} {opening}"), "train", opening)

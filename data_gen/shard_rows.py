@@ -160,7 +160,7 @@ def label_responses(
     """
     results: dict[int, dict[str, list]] = {}  # the key is the row
     lengths = [len(p) + len(r) for p, r in zip(prompts, responses, strict=True)]
-    told = 0
+    reported = 0
     done = 0
     for rows in batches_of_tokens(lengths, BATCH_TOKENS):
         texts = GivenTexts.with_responses(
@@ -170,8 +170,8 @@ def label_responses(
         labels = _labels_of(pair, texts, torch.from_numpy(np.concatenate(uniforms, axis=1)), warp)
         results |= zip(rows, labels, strict=True)
         done += sum(lengths[row] for row in rows)
-        advance(len(prompts) * done // sum(lengths) - told)
-        told = len(prompts) * done // sum(lengths)
+        advance(len(prompts) * done // sum(lengths) - reported)
+        reported = len(prompts) * done // sum(lengths)
     return [results[row] for row in range(len(prompts))]
 
 
