@@ -2,11 +2,7 @@
 tree.
 """
 
-from specheads.interrupts import end_at_once
+from specheads.__main__ import main
 
 if __name__ == "__main__":
-    end_at_once()  # during the imports of the command
-
-    from specheads.commands.command import CommandLine
-
-    CommandLine("evaluate").run()
+    main("evaluate")

@@ -1,10 +1,6 @@
 """`python train.py model=llama2-7b`: what `specheads train` does, from the source tree."""
 
-from specheads.interrupts import end_at_once
+from specheads.__main__ import main
 
 if __name__ == "__main__":
-    end_at_once()  # during the imports of the command
-
-    from specheads.commands.command import CommandLine
-
-    CommandLine("train").run()
+    main("train")

@@ -1,24 +1,18 @@
-"""How fast is decoding next to the peers: transformers, llama.cpp and vLLM, on the same weights?
+"""How fast is decoding next to the peers, transformers and vLLM, on the same weights?
 
-    python benchmarks/decoding.py [--model nano] [--dtype float32] [--head outputs/head/<date_time>/heads/<name>]
-        [--vllm-python PYTHON] [--at-once 1 4 16] [--prompts 8] [--repeats 5]
-    python benchmarks/decoding.py --model my_pair --prompts-from questions.jsonl --modes greedy cool
-    python benchmarks/decoding.py --model synthetic-21m --rate 0.8
+    python benchmarks/decoding.py [--model nano] [--head FOLDER] [--vllm-python PYTHON]
+        [--at-once 1 4 16] [--prompts 8] [--repeats 5]
 
-Each peer is a process of its own, or several, with the same number of threads. One process runs at
-a time, all others stand still; in each repeat all settings decode the same prompts in turn. Before
-its turn counts, a setting decodes the first prompts once. Where a peer has several settings
-(drafted tokens per round, a threshold), the fastest on other prompts is reported. Responses have
-the same number of tokens everywhere: no token ends them. Seconds are those of whole calls.
+Each peer is a process, or several, with the same number of threads. One process runs at a time, all
+others stand still; in each repeat all settings decode the same prompts in turn. Before its turn
+counts, a setting decodes the first prompts once. Where a peer has several settings (drafted tokens
+per round, a threshold), the fastest on other prompts is reported. Responses have the same number of
+tokens everywhere: no token ends them. Seconds are those of whole calls. A draft's output over some
+tokens is completed for engines that need all.
 
-llama.cpp runs the same weights in the same type. Where the target is a GGUF file, it runs both
-models in float16, and the file's quantised tensors with the draft in 8 bits. A draft's output over
-some tokens is completed for engines that need all.
-
-With `--at-once` as many prompts are under way, and one that ends makes room for the next, in this
-decoder and vLLM alone. With `--rate` drafted tokens are accepted at that rate, independent of the
-models, and no other engine has a draft. A peer that is not installed is left out, with a line that
-says how to get it. The steps of which decoding consists are timed by benchmarks.gpu.
+With `--at-once` as many prompts are decoded together, and one that ends makes room for the next, in
+this decoder and vLLM alone. A peer that is not installed is left out, with a line that says how to
+get it. The steps of decoding are timed by benchmarks.gpu.
 """
 
 import argparse
@@ -26,17 +20,16 @@ import statistics
 import sys
 import tempfile
 from argparse import Namespace
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from benchmarks.gguf_file import complete_output, file_type, obstacle, write_gguf
-from benchmarks.peer_workers.processes import PeerCommand, Workers, can_import
+from benchmarks.peer_workers.outputs import complete_output
+from benchmarks.peer_workers.processes import Answer, PeerCommand, Workers, can_import
 from benchmarks.results import (
     Column,
     Table,
@@ -47,12 +40,9 @@ from benchmarks.results import (
     write_result,
 )
 from specheads import Warp, load_pair
-from specheads.pair.config import pair_config
-from specheads.pair.locations import unabbreviated
 from specheads.pair.pair import Pair
-from specheads.pair.revisions import gguf_file
 from specheads.prompts.prompt import FINAL
-from specheads.prompts.sources import DatasetSource, NanoSource, PromptSource
+from specheads.prompts.sources import NanoSource
 
 MODES = {
     "greedy": ("Greedy", Warp(temperature=0)),
@@ -60,38 +50,32 @@ MODES = {
     "cool": ("Sampled at temperature 0.2, top-p 0.9", Warp(0.2, top_p=0.9)),
     "plain": ("Sampled at temperature 1", Warp()),
 }
-TEMPLATES = (
-    "{instruction}\nInput: {input}",
-    "{instruction}",
-    "{question}",
-    "{prompt}",
-)  # of the files that --prompts-from names
 TRANSFORMERS = "transformers"
 OURS = "this decoder"
 ALONE = "alone"
-PEERS = (TRANSFORMERS, OURS, "llama.cpp", "vLLM")
-LENGTHS, VLLM_LENGTHS = (
-    (1, 2, 3, 4, 6, 8),
-    (1, 2, 3, 4, 6),
-)  # drafted tokens per round; with vLLM each is a process of its own
+VLLM = "vLLM"
+PEERS = (TRANSFORMERS, OURS, VLLM)
+LENGTHS = (1, 2, 3, 4, 6, 8)  # drafted tokens per round
+VLLM_LENGTHS = (1, 2, 3, 4, 6)  # each is a process
 FINAL_PARTS = (8, 9)  # of the final prompts, 200 together
-FULL = 4  # prompts, for each that is under way
+FULL = 4  # prompts, for each that is decoded at once
 THRESHOLDS = (0.3, 0.4, 0.5, 0.6, 0.7)
 VLLM_THRESHOLDS = (0.3, 0.5, 0.7)
 LONGEST = 12
 COLUMNS = [
     Column("setting"),
-    *(Column(name, "fixed:0") for name in ("tokens/s", "slowest", "fastest")),
-]
-COLUMNS += [
+    Column("tokens/s", "fixed:0"),
+    Column("slowest", "fixed:0"),
+    Column("fastest", "fixed:0"),
     Column("over transformers", "ratio"),
     Column("over its target alone", "ratio"),
     Column("tokens as alone", "percent:1"),
-]
-COLUMNS += [
     Column("tokens per round", "fixed"),
-    *(Column(stage, "ms") for stage in ("draft", "verify", "commit")),
+    Column("draft", "ms"),
+    Column("verify", "ms"),
+    Column("commit", "ms"),
 ]
+Options = Mapping[str, object]
 
 
 @dataclass(frozen=True)
@@ -105,7 +89,7 @@ class Setting:
     way: str
     choice: str = ""  # among the settings of the way; empty where there is only one
     worker: str = ""
-    options: Mapping[str, Any] = field(default_factory=dict)
+    options: Options = field(default_factory=dict)
 
     @property
     def name(self) -> str:
@@ -122,25 +106,22 @@ class _Peers:
     left_out: list[str] = field(default_factory=list)
 
     def add(
-        self,
-        peer: str,
-        way: str,
-        choices: Mapping[str, Mapping[str, Any]],
-        command: PeerCommand,
-        apart: bool = False,
+        self, peer: str, way: str, choices: Mapping[str, Options], command: PeerCommand
     ) -> None:
-        """Add a way to decode, by name the options of its choices.
-
-        `apart`: each starts a process of its own with its options.
-        """
+        """Add a way to decode, by name the options of its choices, which one process takes."""
+        self.commands[peer] = command
         for choice, options in choices.items():
-            setting = Setting(peer, way, choice, peer, options)
-            if apart:
-                setting = replace(setting, worker=setting.name, options={})
+            self.settings.append(Setting(peer, way, choice, peer, options))
+
+    def add_apart(
+        self, peer: str, way: str, choices: Mapping[str, Options], command: PeerCommand
+    ) -> None:
+        """Add a way to decode whose choices are processes that start with their options."""
+        for choice, options in choices.items():
+            setting = Setting(peer, way, choice)
+            setting = replace(setting, worker=setting.name)
             self.settings.append(setting)
-            self.commands[setting.worker] = (
-                replace(command, setup={**command.setup, **options}) if apart else command
-            )
+            self.commands[setting.worker] = replace(command, setup={**command.setup, **options})
 
 
 @dataclass
@@ -151,9 +132,7 @@ class Timed:
 
     speeds: list[float] = field(default_factory=list)
     responses: list[list[int]] = field(default_factory=list)
-    totals: list[list[float]] = field(
-        default_factory=list
-    )  # (rounds, tokens, seconds of the stages) of each prompt
+    totals: list[Mapping[str, float]] = field(default_factory=list)  # of the rounds of each prompt
 
     @property
     def speed(self) -> float:
@@ -166,11 +145,9 @@ def main() -> None:
     torch.set_num_threads(given.threads)
     pair = load_pair(given.model, **_pair_keys(given))
     most = max(_count(given, at_once) for at_once in given.at_once)
-    loaded = list(_source(given.prompts_from, most).load(pair.chats))
-    parts = {"tuning": loaded[:most], "reported": loaded[most:]}
-    tuning, reported = (
-        [pair.encode_instruction(prompt.text) for prompt in part] for part in parts.values()
-    )
+    loaded = list(NanoSource(0, most, 0, most, FINAL_PARTS).load(pair.chats))
+    tuning = [pair.encode_instruction(prompt.text) for prompt in loaded[:most]]
+    reported = [pair.encode_instruction(prompt.text) for prompt in loaded[most:]]
     tables = []
     notes = dict[str, None]()
     versions = dict[str, str]()
@@ -180,19 +157,9 @@ def main() -> None:
             print(*peers.left_out, sep="\n", file=sys.stderr)
             with Workers(peers.commands) as workers:
                 for at_once in given.at_once:
-                    count = _count(given, at_once)
-                    of_several = {OURS, "vLLM"}
-                    possible = [
-                        each for each in peers.settings if at_once == 1 or each.peer in of_several
-                    ]
-                    chosen = fastest(
-                        workers, possible, tuning[:count], given.new_tokens, 2, at_once
-                    )
-                    measured = measure(
-                        workers, chosen, reported[:count], given.new_tokens, given.repeats, at_once
-                    )
-                    tables.append(_speed_table(chosen, measured, mode, at_once))
-                    print(f"\n{tables[-1].title}\n\n{text_of(tables[-1])}", flush=True)
+                    table = _table(workers, peers, tuning, reported, given, mode, at_once)
+                    tables.append(table)
+                    print(f"\n{table.title}\n\n{text_of(table)}", flush=True)
         versions |= workers.versions
         notes |= dict.fromkeys([*sorted(f"{line}." for line in workers.warnings), *peers.left_out])
     dtype = str(pair.target.dtype).removeprefix("torch.")
@@ -201,84 +168,68 @@ def main() -> None:
         f"{pair.name} in {dtype}, {given.new_tokens} tokens, medians of {given.repeats} repeats."
         f" {shown}."
     )
-    read = {name: prompt_record(each.prompt_id for each in part) for name, part in parts.items()}
-    seeds = [1000 * repeat for repeat in range(given.repeats)]
-    split = Path(given.prompts_from).name if given.prompts_from else FINAL
     write_result(
         "decoding",
         tables,
-        split=split,
-        seeds=seeds,
-        prompts=read,
+        split=FINAL,
+        seeds=[1000 * repeat for repeat in range(given.repeats)],
+        prompts={
+            "tuning": prompt_record(prompt.prompt_id for prompt in loaded[:most]),
+            "reported": prompt_record(prompt.prompt_id for prompt in loaded[most:]),
+        },
         notes=[about, *notes],
         keep=given.keep,
     )
 
 
+def _table(
+    workers: Workers,
+    peers: _Peers,
+    tuning: Sequence[list[int]],
+    reported: Sequence[list[int]],
+    given: Namespace,
+    mode: str,
+    at_once: int,
+) -> Table:
+    """Return the speeds of the fastest settings with so many prompts decoded at once."""
+    possible = [each for each in peers.settings if at_once == 1 or each.peer != TRANSFORMERS]
+    count = _count(given, at_once)
+    chosen = fastest(workers, possible, tuning[:count], given.new_tokens, 2, at_once)
+    prompts = reported[:count]
+    measured = measure(workers, chosen, prompts, given.new_tokens, given.repeats, at_once)
+    return _speed_table(chosen, measured, mode, at_once)
+
+
 def _parsed_arguments() -> Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--model", default="nano", help="a file of conf/model")
-    parser.add_argument(
-        "--dtype", choices=("float32", "bfloat16"), help="default: that of the model's config"
-    )
-    parser.add_argument("--device", default="cpu", help="on others llama.cpp and vLLM are left out")
-    parser.add_argument("--modes", nargs="+", choices=MODES, default=["greedy", "sampled"])
-    parser.add_argument(
-        "--prompts-from",
-        metavar="FILE",
-        help=f"JSON lines with {', '.join(TEMPLATES[1:])}; default: final ones",
-    )
-    parser.add_argument("--head", help="a folder that specheads train exported")
-    parser.add_argument(
-        "--rate", type=float, help="accept drafted tokens at this rate: timing without text"
-    )
-    parser.add_argument("--engine", default="auto", help="of this decoder")
-    parser.add_argument(
-        "--threads", type=int, default=torch.get_num_threads(), help="of every process"
-    )
-    parser.add_argument("--vllm-python", default=sys.executable, help="an interpreter with vLLM")
-    parser.add_argument("--vllm-eager", action="store_true", help="do not compile vLLM's models")
-    parser.add_argument(
-        "--window", type=int, default=1024, help="positions that peers have memory for"
-    )
-    parser.add_argument(
-        "--at-once",
-        type=int,
-        nargs="+",
-        default=[1],
-        metavar="N",
-        help="prompts that are under way together",
-    )
-    parser.add_argument("--peers", nargs="+", choices=PEERS, default=PEERS)
-    parser.add_argument(
-        "--prompts",
-        type=int,
-        default=8,
-        help="that are reported; as many others choose the settings",
-    )
-    parser.add_argument("--new-tokens", type=int, default=128)
-    parser.add_argument("--repeats", type=int, default=5)
+    add = parser.add_argument
+    add("--model", default="nano", help="a file of conf/model")
+    add("--dtype", choices=("float32", "bfloat16"), help="default: that of the model's config")
+    add("--device", default="cpu", help="on others vLLM is left out")
+    add("--modes", nargs="+", choices=MODES, default=["greedy", "sampled"])
+    add("--head", help="a folder that specheads train exported")
+    add("--engine", default="auto", help="of this decoder")
+    add("--threads", type=int, default=torch.get_num_threads(), help="of every process")
+    add("--vllm-python", default=sys.executable, help="an interpreter with vLLM")
+    add("--vllm-eager", action="store_true", help="do not compile vLLM's models")
+    add("--window", type=int, default=1024, help="positions that vLLM has memory for")
+    add("--at-once", type=int, nargs="+", default=[1], metavar="N", help="prompts decoded together")
+    add("--peers", nargs="+", choices=PEERS, default=PEERS)
+    add("--prompts", type=int, default=8, help="reported ones; as many others choose the settings")
+    add("--new-tokens", type=int, default=128)
+    add("--repeats", type=int, default=5)
     add_keep_option(parser, "decoding")
     return parser.parse_args()
 
 
 def _count(given: Namespace, at_once: int) -> int:
-    """Return the number of prompts: enough that mostly `at_once` of them are under way."""
+    """Return the number of prompts: enough that mostly `at_once` of them are decoded together."""
     return max(given.prompts, FULL * at_once if at_once > 1 else 1)
 
 
 def _pair_keys(given: Namespace) -> dict[str, str]:
     """Return what is loaded differently from the model's config."""
     return {"device": given.device} | ({"dtype": given.dtype} if given.dtype else {})
-
-
-def _source(file: str | None, count: int) -> PromptSource:
-    """Return where `count` prompts that choose settings come from, and as many after them that are
-    reported.
-    """
-    if file is None:
-        return NanoSource(0, count, 0, count, FINAL_PARTS)
-    return DatasetSource(file, None, "train", None, TEMPLATES, None, 2 * count, 0, 0, shuffled=True)
 
 
 # --- what can be compared
@@ -290,191 +241,113 @@ def _all_peers(pair: Pair, given: Namespace, warp: Warp, folder: Path) -> _Peers
     Files that peers read are written to `folder`.
     """
     peers = _Peers()
-    head = given.head
-    if not head:
+    head = str(Path(given.head).resolve()) if given.head else None
+    if head is None:
         peers.left_out.append(
             "the head is left out: --head names one that specheads train exported."
         )
-    setup: dict[str, Any] = {
-        "threads": given.threads,
-        "warp": asdict(warp),
-        "head": head and str(Path(head).resolve()),
-    }
-    local = setup | {
-        "model": given.model,
-        "pair_keys": _pair_keys(given),
-        "engine": given.engine,
-        "rate": given.rate,
-    }
+    setup = {"threads": given.threads, "warp": asdict(warp), "head": head}
+    local = setup | {"model": given.model, "pair_keys": _pair_keys(given), "engine": given.engine}
     if TRANSFORMERS in given.peers:
         _add_transformers(peers, local)
     if OURS in given.peers:
         _add_ours(peers, local)
-    if given.device == "cpu" and given.rate is None:
+    if VLLM in given.peers and given.device == "cpu":
         setup |= {
             "dtype": str(pair.target.dtype).removeprefix("torch."),
             "window": min(pair.window, given.window),
+            "requests": max(given.at_once),
+            "eager": given.vllm_eager,
         }
-        complete_output(pair.draft)
-        if "llama.cpp" in given.peers:
-            _add_llama(
-                peers,
-                pair,
-                setup,
-                gguf_file(unabbreviated(pair_config(given.model).target)),
-                folder,
-            )
-        if "vLLM" in given.peers:
-            _add_vllm(
-                peers,
-                pair,
-                setup | {"requests": max(given.at_once), "eager": given.vllm_eager},
-                given,
-                folder,
-            )
+        _add_vllm(peers, pair, setup, given.vllm_python, folder)
     return peers
 
 
-def _add_transformers(peers: _Peers, setup: Mapping[str, Any]) -> None:
+def _by_length(options: Callable[[int], Options], lengths: Sequence[int]) -> dict[str, Options]:
+    return {f"K={length}": options(length) for length in lengths}
+
+
+def _by_threshold(
+    options: Callable[[float], Options], thresholds: Sequence[float]
+) -> dict[str, Options]:
+    return {f"threshold {value}": options(value) for value in thresholds}
+
+
+def _add_transformers(peers: _Peers, setup: Options) -> None:
     """Add transformers' generation: alone, assisted, by prompt lookup, and with the head."""
     command = PeerCommand(sys.executable, "local_worker.py", {**setup, "peer": TRANSFORMERS})
     peers.add(TRANSFORMERS, ALONE, {"": {}}, command)
-    if setup["rate"] is None:
-        fixed = {f"K={length}": _assistant(length) for length in LENGTHS}
-        others = {
-            "heuristic": _assistant(5, "heuristic"),
-            "confidence 0.4": _assistant(20, confidence=0.4),
-        }
-        peers.add(TRANSFORMERS, "assisted", fixed | others, command)
-        copied = {f"K={length}": {"prompt_lookup_num_tokens": length} for length in LENGTHS}
-        peers.add(TRANSFORMERS, "prompt lookup", copied, command)
-        if setup["head"]:
-            by_head = {
-                f"threshold {value}": _assistant(20) | {"threshold": value} for value in THRESHOLDS
-            }
-            peers.add(TRANSFORMERS, "assisted with the head", by_head, command)
+    assisted = _by_length(_assistant, LENGTHS)
+    assisted["heuristic"] = _assistant(5, "heuristic")
+    assisted["confidence 0.4"] = _assistant(20, confidence=0.4)
+    peers.add(TRANSFORMERS, "assisted", assisted, command)
+    copied = _by_length(lambda length: {"prompt_lookup_num_tokens": length}, LENGTHS)
+    peers.add(TRANSFORMERS, "prompt lookup", copied, command)
+    if setup["head"]:
+        by_head = _by_threshold(lambda value: _assistant(20) | {"threshold": value}, THRESHOLDS)
+        peers.add(TRANSFORMERS, "assisted with the head", by_head, command)
 
 
-def _add_ours(peers: _Peers, setup: Mapping[str, Any]) -> None:
+def _add_ours(peers: _Peers, setup: Options) -> None:
     """Add this project's decoders: alone, with fixed lengths, and with the head."""
     command = PeerCommand(sys.executable, "local_worker.py", {**setup, "peer": OURS})
     peers.add(OURS, ALONE, {"": {"rule": ALONE}}, command)
-    ways = {
-        "fixed length": {f"K={length}": {"rule": "fixed", "value": length} for length in LENGTHS}
-    }
-    if setup["head"]:
-        ways["head"] = {
-            f"threshold {value}": {"rule": "head", "value": value} for value in THRESHOLDS
-        }
-    for way, choices in ways.items():
-        peers.add(OURS, way, choices, command)
-        if setup["warp"]["temperature"] and setup["rate"] is None:
-            blocks = {choice: {**options, "block": True} for choice, options in choices.items()}
-            peers.add(OURS, f"{way}, block verification", blocks, command)
+    verifications = {"": {}}
+    if setup["warp"]["temperature"]:
+        verifications[", block verification"] = {"block": True}
+    for name, block in verifications.items():
+        fixed = _by_length(lambda length, b=block: {"rule": "fixed", "value": length} | b, LENGTHS)
+        peers.add(OURS, f"fixed length{name}", fixed, command)
+        if setup["head"]:
+            by_head = _by_threshold(
+                lambda value, b=block: {"rule": "head", "value": value} | b, THRESHOLDS
+            )
+            peers.add(OURS, f"head{name}", by_head, command)
 
 
-def _assistant(tokens: int, schedule: str = "constant", confidence: float = 0.0) -> dict[str, Any]:
+def _assistant(
+    tokens: int, schedule: str = "constant", confidence: float = 0.0
+) -> dict[str, object]:
     """Return settings of the draft in transformers' assisted generation."""
-    names = (
-        "num_assistant_tokens",
-        "num_assistant_tokens_schedule",
-        "assistant_confidence_threshold",
-    )
-    return dict(zip(names, (tokens, schedule, confidence), strict=True))
+    return {
+        "num_assistant_tokens": tokens,
+        "num_assistant_tokens_schedule": schedule,
+        "assistant_confidence_threshold": confidence,
+    }
 
 
-def _add_llama(
-    peers: _Peers, pair: Pair, setup: Mapping[str, Any], source: Path | None, folder: Path
-) -> None:
-    """Add llama.cpp's server with and without a draft model, whose target may be the GGUF file
-    `source`.
-    """
-    if reason := obstacle(pair.target) or obstacle(pair.draft):
-        peers.left_out.append(
-            f"llama.cpp is left out: {pair.name} has a model that cannot be written as GGUF:"
-            f" {reason}."
-        )
-        return
-    if not (can_import(sys.executable, "xllamacpp") and can_import(sys.executable, "gguf")):
-        peers.left_out.append(
-            'llama.cpp is left out: pip install "specheads[bench]", which brings its wheel and'
-            " gguf."
-        )
-        return
-    ways: dict[str, list[dict[str, Any]]] = {
-        setup["dtype"]: [{}, {}]
-    }  # how weights are stored, of the target and the draft
-    if source is not None:
-        ways = {
-            "float16": [{"stored": "F16"}] * 2,
-            file_type(source): [{"source": source}, {"stored": "Q8_0"}],
-        }
-    for name, stored in ways.items():
-        files = {
-            "file": folder / f"target-{name}.gguf",
-            "draft_file": folder / f"draft-{name}.gguf",
-        }
-        for model, path, how in zip((pair.target, pair.draft), files.values(), stored, strict=True):
-            write_gguf(model, path, **how)
-        paths = {name: str(path) for name, path in files.items()}
-        command = PeerCommand(sys.executable, "llama_worker.py", {**setup, **paths, "dtype": name})
-        _add_by_length(
-            peers, f"llama.cpp, {name}", command, LENGTHS, both=setup["warp"]["temperature"] > 0
-        )
-
-
-def _add_vllm(
-    peers: _Peers, pair: Pair, setup: Mapping[str, Any], given: Namespace, folder: Path
-) -> None:
+def _add_vllm(peers: _Peers, pair: Pair, setup: Options, python: str, folder: Path) -> None:
     """Add vLLM from its environment: alone, with drafts of its draft model, and with the head on
     that.
     """
-    if not can_import(given.vllm_python, "vllm"):
+    if not can_import(python, "vllm"):
         peers.left_out.append(
-            "vLLM is left out: it needs an environment of its own (benchmarks/README.md);"
+            "vLLM is left out: it needs a separate environment (benchmarks/README.md);"
             " --vllm-python names it."
         )
         return
+    complete_output(pair.draft)
     if pair.draft.get_output_embeddings().bias is not None:
         peers.left_out.append(
             "vLLM is left out: its draft models have an output over all tokens, without a bias."
         )
         return
-    folders = {"folder": folder / "target", "draft_folder": folder / "draft"}
+    folders = {"folder": str(folder / "target"), "draft_folder": str(folder / "draft")}
     for model, path in zip((pair.target, pair.draft), folders.values(), strict=True):
         model.save_pretrained(path)
         pair.tokenizer.save_pretrained(path)
-    command = PeerCommand(
-        given.vllm_python,
-        "vllm_worker.py",
-        {**setup, **{name: str(path) for name, path in folders.items()}},
-    )
-    _add_by_length(peers, "vLLM", command, VLLM_LENGTHS)
-    copied = {f"K={length}": {"drafted": length, "copied": True} for length in VLLM_LENGTHS}
-    peers.add("vLLM", "n-gram", copied, command, apart=True)
+    command = PeerCommand(python, "vllm_worker.py", {**setup, **folders})
+    peers.add_apart(VLLM, ALONE, {"": {"drafted": 0}}, command)
+    drafted = _by_length(lambda length: {"drafted": length}, VLLM_LENGTHS)
+    peers.add_apart(VLLM, "draft model", drafted, command)
+    copied = _by_length(lambda length: {"drafted": length, "copied": True}, VLLM_LENGTHS)
+    peers.add_apart(VLLM, "n-gram", copied, command)
     if setup["head"]:
-        by_head = {
-            f"threshold {value}": {"drafted": LONGEST, "threshold": value}
-            for value in VLLM_THRESHOLDS
-        }
+        by_head = _by_threshold(
+            lambda value: {"drafted": LONGEST, "threshold": value}, VLLM_THRESHOLDS
+        )
         by_head["by measured times"] = {"drafted": LONGEST, "threshold": None}
-        peers.add("vLLM", "head on the draft model", by_head, command, apart=True)
-
-
-def _add_by_length(
-    peers: _Peers, peer: str, command: PeerCommand, lengths: Sequence[int], both: bool = False
-) -> None:
-    """Add a peer alone and with drafts of its draft model, a process for each length.
-
-    `both`: also with sampled drafts.
-    """
-    peers.add(peer, ALONE, {"": {"drafted": 0}}, command, apart=True)
-    choices: dict[str, dict[str, Any]] = {f"K={length}": {"drafted": length} for length in lengths}
-    if both:
-        choices |= {
-            f"{name}, sampled": {**options, "sampled": True} for name, options in choices.items()
-        }
-    peers.add(peer, "draft model", choices, command, apart=True)
+        peers.add_apart(VLLM, "head on the draft model", by_head, command)
 
 
 # --- how it is compared
@@ -492,16 +365,20 @@ def fastest(
     ways: dict[tuple[str, str], list[Setting]] = {}
     for setting in settings:
         ways.setdefault((setting.peer, setting.way), []).append(setting)
-    several = [setting for group in ways.values() if len(group) > 1 for setting in group]
-    speeds = {
-        name: made.speed
-        for name, made in measure(workers, several, prompts, length, repeats, at_once).items()
-    }
-    for name, speed in speeds.items():
-        print(f"    tuning: {name}: {speed:,.0f} tokens/s", file=sys.stderr, flush=True)
-    return [
-        max(group, key=lambda setting: speeds.get(setting.name, 0.0)) for group in ways.values()
-    ]
+    several = []
+    for group in ways.values():
+        several += group if len(group) > 1 else []
+    measured = measure(workers, several, prompts, length, repeats, at_once)
+    for name, made in measured.items():
+        print(f"    tuning: {name}: {made.speed:,.0f} tokens/s", file=sys.stderr, flush=True)
+    chosen = []
+    for group in ways.values():
+        best = group[0]
+        for setting in group[1:]:
+            if measured[setting.name].speed > measured[best.name].speed:
+                best = setting
+        chosen.append(best)
+    return chosen
 
 
 def measure(
@@ -513,40 +390,42 @@ def measure(
     at_once: int = 1,
 ) -> dict[str, Timed]:
     """Return what every setting made of the prompts, repeat by repeat in turn, with `at_once` of
-    them under way.
+    them decoded together.
     """
-    together = (
-        1 if at_once == 1 else len(prompts)
-    )  # a worker gets them all, where several are under way
     measured = {setting.name: Timed() for setting in settings}
+    order = list(settings)
     for repeat in range(repeats if settings else 0):
-        first = repeat % len(settings)
-        for setting in (*settings[first:], *settings[:first]):
+        for setting in order:
             made = measured[setting.name]
-            seconds = 0.0
-            for start in (
-                None,
-                *range(0, len(prompts), together),
-            ):  # the first ones twice: once to warm up
-                group = slice(0, at_once) if start is None else slice(start, start + together)
-                seeds = [1000 * repeat + number for number in range(len(prompts))][group]
+
+            def ask(group: slice, setting: Setting = setting, first: int = 1000 * repeat) -> Answer:
+                seeds = range(first, first + len(prompts))
                 request = {
                     "options": setting.options,
                     "prompts": prompts[group],
                     "length": length,
-                    "seeds": seeds,
+                    "seeds": list(seeds[group]),
                 }
-                request |= {"at_once": at_once} if at_once > 1 else {}
+                if at_once > 1:
+                    request["at_once"] = at_once
                 answer = workers.ask(setting.worker, request)
-                if wrong := [
-                    len(response) for response in answer["responses"] if len(response) != length
-                ]:
-                    raise ValueError(f"{setting.name} made {wrong[0]} tokens, not {length}")
-                if start is not None:
-                    seconds += answer["seconds"]
-                    made.totals += [answer["totals"]] if "totals" in answer else []
-                    made.responses += answer["responses"] if not repeat else []
+                for response in answer["responses"]:
+                    if len(response) != length:
+                        raise ValueError(f"{setting.name}: {len(response)} tokens, not {length}")
+                return answer
+
+            ask(slice(0, at_once))  # not counted
+            seconds = 0.0
+            together = 1 if at_once == 1 else len(prompts)  # a worker of several gets them all
+            for start in range(0, len(prompts), together):
+                answer = ask(slice(start, start + together))
+                seconds += answer["seconds"]
+                if "totals" in answer:
+                    made.totals.append(answer["totals"])
+                if not repeat:
+                    made.responses += answer["responses"]
             made.speeds.append(length * len(prompts) / seconds)
+        order = [*order[1:], order[0]]
     return measured
 
 
@@ -560,40 +439,34 @@ def _speed_table(
     rows: list[list[Value]] = []
     for setting in chosen:
         made = measured[setting.name]
-        over = made.speed / alone[TRANSFORMERS].speed if TRANSFORMERS in alone else None
-        same = (
-            _same_tokens(made, alone.get(OURS, alone[setting.peer])) if mode == "greedy" else None
-        )
-        rounds, *totals = (
-            map(sum, zip(*made.totals, strict=True)) if made.totals else (1, *[None] * 4)
-        )
-        row = [
-            setting.name,
-            made.speed,
-            min(made.speeds),
-            max(made.speeds),
-            over,
-            made.speed / alone[setting.peer].speed,
-            same,
-        ]
-        rows.append([*row, *(None if total is None else total / rounds for total in totals)])
+        row: list[Value] = [setting.name, made.speed, min(made.speeds), max(made.speeds)]
+        row.append(made.speed / alone[TRANSFORMERS].speed if TRANSFORMERS in alone else None)
+        row.append(made.speed / alone[setting.peer].speed)
+        reference = alone.get(OURS, alone[setting.peer])
+        row.append(_same_tokens(made, reference) if mode == "greedy" else None)
+        for column in ("tokens", "draft", "verify", "commit"):
+            rounds = sum(each["rounds"] for each in made.totals)
+            total = sum(each[column] for each in made.totals)
+            row.append(total / rounds if rounds else None)
+        rows.append(row)
     title = MODES[mode][0]
     if at_once == 1:
         return Table(mode, title, COLUMNS, rows)
-    return Table(f"{mode}_{at_once}", f"{title}, {at_once} prompts under way", COLUMNS, rows)
+    return Table(f"{mode}_{at_once}", f"{title}, {at_once} prompts at once", COLUMNS, rows)
 
 
 def _same_tokens(made: Timed, alone: Timed) -> float:
     """Return the share of tokens before the first that differs: float sums in another order may
     swap two near equals.
     """
-    counted = shared = 0
+    counted = 0
+    shared = 0
     for ours, theirs in zip(alone.responses, made.responses, strict=True):
         counted += len(ours)
-        shared += next(
-            (place for place, (a, b) in enumerate(zip(ours, theirs, strict=True)) if a != b),
-            len(ours),
-        )
+        for our_token, their_token in zip(ours, theirs, strict=True):
+            if our_token != their_token:
+                break
+            shared += 1
     return shared / counted
 
 

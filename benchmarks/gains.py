@@ -14,25 +14,35 @@ import json
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from benchmarks.results import Column, Table, add_keep_option, text_of, write_result
+from benchmarks.results import Column, Table, Value, add_keep_option, text_of, write_result
 from specheads.evaluation.candidates import FIXED
 from specheads.replay.information import LOGISTIC
 
-Json = Mapping[str, Any]
-Places = Mapping[
-    tuple[str, str, str], Sequence[Json]
-]  # the sets of prompts of all seeds, by pair, warp and name
+Json = Mapping[str, object]
+Interval = Mapping[str, float]  # value, low, high
+
+
+class Place(NamedTuple):
+    """Where something was measured."""
+
+    pair: str
+    warp: str
+    prompts: str
+
+
+Places = Mapping[Place, Sequence[Json]]  # the set of prompts in the report of each seed
 RATIO = "10"
 OTHERS = ("5", "20")
 LOOK_AHEAD = "look-ahead head"
 PAPER = "SpecDec++ head"
 KINDS = {"next_token": LOOK_AHEAD, "input_token": PAPER}  # by the beginning of a head's name
+PREDICTORS = (LOOK_AHEAD, LOGISTIC, PAPER)
 PLACE = [Column(name) for name in ("pair", "warp", "prompts")]
 GAINS = [
     *PLACE,
@@ -55,181 +65,162 @@ REDUCIBLE_TITLE = "Reducible uncertainty about a drafted token's acceptance, and
 KNOWN = [
     *PLACE,
     *(Column(f"{name}, nats", "fixed:3") for name in ("reducible", "irreducible")),
-    *(Column(f"{name} explains", "percent") for name in (LOOK_AHEAD, LOGISTIC, PAPER)),
+    *(Column(f"{name} explains", "percent") for name in PREDICTORS),
 ]
 
 
 class Point(NamedTuple):
-    """What a predictor explains on one set of prompts, and how much of the gap to the informed ceiling
-    it closes.
+    """What a predictor explains on one set of prompts, and how much of the gap to the informed
+    ceiling it closes.
     """
 
-    place: tuple[str, str, str]  # pair, warp, set of prompts
     predictor: str
-    explained: Json  # fractions of the reducible uncertainty
-    gap: Json
+    explained: float  # fraction of the reducible uncertainty
+    gap: float
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("reports", nargs="+", type=Path, help="report.json files")
-    parser.add_argument(
-        "--figure",
-        type=Path,
-        metavar="FILE",
-        help="draw what predictors know and the gap that they close",
-    )
+    parser.add_argument("--figure", type=Path, metavar="FILE", help="draw the last table's points")
     add_keep_option(parser, "gains")
     given = parser.parse_args()
     reports = [json.loads(path.read_text()) for path in given.reports]
-    places: dict[tuple[str, str, str], list[Json]] = {}
+    places: dict[Place, list[Json]] = {}
     for report in reports:
+        context = report["context"]
         for data in report["data_sets"]:
             if data["role"] == "test" and data["information"]:
-                places.setdefault(
-                    (report["context"]["model"], _warp(report["context"]["warp"]), data["name"]), []
-                ).append(data)
-    gains = Table(
-        "gains", "Gains over the best fixed length, by ratio", GAINS, list(_gains(places))
-    )
-    known = Table("known", REDUCIBLE_TITLE, KNOWN, list(_known(places)))
-    points = [point for place, sets in places.items() for point in _points(place, sets)]
-    relation = Table(
-        "relation",
-        "The share of the gap that is closed, by the explained fraction",
-        RELATION,
-        list(_relation(points)),
-    )
-    tables = [gains, known, relation]
+                place = Place(context["model"], _warp(context["warp"]), data["name"])
+                places.setdefault(place, []).append(data)
+    points = _points(places)
+    closed = "The share of the gap that is closed, by the explained fraction"
+    tables = [
+        Table("gains", "Gains over the best fixed length, by ratio", GAINS, list(_gains(places))),
+        Table("known", REDUCIBLE_TITLE, KNOWN, list(_known(places))),
+        Table("relation", closed, RELATION, list(_relation(points))),
+    ]
     for table in tables:
         print(f"\n{table.title}\n\n{text_of(table)}")
     if given.figure:
         _draw(points, given.figure)
     seeds = sorted({report["context"]["seed"] for report in reports})
-    write_result(
-        "gains", tables, split=reports[0]["context"]["split"], seeds=seeds, keep=given.keep
-    )
+    split = reports[0]["context"]["split"]
+    write_result("gains", tables, split=split, seeds=seeds, keep=given.keep)
 
 
-def _warp(warp: Json) -> str:
-    limits = [
-        f"{key.replace('_', '-')} {warp[key]:g}"
-        for key, off in (("top_k", 0), ("top_p", 1))
-        if warp.get(key, off) != off
-    ]
-    return ", ".join([f"T = {warp['temperature']:g}", *limits])
+def _warp(warp: Mapping[str, float]) -> str:
+    text = f"T = {warp['temperature']:g}"
+    if warp.get("top_k", 0) != 0:
+        text += f", top-k {warp['top_k']:g}"
+    if warp.get("top_p", 1) != 1:
+        text += f", top-p {warp['top_p']:g}"
+    return text
 
 
 def _kind(name: str | None) -> str | None:
-    return next((kind for start, kind in KINDS.items() if (name or "").startswith(start)), None)
+    """Return the kind of head that a name begins with; None for others."""
+    for start, kind in KINDS.items():
+        if (name or "").startswith(start):
+            return kind
+    return None
 
 
 def _best(data: Json, kind: str, ratio: str) -> Json | None:
-    """Return the winner at a ratio of a kind of head, or of the free logistic, that was fastest on
-    dev prompts.
+    """Return the winner at a ratio of a kind of head, or of the confidence logistic regression,
+    that was fastest on dev prompts.
     """
-    winners = [
-        row
-        for row in data["winners"]
-        if row["ratio"] == ratio and not row["bound"] and row["rule_name"] != FIXED
-    ]
-    if kind == LOGISTIC:
-        winners = [
-            row
-            for row in winners
-            if row["head"] is None and row["rule_name"].startswith("logistic")
-        ]
-    else:
-        winners = [row for row in winners if _kind(row["head"]) == kind]
-    return max(winners, key=lambda row: row["dev_speedup"], default=None)
+    best = None
+    for row in data["winners"]:
+        if kind == LOGISTIC:
+            is_kind = row["head"] is None and row["rule_name"].startswith("logistic")
+        else:
+            is_kind = _kind(row["head"]) == kind
+        if not is_kind or row["ratio"] != ratio or row["bound"] or row["rule_name"] == FIXED:
+            continue
+        if best is None or row["dev_speedup"] > best["dev_speedup"]:
+            best = row
+    return best
 
 
-def _mean(values: Sequence[Json | None]) -> Json | None:
+def _mean(values: Sequence[Interval | None]) -> Interval | None:
+    """Return the mean of those that are known, and the lowest and the highest limit."""
     known = [value for value in values if value is not None]
     if not known:
         return None
-    mean = float(np.mean([value["value"] for value in known]))
     return {
-        "value": mean,
+        "value": float(np.mean([value["value"] for value in known])),
         "low": min(value["low"] for value in known),
         "high": max(value["high"] for value in known),
     }
 
 
-def _gains(places: Places) -> Iterator[list[Any]]:
+def _mean_of_best(
+    sets: Sequence[Json], kind: str, ratio: str = RATIO, key: str = "gain"
+) -> Interval | None:
+    """Return the mean over seeds of a value of the best rule of a kind."""
+    rows = [_best(data, kind, ratio) for data in sets]
+    return _mean([None if row is None else row[key] for row in rows])
+
+
+def _gains(places: Places) -> Iterator[list[Value]]:
     for place, sets in places.items():
-
-        def gain(
-            kind: str, ratio: str = RATIO, key: str = "gain", sets: Sequence[Json] = sets
-        ) -> Json | None:
-            found = _mean(
-                [None if (row := _best(data, kind, ratio)) is None else row[key] for data in sets]
-            )
-            return found and {name: value - 1 for name, value in found.items()}
-
-        yield [
-            *place,
-            len(sets),
-            *(gain(LOOK_AHEAD, ratio) for ratio in (RATIO, *OTHERS)),
-            gain(LOOK_AHEAD, key="gain_uncharged"),
-            gain(LOGISTIC),
-            gain(PAPER),
-            gain(PAPER, key="gain_uncharged"),
-        ]
+        found = [_mean_of_best(sets, LOOK_AHEAD, ratio) for ratio in (RATIO, *OTHERS)]
+        found.append(_mean_of_best(sets, LOOK_AHEAD, key="gain_uncharged"))
+        found.append(_mean_of_best(sets, LOGISTIC))
+        found.append(_mean_of_best(sets, PAPER))
+        found.append(_mean_of_best(sets, PAPER, key="gain_uncharged"))
+        row: list[Value] = [*place, len(sets)]
+        for value in found:
+            row.append(value and {name: number - 1 for name, number in value.items()})
+        yield row
 
 
-def _known(places: Places) -> Iterator[list[Any]]:
+def _known(places: Places) -> Iterator[list[Value]]:
     for place, sets in places.items():
-        nats = (
-            _mean([data["information"][key] for data in sets])
-            for key in ("reducible", "irreducible")
-        )
-        yield [*place, *nats, *(_explained(sets, kind) for kind in (LOOK_AHEAD, LOGISTIC, PAPER))]
+        reducible = _mean([data["information"]["reducible"] for data in sets])
+        irreducible = _mean([data["information"]["irreducible"] for data in sets])
+        shares = [_explained(sets, kind) for kind in PREDICTORS]
+        yield [*place, reducible, irreducible, *shares]
 
 
-def _explained(sets: Sequence[Json], kind: str) -> Json | None:
-    """Return the fraction of the reducible uncertainty that a kind of head, or another predictor, explains."""
-    named = [
-        {_kind(name) or name: share for name, share in data["information"]["explained"].items()}
-        for data in sets
-    ]
-    return _mean([shares.get(kind) for shares in named])
+def _explained(sets: Sequence[Json], kind: str) -> Interval | None:
+    """Return the fraction of the reducible uncertainty that a kind of predictor explains."""
+    shares = []
+    for data in sets:
+        for name, share in data["information"]["explained"].items():
+            if (_kind(name) or name) == kind:
+                shares.append(share)
+                break
+    return _mean(shares)
 
 
-def _points(place: tuple[str, str, str], sets: Sequence[Json]) -> Iterator[Point]:
-    for kind in (LOOK_AHEAD, LOGISTIC, PAPER):
-        gap = _mean(
-            [row["gap_ceiling"] for data in sets if (row := _best(data, kind, RATIO)) is not None]
-        )
-        if (explained := _explained(sets, kind)) is not None and gap is not None:
-            yield Point(place, kind, explained, gap)
+def _points(places: Places) -> list[Point]:
+    points = []
+    for sets in places.values():
+        for kind in PREDICTORS:
+            explained = _explained(sets, kind)
+            gap = _mean_of_best(sets, kind, key="gap_ceiling")
+            if explained is not None and gap is not None:
+                points.append(Point(kind, explained["value"], gap["value"]))
+    return points
 
 
-def _relation(points: Sequence[Point]) -> Iterator[list[Any]]:
+def _relation(points: Sequence[Point]) -> Iterator[list[Value]]:
     """Yield the line of the share of the gap over the explained fraction, without and with the
     SpecDec++ head.
     """
     for name, kinds in (
         ("before the draft's next step", (LOOK_AHEAD, LOGISTIC)),
-        ("all", (LOOK_AHEAD, LOGISTIC, PAPER)),
+        ("all", PREDICTORS),
     ):
-        known, gap = np.array(
-            [
-                (each.explained["value"], each.gap["value"])
-                for each in points
-                if each.predictor in kinds
-            ]
-        ).T
+        known = np.array([point.explained for point in points if point.predictor in kinds])
+        gap = np.array([point.gap for point in points if point.predictor in kinds])
         slope, offset = np.polyfit(known, gap, 1)
         errors = gap - (slope * known + offset)
-        yield [
-            name,
-            len(known),
-            float(np.corrcoef(known, gap)[0, 1]),
-            float(slope),
-            float(offset),
-            float(errors.std()),
-        ]
+        correlation = np.corrcoef(known, gap)[0, 1]
+        numbers = (correlation, slope, offset, errors.std())
+        yield [name, len(known), *map(float, numbers)]
 
 
 def _draw(points: Sequence[Point], path: Path) -> None:
@@ -239,10 +230,8 @@ def _draw(points: Sequence[Point], path: Path) -> None:
     axes = figure.add_subplot()
     for name, marker in ((LOOK_AHEAD, "o"), (PAPER, "s"), (LOGISTIC, "^")):
         some = [point for point in points if point.predictor == name]
-        known, gap = (
-            [100 * each["value"] for each in values]
-            for values in ([p.explained for p in some], [p.gap for p in some])
-        )
+        known = [100 * point.explained for point in some]
+        gap = [100 * point.gap for point in some]
         axes.scatter(known, gap, s=18, marker=marker, label=name, alpha=0.7)
     axes.axline((0, 0), slope=1, color="grey", linewidth=0.8, linestyle="--")
     axes.set_xlabel("explained of what can be known about acceptance, %")

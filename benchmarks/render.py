@@ -13,7 +13,6 @@ import re
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
@@ -27,6 +26,7 @@ DOCUMENTS = (
     "docs/measurements/index.md",
     "benchmarks/gpu/README.md",
 )
+Value = float | int | str | None | Mapping[str, float]
 BLOCK = re.compile(r"(<!-- table: ([\w-]+)/([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 # By name: (factor of the number, format of its sign, unit after it, default number of digits);
 # `name:digits` sets the digits.
@@ -51,22 +51,21 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--check", action="store_true", help="write nothing; exit with 1 where a table differs"
     )
-    arguments = parser.parse_args(argv)
+    check = parser.parse_args(argv).check
     try:
-        differing = update(ROOT, RESULTS, arguments.check)
-        if (text := page()) != (path := ROOT / "docs" / "results.md").read_text():
-            differing.append(path.name)
-            if not arguments.check:
-                path.write_text(text)
+        differing = update(ROOT, RESULTS, check)
     except RenderError as error:
         print(error, file=sys.stderr)
         return 1
+    claims = ROOT / "docs" / "results.md"
+    if page() != claims.read_text():
+        differing.append(claims.name)
+        if not check:
+            claims.write_text(page())
+    what = "differs from its result; run python benchmarks/render.py" if check else "written"
     for name in differing:
-        print(
-            f"{name}"
-            f" {'differs from its result; run python benchmarks/render.py' if arguments.check else 'written'}"
-        )
-    return int(arguments.check and bool(differing))
+        print(f"{name} {what}")
+    return int(check and bool(differing))
 
 
 def update(root: Path, results: Path, check: bool = False) -> list[str]:
@@ -78,13 +77,9 @@ def update(root: Path, results: Path, check: bool = False) -> list[str]:
         path = root / document
         text = path.read_text()
         rendered = render(text, results)
-        before = BLOCK.finditer(text)
-        after = BLOCK.finditer(rendered)
-        differing += [
-            f"{document}: {old[2]}/{old[3]}"
-            for old, new in zip(before, after, strict=True)
-            if old.group() != new.group()
-        ]
+        for old, new in zip(BLOCK.finditer(text), BLOCK.finditer(rendered), strict=True):
+            if old.group() != new.group():
+                differing.append(f"{document}: {old[2]}/{old[3]}")
         if rendered != text and not check:
             path.write_text(rendered)
     return differing
@@ -110,27 +105,22 @@ def _table_lines(results: Path, name: str, key: str) -> list[str]:
     if key not in tables:
         raise RenderError(f"result {name!r} has no table {key!r}; it has {', '.join(tables)}")
     table = tables[key]
-    names, formats = (
-        [column.get(field) for column in table["columns"]] for field in ("name", "format")
-    )
-    return [
-        "",
-        f"*{table['title']}*",
-        "",
-        *markdown(names, formats, table["rows"]),
-        "",
-        source(result),
-        "",
-    ]
+    names = [column["name"] for column in table["columns"]]
+    formats = [column.get("format") for column in table["columns"]]
+    shown = markdown(names, formats, table["rows"])
+    return ["", f"*{table['title']}*", "", *shown, "", source(result), ""]
 
 
 def markdown(
-    names: Sequence[str], formats: Sequence[str | None], rows: Sequence[Sequence[Any]]
+    names: Sequence[str], formats: Sequence[str | None], rows: Sequence[Sequence[Value]]
 ) -> list[str]:
     """Return the lines of a table of values; columns of numbers are aligned to the right."""
-    texts = [[cell(value, form) for value, form in zip(row, formats, strict=True)] for row in rows]
     ruler = "|".join("---:" if form else "---" for form in formats)
-    return [f"| {' | '.join(names)} |", f"|{ruler}|", *(f"| {' | '.join(row)} |" for row in texts)]
+    lines = [f"| {' | '.join(names)} |", f"|{ruler}|"]
+    for row in rows:
+        texts = [cell(value, form) for value, form in zip(row, formats, strict=True)]
+        lines.append(f"| {' | '.join(texts)} |")
+    return lines
 
 
 def format_of(form: str | None) -> tuple[float, str, str]:
@@ -150,7 +140,7 @@ def format_of(form: str | None) -> tuple[float, str, str]:
     return scale, f"{sign},.{digits or default}f", unit
 
 
-def cell(value: Any, form: str | None) -> str:
+def cell(value: Value, form: str | None) -> str:
     """Return a value as text: a number, an interval {value, low, high}, a string, or None."""
     if value is None or isinstance(value, str):
         return (value or "").replace("|", "\\|")
@@ -169,13 +159,14 @@ def cell(value: Any, form: str | None) -> str:
     return f"{number(value['value'])}{unit} [{number(value['low'])}, {number(value['high'])}]"
 
 
-def source(result: Mapping[str, Any]) -> str:
+def source(result: Mapping[str, object]) -> str:
     """Return one line that says how a result was made; its file has the rest."""
-    told = "; ".join([f"`{result['command']}`", result["date"], _machine_text(result["machine"])])
-    return f"<sub>{told}.{''.join(f' {note}' for note in result['notes'])}</sub>"
+    parts = [f"`{result['command']}`", result["date"], _machine_text(result["machine"])]
+    notes = "".join(f" {note}" for note in result["notes"])
+    return f"<sub>{'; '.join(parts)}.{notes}</sub>"
 
 
-def _machine_text(machine: Mapping[str, Any]) -> str:
+def _machine_text(machine: Mapping[str, object]) -> str:
     """Return the description of a machine; unknown parts are left out."""
     cores = machine.get("cores")
     threads = machine.get("threads")

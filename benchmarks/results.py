@@ -20,18 +20,16 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from benchmarks.render import RESULTS, ROOT, format_of, markdown
+from benchmarks.render import RESULTS, ROOT, Value, format_of, markdown
 from specheads.load import NOTABLE, OthersLoad
 from specheads.prompts.prompt import ids_hash
 from specheads.storage.files import write_json
 
-Value = float | int | str | None | Mapping[str, float]
 OUTPUTS = ROOT / "outputs" / "benchmarks"
 MOST_LOAD = 0.5  # a quiet machine's average load over a minute is lower
 RENDERED = (
@@ -73,16 +71,13 @@ class Table:
 
 
 def text_of(table: Table) -> str:
-    """Return a table as it is printed and shown in the documentation."""
-    return "\n".join(
-        markdown(
-            *zip(*((column.name, column.format) for column in table.columns), strict=True),
-            table.rows,
-        )
-    )
+    """Return a table as Markdown, for printing and the documentation."""
+    names = [column.name for column in table.columns]
+    formats = [column.format for column in table.columns]
+    return "\n".join(markdown(names, formats, table.rows))
 
 
-def prompt_record(prompt_ids: Iterable[str]) -> dict[str, Any]:
+def prompt_record(prompt_ids: Iterable[str]) -> dict[str, object]:
     """Return what tells whether two measurements had the same prompts.
 
     The hash is that of an evaluation's report.
@@ -108,7 +103,7 @@ def write_result(
     command: str | None = None,
     split: str | None = None,
     seeds: Sequence[int] = (),
-    prompts: Mapping[str, Any] | None = None,
+    prompts: Mapping[str, object] | None = None,
     notes: Sequence[str] | str = (),
     keep: str | None = None,
     folder: Path = RESULTS,
@@ -174,20 +169,14 @@ def _commit() -> str | None:
         ).stdout.strip()
 
     try:
-        others = git(
-            "status",
-            "--porcelain",
-            "--untracked-files=no",
-            "--",
-            ".",
-            *(f":!{name}" for name in RENDERED),
-        )
+        kept_out = [f":!{name}" for name in RENDERED]
+        others = git("status", "--porcelain", "--untracked-files=no", "--", ".", *kept_out)
         return git("rev-parse", "--short=12", "HEAD") + ("-dirty" if others else "")
     except (OSError, subprocess.CalledProcessError):
         return None
 
 
-def _this_machine() -> dict[str, Any]:
+def _this_machine() -> dict[str, object]:
     """Return the processor, what of it is used, the versions and the GPU."""
     information = Path("/proc/cpuinfo")
     model = (

@@ -1,10 +1,6 @@
 """`python -m data_gen model=llama2-7b`: what `specheads data` does."""
 
-from specheads.interrupts import end_at_once
+from specheads.__main__ import main
 
 if __name__ == "__main__":
-    end_at_once()  # during the imports of the command
-
-    from specheads.commands.data import main
-
-    main()
+    main("data")

@@ -16,7 +16,7 @@ import yaml
 import specheads
 from specheads.commands import export
 from specheads.commands.help import composed, read_head, sections, usage_head
-from specheads.commands.main import PROGRAMS, VERBS
+from specheads.commands.verbs import VERBS
 from specheads.data_gen.settings import DataGeneration
 from specheads.pair.config import checked_dtype, config_folder, pair_config
 from specheads.storage.files import amount
@@ -42,14 +42,15 @@ suppress_warnings = ["myst.header"]
 
 def command_pages() -> Iterator[tuple[str, str]]:
     """Yield the name and the text of a page for every verb with a config."""
-    for verb, (_, _, about, config) in VERBS.items():
-        if config is None:
+    for verb in VERBS.values():
+        command = verb.config
+        if command is None:
             continue
-        command = VERBS[verb].load()
-        cfg, chosen = composed(command.name)
-        lines = [f"# {PROGRAMS[command.name]}", "", f"{about[0].upper()}{about[1:]}.", ""]
-        lines += ["```bash", *usage_head(command.name), "```", ""]
-        for section in sections(cfg, chosen, command.name):
+        cfg, chosen = composed(command)
+        about = f"{verb.about[0].upper()}{verb.about[1:]}."
+        lines = [f"# specheads {verb.name}", "", about, ""]
+        lines += ["```bash", *usage_head(command), "```", ""]
+        for section in sections(cfg, chosen, command):
             if section.rows:
                 lines += [f"## {section.title}", "", section.description.replace("<", "\\<"), ""]
                 lines += ["| key | what it is |", "|---|---|"]
@@ -57,7 +58,7 @@ def command_pages() -> Iterator[tuple[str, str]]:
                     f"| `{key.replace('|', chr(92) + '|')}` | {escaped(why)} |"
                     for key, why in section.rows
                 ] + [""]
-        yield verb.split()[-1], "\n".join(lines)
+        yield verb.name, "\n".join(lines)
 
 
 def escaped(text: str) -> str:

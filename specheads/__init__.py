@@ -2,9 +2,14 @@
 decoding.
 """
 
-import importlib
-from typing import TYPE_CHECKING, Any
+import ast
+from importlib import import_module
+from inspect import getsource
+from sys import modules
+from typing import TYPE_CHECKING
 
+# The public names. Each is imported when it is first used, as `import specheads` should not take the
+# seconds that transformers, pydantic or lightning take; a decoder needs neither of the latter two.
 if TYPE_CHECKING:
     from specheads.data_gen.run import generate_data
     from specheads.data_gen.settings import DataGeneration
@@ -27,70 +32,28 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-AXES = ("drafting", "stopping", "verification")  # modules of specheads.decoding
-# Where the other public names are. Each is imported when it is first used, as `import specheads`
-# should not take the seconds that transformers, pydantic or lightning take; a decoder needs neither
-# of the latter two.
-_MODULES = {
-    "specheads.data_gen.run": ("generate_data",),
-    "specheads.data_gen.settings": ("DataGeneration",),
-    "specheads.decoding.decoder": ("BatchError", "SpeculativeDecoder", "generate_baseline"),
-    "specheads.decoding.records": ("Generation",),
-    "specheads.errors": ("UserError",),
-    "specheads.evaluation.evaluate": ("evaluate",),
-    "specheads.evaluation.prompt_sets": ("PromptData",),
-    "specheads.evaluation.settings": ("Evaluation",),
-    "specheads.heads.config": ("HeadConfig",),
-    "specheads.heads.head": ("AcceptanceHead", "load_head", "save_head"),
-    "specheads.pair.pair": ("Pair", "load_pair"),
-    "specheads.pair.sampling": ("Warp",),
-    "specheads.prompts.prompt": ("GeneratedData",),
-    "specheads.prompts.sources": ("DatasetSource", "NanoSource"),
-    "specheads.training.distill.distillation": ("DistilledDraft", "distill"),
-    "specheads.training.distill.settings": ("Distillation",),
-    "specheads.training.heads.head_training": ("TrainedHeads", "train_heads"),
-    "specheads.training.heads.settings": ("HeadTraining",),
-}
-LAZY = {name: module for module, names in _MODULES.items() for name in names}
 
-__all__ = [
-    "AcceptanceHead",
-    "BatchError",
-    "DataGeneration",
-    "DatasetSource",
-    "Distillation",
-    "DistilledDraft",
-    "Evaluation",
-]
-__all__ += [
-    "GeneratedData",
-    "Generation",
-    "HeadConfig",
-    "HeadTraining",
-    "NanoSource",
-    "Pair",
-    "PromptData",
-    "SpeculativeDecoder",
-]
-__all__ += [
-    "TrainedHeads",
-    "UserError",
-    "Warp",
-    "distill",
-    "drafting",
-    "evaluate",
-    "generate_baseline",
-    "generate_data",
-]
-__all__ += ["load_head", "load_pair", "save_head", "stopping", "train_heads", "verification"]
+def _places() -> dict[str, str]:
+    """Return the modules of the public names, as the imports for type checkers above say."""
+    found = {}
+    for block in ast.parse(getsource(modules[__name__])).body:
+        for node in block.body if isinstance(block, ast.If) else ():
+            if isinstance(node, ast.ImportFrom) and node.module:
+                for alias in node.names:
+                    found[alias.name] = node.module
+    return found
 
 
-def __getattr__(name: str) -> Any:
-    if name in AXES:
-        return importlib.import_module(f"specheads.decoding.{name}")
-    if name not in LAZY:
+_PLACES = _places()
+__all__ = list(_PLACES)
+
+
+def __getattr__(name: str) -> object:
+    if name not in _PLACES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(LAZY[name]), name)
+    place = _PLACES[name]
+    module = import_module(place)
+    return getattr(module, name) if hasattr(module, name) else import_module(f"{place}.{name}")
 
 
 def __dir__() -> list[str]:

@@ -5,13 +5,13 @@ them without a traceback.
 from specheads.interrupts import end_at_once
 
 
-def main() -> None:
+def main(verb: str | None = None) -> None:
     """Run the command line of this process; see `specheads.commands.main`."""
     end_at_once()
     from specheads.commands.main import main as run
 
     try:
-        run()
+        run(verb)
     finally:
         end_at_once()
 

@@ -5,6 +5,7 @@ import os
 import sys
 from typing import TypeGuard
 
+EXIT_USER_ERROR = 2
 _OTHER_FOLDERS = "give other folders with paths.data= and paths.outputs="
 _NO_SPACE = f"free some space, or {_OTHER_FOLDERS}"
 # What a user can do about a system call that failed, where it is not to give other folders.

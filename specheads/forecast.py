@@ -9,15 +9,20 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
+from typing import NamedTuple
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 logger = logging.getLogger(__name__)
 
 _LEAST_SECONDS = 2.0  # after the first step, from which on there is a pace
-Advance = Callable[
-    ..., None
-]  # takes how much more is done, and where that is not fixed, how much is left
+# Takes how much more is done, and where that is not fixed, how much is left.
+Advance = Callable[..., None]
+
+
+class _Point(NamedTuple):
+    at: float  # seconds
+    done: float
 
 
 class Forecast:
@@ -30,22 +35,19 @@ class Forecast:
         self.due = first
         self.every = every
         self.start: float | None = None
-        self.points: deque[tuple[float, float]] = deque()  # times, and what was done then
+        self.points: deque[_Point] = deque()
         self.began = self.said = time.perf_counter()  # said: the time of the last line
 
     def update(self, done: float, total: float) -> None:
         """Report that `done` of `total` is done, all of which takes equally long."""
         now = time.perf_counter()
-        self.points.append((now, done))
+        self.points.append(_Point(now, done))
         if self.start is None:
             self.start = now
-        while len(self.points) > 1 and self.points[1][0] <= (self.start + now) / 2:
+        while len(self.points) > 1 and self.points[1].at <= (self.start + now) / 2:
             self.points.popleft()
-        if (
-            done < total
-            and now - self.start >= self.due
-            and (text := self.remaining(done, total, now))
-        ):
+        text = self.remaining(done, total, now)
+        if text is not None and done < total and now - self.start >= self.due:
             self._say(now, done, total, text)
 
     def remind(self, done: float, total: float) -> None:
@@ -59,12 +61,14 @@ class Forecast:
 
     def remaining(self, done: float, total: float, now: float) -> str | None:
         """Return the pace and the remaining time; None before a pace is known."""
-        if not self.points or (progress := done - self.points[0][1]) <= 0:
+        if not self.points:
             return None
-        if (seconds := self.points[-1][0] - self.points[0][0]) < _LEAST_SECONDS:
+        first = self.points[0]
+        last = self.points[-1]
+        if done <= first.done or last.at - first.at < _LEAST_SECONDS:
             return None
-        pace = progress / seconds
-        left = max(0.0, (total - done) / pace - (now - self.points[-1][0]))
+        pace = (done - first.done) / (last.at - first.at)
+        left = max(0.0, (total - done) / pace - (now - last.at))
         shown = f"{pace:,.1f} a second" if pace >= 1 else f"{1 / pace:,.1f} seconds each"
         return f"{shown}, about {timedelta(seconds=round(left))} to go"
 
@@ -95,27 +99,26 @@ def progress(what: str, total: float) -> Iterator[Advance]:
         lock = threading.Lock()
         ended = threading.Event()
 
-        def show() -> (
-            None
-            # Rich's own forecast counts the time before the first step, which may be that of a
-            # compiler
-        ):
-            pace = forecast.remaining(
-                bar.tasks[0].completed, bar.tasks[0].total or 0, time.perf_counter()
-            )
-            bar.update(task, left=(pace or "").partition(", ")[2])
+        done = 0.0
+
+        def show() -> None:
+            # Rich's forecast counts the time before the first step, which may be a compiler's.
+            pace = forecast.remaining(done, total, time.perf_counter())
+            left = (pace or "").partition(", ")[2]
+            bar.update(task, completed=done, total=total, left=left)
 
         def advance(count: float, left: float | None = None) -> None:
+            nonlocal done, total
             with lock:
-                done = round(bar.tasks[0].completed + count, 6)  # shares of a whole add up to it
-                bar.update(task, completed=done, total=None if left is None else done + left)
-                forecast.update(done, bar.tasks[0].total or 0)
+                done = round(done + count, 6)  # shares of a whole add up to it
+                total = total if left is None else done + left
+                forecast.update(done, total)
                 show()
 
         def remind() -> None:
             while not ended.wait(1.0):
                 with lock:
-                    forecast.remind(bar.tasks[0].completed, bar.tasks[0].total or 0)
+                    forecast.remind(done, total)
                     show()
 
         thread = threading.Thread(target=remind, daemon=True)

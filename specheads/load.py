@@ -27,7 +27,7 @@ NOTABLE = 0.25
 def available_memory() -> float:
     """Return the bytes of memory that this process may still take.
 
-    Infinity where that cannot be told.
+    Infinity where the system does not say.
     """
     limits = [float("inf")]
     information = Path("/proc/meminfo")
@@ -43,7 +43,7 @@ def available_memory() -> float:
 
 
 def memory_in_use() -> int:
-    """Return the bytes of memory that this process has; 0 where that cannot be told."""
+    """Return the bytes of memory that this process has; 0 where the system does not say."""
     pages = Path("/proc/self/statm")
     return int(pages.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") if pages.is_file() else 0
 
@@ -84,7 +84,7 @@ def _counters() -> tuple[int, float, float]:
         lines = _COUNTERS.read_text().splitlines()
         user, niced, system, _, _, interrupts, others, stolen = map(int, lines[0].split()[1:9])
         user += niced if os.nice(0) > 0 else 0
-    except (OSError, ValueError, IndexError):  # another system, or a sandbox with a file of its own
+    except (OSError, ValueError, IndexError):  # another system, or a sandbox with another file
         return os.cpu_count() or 1, -own, now
     number = sum(line.startswith("cpu") for line in lines) - 1
     return (
@@ -120,7 +120,7 @@ class _Threads:
         self.due = 0.0
         self.most = 0
         self.now = 0
-        self.told = False
+        self.has_logged = False
 
     def adapt(self) -> None:
         """Look at the counters, if a second has passed since the last look, and set the number of
@@ -139,8 +139,8 @@ class _Threads:
         self.now = max(1, min(self.most, int(self.load.cores - others + _ROUNDING)))
         if self.now != torch.get_num_threads():
             torch.set_num_threads(self.now)
-        if self.now < self.most and not self.told:
-            self.told = True
+        if self.now < self.most and not self.has_logged:
+            self.has_logged = True
             how = (
                 "other processes keep %.1f of %d cores busy: it decodes with %d of %d threads while"
                 " they do"

@@ -1,80 +1,43 @@
 """Which small changes of the code the tests notice: mutation testing with mutmut.
 
-    pip install 'mutmut>=3.8' && python tests/mutants.py [--minutes 8] [--survivors]
+    pip install 'mutmut>=3.8' && python tests/mutants.py [--minutes 60] [specheads.replay.replay*]
 
 `[tool.mutmut]` in pyproject.toml names the modules that are changed, and the tests; each mutant is
 given those that call its function. mutmut keeps what it found in mutants/, so a run that ends early
-goes on where it was, and later ones test only functions that have changed. `--survivors` also tries
-survivors again, for example after tests were added; for a run from nothing remove mutants/.
-Decorated functions (properties), values of modules and classes, and lines that log are not mutated,
-nor are functions with `# pragma: no mutate block`, whose tests take many seconds. What a test
-module makes while it is imported, or in a fixture that its tests share, is made without the mutant
-or counts for the first test alone: tests that are to notice changes of a function call it
-themselves.
+is continued by the next one; for a run from nothing remove that folder.
 
-tests/survivors.yaml says why a change that no test notices is harmless. One without a reason makes
-the exit code 1.
+A mutant that no test notices may be harmless. `benchmarks/results/mutants.json` has how many those
+are in each module, and a module that has more of them now makes the exit code 1: look at the new
+ones (`mutmut results`, `mutmut show NAME`), and test what they break, or write the new count
+(`--keep`).
 """
 
 import argparse
+import json
 import os
 import re
 import signal
 import subprocess
 import sys
-from collections import Counter
-from dataclasses import dataclass
+from collections import Counter, defaultdict
 from pathlib import Path
-
-import yaml
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from benchmarks.render import ROOT
+from benchmarks.render import RESULTS, ROOT
 from benchmarks.results import Column, Table, add_keep_option, text_of, write_result
 
-REASONS = Path(__file__).with_name("survivors.yaml")
 MUTMUT = str(Path(sys.executable).with_name("mutmut"))
-NOTICED = ("killed", "timeout")
+COUNTS = ("mutants", "killed", "timed out", "survived")
 UNKNOWN = "not checked"
 
 
-@dataclass(frozen=True)
-class Mutant:
-    """A changed function, and how its tests ended."""
-
-    name: str  # mutmut's: module, function and a number
-    outcome: str
-
-    @property
-    def module(self) -> str:
-        """Its module, below specheads."""
-        return re.sub(r"^specheads\.|\.x[_ǁ].*$", "", self.name)
-
-    def line(self) -> str:
-        """Return the line that differs."""
-        lines = mutmut("show", self.name).splitlines()
-        return next(line[1:].strip() for line in lines if re.match(r"\+(?!\+\+ )", line))
-
-
-def mutmut(*words: str) -> str:
-    """Return what a command of mutmut prints."""
-    return subprocess.run(
-        [MUTMUT, *words], cwd=ROOT, check=True, capture_output=True, text=True
-    ).stdout
-
-
 def run(minutes: float, names: list[str]) -> None:
-    """Test the mutants that were not tested yet, or those of `names` again, for at most so many
-    minutes.
-    """
-    environment = os.environ | {
-        "OMP_NUM_THREADS": "1",
-        "PYTEST_ADDOPTS": f"-p tests.fastest_first {os.environ.get('PYTEST_ADDOPTS', '')}",
-    }
-    process = subprocess.Popen(
-        [MUTMUT, "run", "--max-children", "2", *names], cwd=ROOT, env=environment
-    )
+    """Test the mutants that were not tested yet, for at most so many minutes."""
+    options = f"-p tests.fastest_first {os.environ.get('PYTEST_ADDOPTS', '')}"
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTEST_ADDOPTS": options}
+    command = [MUTMUT, "run", "--max-children", "2", *names]
+    process = subprocess.Popen(command, cwd=ROOT, env=environment)
     try:
         code = process.wait(60 * minutes)
     except subprocess.TimeoutExpired:
@@ -85,98 +48,58 @@ def run(minutes: float, names: list[str]) -> None:
         raise SystemExit(code)
 
 
-def mutants() -> list[Mutant]:
-    """Return all mutants, with what is known of them."""
-    return [
-        Mutant(*match)
-        for match in re.findall(
-            r"^ *(specheads\S+): (.+)$", mutmut("results", "--all", "true"), re.MULTILINE
-        )
-    ]
+def outcomes_by_module(listed: str) -> dict[str, Counter[str]]:
+    """Return how often each outcome occurs in each module, from the list that mutmut prints."""
+    found = defaultdict[str, Counter[str]](Counter)
+    for name, outcome in re.findall(r"^ *specheads\.(\S+): (.+)$", listed, re.MULTILINE):
+        module = re.sub(r"\.x[_ǁ].*$", "", name)
+        found[module][outcome] += 1
+    return found
 
 
-def counted(found: list[Mutant]) -> Table:
-    """Return how many mutants of each module the tests notice."""
-    columns = [
-        Column("module"),
-        *(Column(name, "fixed:0") for name in ("mutants", "killed", "timed out", "survived")),
-    ]
-    rows = []
-    for module in [*sorted({mutant.module for mutant in found}), "all"]:
-        outcomes = Counter(mutant.outcome for mutant in found if module in (mutant.module, "all"))
+def counted(found: dict[str, Counter[str]]) -> Table:
+    """Return the table of the modules and of all."""
+    rows: list[list[str | float]] = []
+    everything = sum(found.values(), Counter[str]())
+    for module, outcomes in [*sorted(found.items()), ("all", everything)]:
         total = outcomes.total()
-        noticed = sum(outcomes[name] for name in NOTICED)
-        rows.append(
-            [
-                module,
-                total,
-                outcomes["killed"],
-                outcomes["timeout"],
-                total - noticed,
-                noticed / total,
-            ]
-        )
+        noticed = outcomes["killed"] + outcomes["timeout"]
+        left = total - noticed
+        row = [module, total, outcomes["killed"], outcomes["timeout"], left, noticed / total]
+        rows.append(row)
+    columns = [Column("module"), *(Column(name, "fixed:0") for name in COUNTS)]
     return Table("modules", "Mutants by module", [*columns, Column("noticed", "percent:1")], rows)
 
 
-def explained(survivors: list[Mutant]) -> tuple[Table, list[str]]:
-    """Return the survivors with their reasons, and complaints: survivors without a reason, reasons
-    without a survivor.
-    """
-    reasons = {
-        (group["module"], line): group["why"]
-        for group in yaml.safe_load(REASONS.read_text())
-        for line in group["lines"]
-    }
-    changes = Counter((mutant.module, mutant.line()) for mutant in survivors)
-    rows = [
-        [module, f"`{line}`", count, reasons.get((module, line), "")]
-        for (module, line), count in sorted(changes.items())
-    ]
-    complaints = [
-        f"no test notices, in {module}: {line}" for module, line in changes.keys() - reasons.keys()
-    ]
-    complaints += [
-        f"a test does notice, in {module}: {line}"
-        for module, line in reasons.keys() - changes.keys()
-    ]
-    columns = [
-        Column("module"),
-        Column("changed line"),
-        Column("mutants", "fixed:0"),
-        Column("why no test needs to notice it"),
-    ]
-    return Table("survivors", "Changes that no test notices", columns, rows), sorted(complaints)
+def risen(table: Table, recorded: Path) -> list[str]:
+    """Return a line for each module with more survivors than a result has recorded."""
+    known = {}
+    for row in json.loads(recorded.read_text())["tables"][0]["rows"]:
+        known[row[0]] = row[4]
+    lines = []
+    for module, *_, survived, _ in table.rows:
+        if survived > known.get(module, 0) and module != "all":
+            lines.append(f"{module}: {survived} survive, {known.get(module, 0)} are recorded")
+    return lines
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument(
-        "--minutes", type=float, default=60, help="after which to stop; the next run goes on there"
-    )
-    parser.add_argument("--survivors", action="store_true", help="also try survivors again")
+    parser.add_argument("names", nargs="*", help="mutants to test, for example of a module")
+    parser.add_argument("--minutes", type=float, default=60, help="after which to stop")
     add_keep_option(parser, "mutants")
     given = parser.parse_args()
-    again = (
-        [mutant.name for mutant in mutants() if mutant.outcome not in NOTICED]
-        if given.survivors
-        else []
-    )
-    run(given.minutes, again)
-    found = mutants()
-    if left := sum(mutant.outcome == UNKNOWN for mutant in found):
-        raise SystemExit(f"{left} of {len(found)} mutants are left; run this again to go on.")
-    modules = counted(found)
-    (survivors, complaints) = explained([each for each in found if each.outcome not in NOTICED])
-    write_result(
-        "mutants",
-        [modules, survivors],
-        command="python tests/mutants.py",
-        seeds=[],
-        keep=given.keep,
-    )
-    print(text_of(modules), *complaints, sep="\n")
-    raise SystemExit(1 if complaints else 0)
+    run(given.minutes, given.names)
+    results = [MUTMUT, "results", "--all", "true"]
+    listed = subprocess.run(results, cwd=ROOT, check=True, capture_output=True, text=True).stdout
+    found = outcomes_by_module(listed)
+    if given.names or any(outcomes[UNKNOWN] for outcomes in found.values()):
+        found = {name: each for name, each in found.items() if not each[UNKNOWN]}
+        print("Not all mutants were tested; run this again to continue. So far:")
+    table = counted(found)
+    print(text_of(table), *(lines := risen(table, RESULTS / "mutants.json")), sep="\n")
+    write_result("mutants", [table], command="python tests/mutants.py", seeds=[], keep=given.keep)
+    raise SystemExit(1 if lines else 0)
 
 
 if __name__ == "__main__":

@@ -1,15 +1,26 @@
 """Every config composes, and so does every command line that the README or a config shows."""
 
+import inspect
 import itertools
 import re
 import shlex
 from pathlib import Path
 
 import pytest
+import yaml
+from hydra.utils import get_object
 from omegaconf import OmegaConf
 
-from specheads.commands.compose import command_config, names_of, plain, settings_of, source_of
-from specheads.commands.help import PROGRAMS
+from specheads.commands.compose import (
+    check_keys,
+    command_config,
+    model_config,
+    names_of,
+    plain,
+    settings_of,
+    source_of,
+)
+from specheads.commands.verbs import PROGRAMS, verb_of
 from specheads.data_gen.settings import DataGeneration
 from specheads.pair.config import config_folder
 from specheads.prompts.sources import prompt_source
@@ -183,11 +194,6 @@ def test_the_papers_prompt_sets_have_its_formats(
     assert (data.num_train, data.num_dev, data.num_test) == counts
 
 
-@pytest.mark.parametrize("experiment", names_of("experiment"))
-def test_every_recipe_composes(experiment):
-    composed("train", [f"experiment={experiment}"])
-
-
 def test_the_papers_recipe_is_the_papers():
     cfg = composed("train", ["experiment=specdecpp", "model=llama2-7b"])
     assert (cfg.heads, cfg.head.depth, cfg.loss.reject_weight) == ("specdecpp", 3, 6)
@@ -211,3 +217,50 @@ def test_the_papers_recipe_is_the_papers():
 
 def test_a_data_set_on_the_command_line_wins_over_that_of_the_model():
     assert composed("evaluate", ["data=alpaca"]).data.path == "tatsu-lab/alpaca"
+
+
+def argument_names(target):
+    """The names that a class or a function of a `_target_` takes; None if it takes any."""
+    parameters = inspect.signature(get_object(target)).parameters.values()
+    if any(each.kind is each.VAR_KEYWORD for each in parameters):
+        return None
+    return {each.name for each in parameters}
+
+
+def nodes_with_a_target(content):
+    if isinstance(content, dict):
+        if "_target_" in content:
+            yield content
+        for value in content.values():
+            yield from nodes_with_a_target(value)
+
+
+WITH_TARGETS = [
+    path
+    for path in sorted(config_folder().rglob("*/*.yaml"))
+    if "_target_" in path.read_text("utf-8")
+]
+
+
+@pytest.mark.parametrize("path", WITH_TARGETS, ids=lambda path: f"{path.parent.name}/{path.stem}")
+def test_every_key_of_an_object_is_its_argument(path):
+    for node in nodes_with_a_target(yaml.safe_load(path.read_text())):
+        known = argument_names(node["_target_"])
+        assert known is None or node.keys() - {"_target_"} <= known
+
+
+@pytest.mark.parametrize("experiment", names_of("experiment"))
+def test_every_recipe_composes_and_all_its_keys_are_read(experiment):
+    cfg = composed("train", [f"experiment={experiment}", "paths.run=run"])
+    check_keys(cfg, verb_of("train").settings())
+
+
+@pytest.mark.parametrize("command", PROGRAMS)
+def test_every_key_of_a_command_is_read(command):
+    check_keys(composed(command, ["paths.run=run"]), verb_of(command).settings())
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_every_key_of_a_pair_is_read(name):
+    models = ["model.draft=a", "model.target=b"] if name == "mine" else []
+    assert model_config(composed("train", [f"model={name}", *models])).target

@@ -11,7 +11,7 @@ import torch
 from warm_processes import run
 
 import specheads
-from specheads.commands.main import VERBS
+from specheads.commands.verbs import VERBS
 from specheads.heads.head import AcceptanceHead, HeadConfig, save_head
 
 ROOT = Path(__file__).parents[1]

@@ -26,7 +26,7 @@ from specheads import (
     papers,
     stopping,
 )
-from specheads.commands.main import VERBS
+from specheads.commands.verbs import VERBS
 from specheads.heads.head import save_head
 
 ROOT = Path(__file__).parents[1]

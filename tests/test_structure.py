@@ -3,6 +3,7 @@ Hydra.
 """
 
 import ast
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -20,6 +21,7 @@ LAYERS = (
         "specheads.load",
         "specheads.processes",
         "specheads.settings",
+        "specheads.table",
     ),
     ("specheads.storage",),
     ("specheads.pair",),
@@ -40,37 +42,37 @@ LAYERS = (
     ),
 )
 DOOR = len(LAYERS) - 1
+LAYER_OF = {name: number for number, names in enumerate(LAYERS) for name in names}
+NAME = re.compile(r"specheads(\.\w+)+(:\w+)?")  # a text that is nothing but the name of an import
+PARENT = re.compile(r"(specheads(\.\w+)+)\.")  # the beginning of an f-string that makes such a name
 
 
 def layer_of(module: str) -> int | None:
     """Return the number of a module's layer, or None if it has none."""
-    layers = {name: number for number, names in enumerate(LAYERS) for name in names}
-    parts = module.split(".")
-    names = (".".join(parts[:end]) for end in range(len(parts), 0, -1))
-    return next(
-        (
-            layers[name]
-            for name in names
-            if name in layers and (name != "specheads" or name == module)
-        ),
-        None,
-    )
+    name = module
+    while name and (name not in LAYER_OF or (name == "specheads" and name != module)):
+        name = name.rpartition(".")[0]
+    return LAYER_OF.get(name)
 
 
 def imports(name: str, is_package: bool, tree: ast.Module) -> Iterator[str]:
     """Yield the full names that a module imports, also inside functions: of `from a import b` that
-    is a.b.
+    is a.b. A string that names a module imports it; an f-string that begins with a package, all
+    in it.
     """
     package = name if is_package else name.rpartition(".")[0]
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
-            above = (
-                package.split(".")[: len(package.split(".")) - node.level + 1] if node.level else []
-            )
+            above = package.split(".")[: package.count(".") + 2 - node.level] if node.level else []
             source = ".".join([*above, *([node.module] if node.module else [])])
             yield from (f"{source}.{alias.name}" for alias in node.names)
+        elif isinstance(node, ast.Constant) and NAME.fullmatch(str(node.value)):
+            yield node.value.partition(":")[0]
+        elif isinstance(node, ast.JoinedStr) and isinstance(node.values[0], ast.Constant):
+            begin = PARENT.fullmatch(node.values[0].value)
+            yield f"{begin[1]}.*" if begin else ""
 
 
 class Tree:
@@ -81,20 +83,23 @@ class Tree:
         self.imported: dict[str, set[str]] = {}
         for top in (root / place for place in CODE):
             for path in [top] if top.is_file() else sorted(top.rglob("*.py")):
-                name = ".".join(path.relative_to(root).with_suffix("").parts).removesuffix(
-                    ".__init__"
-                )
-                name = (
-                    f"specheads.{name}" if name.startswith("data_gen") else name
-                )  # where its package has a link to it
-                self.modules[name] = ast.parse(path.read_text())
-                self.imported[name] = set(
-                    imports(name, path.name == "__init__.py", self.modules[name])
-                )
-        self.edges = {
-            name: {self._within(one) for one in found} - {"", name}
-            for name, found in self.imported.items()
-        }
+                name = ".".join(path.relative_to(root).with_suffix("").parts)
+                name = name.removesuffix(".__init__")
+                if name.startswith("data_gen"):  # its package has a link to it
+                    name = f"specheads.{name}"
+                tree = ast.parse(path.read_text())
+                self.modules[name] = tree
+                self.imported[name] = set(imports(name, path.name == "__init__.py", tree))
+        self.edges = {name: self._edges_of(name) for name in self.modules}
+
+    def _edges_of(self, name: str) -> set[str]:
+        found = set()
+        for imported in self.imported[name]:
+            if imported.endswith(".*"):
+                found |= {each for each in self.modules if each.startswith(imported[:-1])}
+            else:
+                found.add(self._within(imported))
+        return found - {"", name}
 
     def _within(self, name: str) -> str:
         """Return the module that an imported name is or lies in, empty for another package."""
@@ -113,11 +118,9 @@ class Tree:
         found = [f"{module} has no layer" for module in self.edges if layer_of(module) is None]
         for module, names in self.edges.items():
             layer = layer_of(module)
-            found += [
-                f"{module} -> {name}"
-                for name in sorted(names)
-                if layer is not None and (layer_of(name) or 0) > layer
-            ]
+            for name in sorted(names):
+                if layer is not None and (layer_of(name) or 0) > layer:
+                    found.append(f"{module} -> {name}")
         return found
 
     def circles(self) -> set[str]:
@@ -135,36 +138,28 @@ class Tree:
     def importers(self, package: str) -> list[str]:
         """Return the modules outside a package that import something of it."""
         start = f"{package}."
-        outside = {
-            module: names
-            for module, names in self.edges.items()
-            if not f"{module}.".startswith(start)
-        }
-        return sorted(
-            module
-            for module, names in outside.items()
-            if any(f"{name}.".startswith(start) for name in names)
-        )
+        found = []
+        for module, names in self.edges.items():
+            is_outside = not f"{module}.".startswith(start)
+            if is_outside and any(f"{name}.".startswith(start) for name in names):
+                found.append(module)
+        return sorted(found)
 
     def know_hydra(self) -> list[str]:
         """Return the modules below the door that import hydra or omegaconf, or have a function that
         takes a config.
         """
-        found = [
-            name
-            for name in self.below_door()
-            if {one.split(".")[0] for one in self.imported[name]} & {"hydra", "omegaconf"}
-        ]
-        for name in self.below_door():
-            arguments = [node for node in ast.walk(self.modules[name]) if isinstance(node, ast.arg)]
-            texts = [
-                f"{node.arg} {ast.unparse(node.annotation) if node.annotation else ''}"
-                for node in arguments
-            ]
-            found += (
-                [name] if any({"cfg", "DictConfig"} & set(text.split()) for text in texts) else []
-            )
-        return found
+        return [name for name in self.below_door() if self._knows_hydra(name)]
+
+    def _knows_hydra(self, name: str) -> bool:
+        if {one.split(".")[0] for one in self.imported[name]} & {"hydra", "omegaconf"}:
+            return True
+        for node in ast.walk(self.modules[name]):
+            if isinstance(node, ast.arg):
+                annotation = ast.unparse(node.annotation) if node.annotation else ""
+                if {"cfg", "DictConfig"} & {node.arg, *annotation.split()}:
+                    return True
+        return False
 
 
 @pytest.fixture(scope="module")
@@ -203,6 +198,8 @@ def test_only_the_door_knows_hydra_and_configs(tree):
 def test_mistakes_of_structure_are_found(tmp_path):
     texts = {
         "specheads/errors.py": "from specheads.heads import head\n",
+        "specheads/forecast.py": "PLACES = {'a': 'specheads.load.busy'}\n",
+        "specheads/load.py": "def get(a):\n    return import_module(f'specheads.heads.{a}')\n",
         "specheads/heads/__init__.py": "",
         "specheads/heads/head.py": "def train(cfg):\n    from specheads import errors\n",
         "specheads/unheard_of.py": "import omegaconf\n",
@@ -218,8 +215,10 @@ def test_mistakes_of_structure_are_found(tmp_path):
     assert small.upward() == [
         "specheads.unheard_of has no layer",
         "specheads.errors -> specheads.heads.head",
+        "specheads.load -> specheads.heads.head",
     ]
     assert small.circles() == {"specheads.errors", "specheads.heads.head"}
+    assert small.edges["specheads.forecast"] == {"specheads.load"}
     assert small.edges["specheads.data_gen.run"] == {"specheads.data_gen.label"}
-    assert small.know_hydra() == ["specheads.unheard_of", "specheads.heads.head"]
-    assert small.importers("specheads.heads") == ["specheads.errors"]
+    assert small.know_hydra() == ["specheads.heads.head", "specheads.unheard_of"]
+    assert small.importers("specheads.heads") == ["specheads.errors", "specheads.load"]

@@ -19,7 +19,6 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import Any
 
 import numpy as np
 import torch
@@ -41,17 +40,13 @@ DRAFT = "draft step"
 DRAFT_WITH_HEAD = "draft step with head"
 WARPS = {"greedy": Warp(temperature=0.0), "sampled": Warp(top_k=50)}
 ROWS = (1, 16, 64)  # responses that are written together
-NEW_TOKENS, SAMPLES = (
-    128,
-    2,
-)  # tokens of prompts and of responses; drafted tokens that are labelled at each position
+NEW_TOKENS = 128  # of prompts and of responses
+SAMPLES = 2  # drafted tokens that are labelled at each position
 VERIFIED = (2, 3, 4, 5, 6, 8, 9, 12, 16, 20)  # tokens that a verification reads
 SPARE = 768  # positions of memory after the context
 ACCEPTANCE = 0.8  # the rate of synthetic verification
 LENGTHS = (4, 8)  # lengths of the drafts of timed rounds
-VERIFICATION = (  # the goal speaks of it, and its time stands for that of every round
-    "verification of 8"
-)
+VERIFICATION = "verification of 8"  # of the goal; its time stands for that of every round
 GOALS = {  # by name what it says, whether the limit is the least or the most, and the limit
     "target_alone": (
         "the target alone, of the memory's bandwidth (8B, bfloat16)",
@@ -173,7 +168,7 @@ def round_tables(setup: Machine, goals: dict[str, float]) -> Iterator[Table]:
 
 
 def _decoder(
-    setup: Machine, pair: Pair, rule: StoppingRule, mode: str, **choices: Any
+    setup: Machine, pair: Pair, rule: StoppingRule, mode: str, **choices: object
 ) -> SpeculativeDecoder:
     window = 128 if setup.tiny else setup.context + SPARE
     return SpeculativeDecoder(
@@ -183,7 +178,7 @@ def _decoder(
 
 def _rounds(
     setup: Machine, pair: Pair, head: AcceptanceHead, prompt: list[int], steps: dict[str, float]
-) -> Iterator[list[Any]]:
+) -> Iterator[list[Value]]:
     """Yield the seconds of each rule's rounds, and those over the steps that they consist of, timed
     alone.
     """

@@ -210,16 +210,16 @@ def estimated(claim: Claim, tallies: Tallies, groups: Groups) -> Interval:
     return interval(values)
 
 
-def computed(
-    claims: Sequence[str], says: str, ours: str, published: str | None, holds: bool, why: str = ""
-) -> CheckedClaim:
-    """Return a claim of theory, which holds or does not."""
-    outcome = "held" if holds else "did not hold"
-    return CheckedClaim(claims, says, ours, published, outcome, why=why)
+class Answer(NamedTuple):
+    """What was computed for a claim of theory.yaml, by its name there; None: it holds weakly."""
+
+    name: str
+    ours: str
+    holds: bool | None
+    why: str = ""
+    ratio: float | None = None
 
 
-def equality(
-    claims: Sequence[str], says: str, error: float, published: str = "equality", why: str = ""
-) -> CheckedClaim:
-    """Return a claim that two numbers are equal: held if rounding can explain their difference."""
-    return computed(claims, says, f"equal within {error:.0e}", published, error <= 1e-9, why)
+def equal(name: str, error: float, why: str = "") -> Answer:
+    """Return that two numbers are equal, if rounding can explain their difference."""
+    return Answer(name, f"equal within {error:.0e}", error <= 1e-9, why)

@@ -15,7 +15,7 @@ import torch
 from torch import Generator, Tensor
 
 from benchmarks.papers.chains import Chains, bias, residual, tokens_per_round, total_variation
-from benchmarks.papers.measures import CheckedClaim, computed, equality
+from benchmarks.papers.measures import Answer, equal
 from specheads.decoding.verification import BlockVerification, TokenVerification
 from specheads.pair.sampling import accept_prob, sample
 from specheads.papers import BiasedVerification
@@ -131,7 +131,7 @@ def least_bias(target: Tensor, draft: Tensor, acceptance: Tensor) -> Tensor:
     return 0.5 * (target - accepted).abs().sum(dim=-1) - 0.5 * (draft - accepted).sum(dim=-1)
 
 
-def simulation(generator: Generator) -> list[CheckedClaim]:
+def simulation(generator: Generator) -> list[Answer]:
     """Return the claims on expected rejections, compared with those of simulated texts."""
     errors = {}  # of formulas, in standard errors, by number of tokens and of drafts
     expected = {}
@@ -148,40 +148,28 @@ def simulation(generator: Generator) -> list[CheckedClaim]:
     falls = all(after < before for before, after in itertools.pairwise(of_50))
     batched = max(error for (_, num_drafts), error in errors.items() if num_drafts > 1)
     single = expected[50, 1]
+    alone = errors[50, 1]
     return [
-        computed(
-            (
-                "theory_theorem1_rejections",
-                "theory_simulation",
-                "theory_figure2a",
-                "theory_remark2",
-            ),
-            "Expected rejections are the sum of the total variations between target and draft.",
-            f"{errors[50, 1]:.1f} standard errors from {NUM_TEXTS * 50:,} simulated tokens",
-            "equality; 16.41 rejections in 50 tokens of chains that are not stated",
-            errors[50, 1] < MOST_ERRORS,
+        Answer(
+            "expected_rejections",
+            f"{alone:.1f} standard errors from {NUM_TEXTS * 50:,} simulated tokens",
+            alone < MOST_ERRORS,
         ),
-        computed(
-            ("theory_theorem3_rejections", "theory_figure2b", "theory_figure5"),
-            "A batch of drafts is rejected less often, by a recursion over the position of the last"
-            " rejection.",
+        Answer(
+            "batches",
             f"at most {batched:.1f} standard errors off; {single:.2f} rejections become"
             f" {expected[50, 8]:.2f}",
-            "equality",
             max(errors.values()) < MOST_ERRORS and falls,
         ),
-        computed(
-            ("theory_figure2c", "theory_proposition1"),
-            "However large the batch, rejections do not vanish.",
+        Answer(
+            "largest_batch",
             f"{expected[50, inf]:.2f} of {single:.2f} rejections stay",
-            "above 0",
             expected[50, inf] > 0,
-            "Only the first token after a rejection is drafted in a batch.",
         ),
     ]
 
 
-def batch_improvement(generator: Generator) -> list[CheckedClaim]:
+def batch_improvement(generator: Generator) -> list[Answer]:
     """Return the claim on how many rejections a batch saves at one position, for models of two
     tokens and for uniform ones.
     """
@@ -198,15 +186,7 @@ def batch_improvement(generator: Generator) -> list[CheckedClaim]:
             target[:known] = 1 / known
             part = 1 - known / drafted
             errors.append(abs(_saved_by_batch(target, draft, size) - (part - part**size)))
-    return [
-        equality(
-            ("theory_figure3_bernoulli", "theory_figure3_uniform", "theory_batch_limit"),
-            "For Bernoulli and uniform models the improvement has a closed form that grows to the"
-            " total variation.",
-            max(errors),
-            "|u - v| (1 - u^(M-1)); (1 - 1/r) - (1 - 1/r)^M",
-        )
-    ]
+    return [equal("batch_improvement", max(errors))]
 
 
 def _saved_by_batch(target: Tensor, draft: Tensor, size: int) -> float:
@@ -214,7 +194,7 @@ def _saved_by_batch(target: Tensor, draft: Tensor, size: int) -> float:
     return total_variation(target, draft).item() - replaced.sum().item()
 
 
-def unbiased(generator: Generator) -> list[CheckedClaim]:
+def unbiased(generator: Generator) -> list[Answer]:
     """Return the claims that the emitted tokens have the target's distribution, by enumeration."""
     of_token = []
     of_block = []
@@ -228,25 +208,13 @@ def unbiased(generator: Generator) -> list[CheckedClaim]:
             accepted, replaced = after_batch(target, chains.draft[0, 0], size)
             of_batches.append(total_variation(target, accepted + replaced).item())
     return [
-        equality(
-            ("theory_theorem1_unbiased", "theory_corollary1"),
-            "Speculative decoding has the target's distribution.",
-            max(of_token),
-        ),
-        equality(
-            ("theory_theorem3_unbiased",),
-            "Batches have the target's distribution.",
-            max(of_batches),
-        ),
-        equality(
-            ("block_theorem1", "block_figure2"),
-            "Block verification has the target's distribution.",
-            max(of_block),
-        ),
+        equal("token_unbiased", max(of_token)),
+        equal("batches_unbiased", max(of_batches)),
+        equal("block_unbiased", max(of_block)),
     ]
 
 
-def lower_bound(generator: Generator) -> list[CheckedClaim]:
+def lower_bound(generator: Generator) -> list[Answer]:
     """Return the claim on the least rejections of rules that test token by token."""
     errors = []
     more = 0
@@ -255,19 +223,11 @@ def lower_bound(generator: Generator) -> list[CheckedClaim]:
         errors.append(abs(expected_rejections(chains) - fewest_rejections(chains)))
         token = tokens_per_round(TokenVerification(), chains, 4)
         more += tokens_per_round(BlockVerification(), chains, 4) > token + EXACT
-    return [
-        equality(
-            ("theory_theorem2", "theory_lemma2"),
-            "No unbiased rule that tests token by token rejects less often than token"
-            " verification.",
-            max(errors),
-            why=f"Block verification is no such rule: it emits more in {more} of {NUM_MODELS}"
-            " models.",
-        )
-    ]
+    why = f"Block verification is no such rule: it emits more in {more} of {NUM_MODELS} models."
+    return [equal("fewest_rejections", max(errors), why)]
 
 
-def biased_rules(generator: Generator) -> list[CheckedClaim]:
+def biased_rules(generator: Generator) -> list[Answer]:
     """Return the claims on what biased rules trade: rejections against the bias of the output.
 
     They are checked on `b = min(1, (t + eps) / d)`, and on 20,000 random rules.
@@ -304,28 +264,18 @@ def biased_rules(generator: Generator) -> list[CheckedClaim]:
     as_margin = accept_prob(target + (b * draft - target), draft)
     from_residual.append((as_margin - b).abs().max().item())
     return [
-        computed(
-            ("theory_theorem4",),
-            "The least bias of an acceptance rule has a closed form, and OPT's residual reaches it;"
-            " UNO's does not.",
+        Answer(
+            "least_bias",
             f"closed form within {max(from_formula):.0e}; UNO {min(above):+.3f} to"
             f" {max(above):+.3f} above; of 20,000 random residuals the best is"
             f" {above_least:+.3f} above",
-            "1/2 sum |t - b d| - 1/2 sum (1 - b) d",
             max(from_formula) < EXACT and min(above_least, *above) > -EXACT,
         ),
-        computed(
-            ("theory_theorem5", "theory_figure4a", "theory_figure4bc"),
-            "Rejections and least bias lie on a straight line that no rule gets below.",
+        Answer(
+            "line_of_bias",
             f"their sum is constant within {max(from_line):.0e}; the best of 20,000 random rules is"
             f" {above_line:+.3f} above",
-            "P(reject) + bias = total variation",
             max(from_line) < EXACT and above_line > -EXACT,
         ),
-        equality(
-            ("theory_lemma1", "theory_appendix_g"),
-            "Any acceptance is min(1, (t + eps) / d) for some eps, and OPT's residual then is max(t"
-            " - d, -eps), positive part.",
-            max(from_residual),
-        ),
+        equal("margins", max(from_residual)),
     ]

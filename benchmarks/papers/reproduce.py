@@ -320,10 +320,10 @@ def replayed(
         is_chain = not (method.drafting or method.verification or method.warp)
         if not is_chain or not (method.stopping or method.baseline in ("target", "oracle")):
             raise UserError(f"replay=true, but {method.name} is more than a stopping rule.")
-    sets = record_sets(recorder, {"": prompts}, list(heads.values()), ground_truth=True)
-    recording = sets[""]
     known = {name: recorded_head(head) for name, head in heads.items()}
     rules = [method.rule(known) for method in methods if method.stopping]
+    sets = record_sets(recorder, {"": prompts}, list(heads.values()), ground_truth=True)
+    recording = sets[""]
     rounds = iter(replay(recording, rules))
     quality = {name: head_quality(recording, head) for name, head in known.items()}
     tallies = {}

@@ -12,7 +12,7 @@ from sympy.solvers.simplex import linprog
 from torch import Generator, Tensor
 
 from benchmarks.papers.chains import Chains, every_draft, tokens_per_round
-from benchmarks.papers.measures import CheckedClaim, computed, equality
+from benchmarks.papers.measures import Answer, equal
 from benchmarks.papers.rejections import EXACT
 from specheads.decoding.verification import BlockVerification, TokenVerification, VerificationRule
 from specheads.papers import JointVerification
@@ -141,7 +141,7 @@ def accepted_error(chains: Chains, num_drafted: int, threshold: float) -> float:
     return (1 / ratios.gather(1, accepted[:, None]).exp() - 1).max().item()
 
 
-def worked_example(generator: Generator) -> list[CheckedClaim]:
+def worked_example(generator: Generator) -> list[Answer]:
     """Return the claim on the paper's example: two tokens, a target of 1/3 and 2/3, a draft of 2/3
     and 1/3, two drafted tokens.
     """
@@ -151,15 +151,8 @@ def worked_example(generator: Generator) -> list[CheckedClaim]:
     block = tokens_per_round(BlockVerification(), chains, 2) - 1
     most = most_tokens_per_round(chains, 2) - 1
     wrong = max(abs(token - 10 / 9), abs(block - 11 / 9), abs(most - 12 / 9))
-    claim = computed(
-        ("block_lemma1",),
-        "In the example block verification accepts more than token verification, and an ideal rule"
-        " still more.",
-        f"{token * 9:.3f}/9 / {block * 9:.3f}/9 / {most * 9:.3f}/9",
-        "10/9, 11/9, 12/9",
-        wrong < 1e-6,
-    )
-    return [claim._replace(ratio=block / (11 / 9))]
+    ours = f"{token * 9:.3f}/9 / {block * 9:.3f}/9 / {most * 9:.3f}/9"
+    return [Answer("worked_example", ours, wrong < 1e-6, ratio=block / (11 / 9))]
 
 
 def _below_most(generator: Generator) -> float:
@@ -176,7 +169,7 @@ def _below_most(generator: Generator) -> float:
     return below
 
 
-def verification_rules(generator: Generator) -> list[CheckedClaim]:
+def verification_rules(generator: Generator) -> list[Answer]:
     """Return the claims on tokens per round, on 20 random pairs of chains of 3 tokens, for 3
     drafted tokens.
     """
@@ -194,35 +187,24 @@ def verification_rules(generator: Generator) -> list[CheckedClaim]:
     gain = block / token - 1
     over_block = transport / block - 1
     return [
-        computed(
-            ("block_theorem2",),
-            "No lossless rule that starts each round afresh emits more than block verification,"
-            " token verification less.",
+        Answer(
+            "most_by_block",
             f"equal to the best of all, by linear programmes, within {below_most:.0e}, in one"
             f" round and two; over token verification {gain.mean().item():+.1%} on average, at"
             f" least {gain.min().item():+.1%}",
-            "E[tokens after i rounds] is never less, for every i",
             below_most < EXACT and gain.min().item() > -EXACT,
-            f"{3 * NUM_PROGRAMMES} models of 2 and 3 tokens, 2 and 3 of them drafted.",
         ),
-        computed(
-            ("block_theorem3", "block_greedy_more_per_round"),
-            "Greedy blocks reach the optimal transport's value, so that of one block they"
-            " accept no fewer tokens.",
+        Answer(
+            "optimal_transport",
             f"{over_block.mean().item():+.1%} over block verification on average, at least"
             f" {over_block.min().item():+.1%}",
-            "sum over l of sum over x_1..l of min(t(x_1..l), d(x_1..l))",
             over_block.min().item() > -EXACT,
         ),
-        equality(
-            ("block_one_token",),
-            "With a single drafted token block and token verification are the same.",
-            max(single),
-        ),
+        equal("one_token", max(single)),
     ]
 
 
-def joint_choice(generator: Generator) -> list[CheckedClaim]:
+def joint_choice(generator: Generator) -> list[Answer]:
     """Return the claims on the perplexity of 8 tokens of 2 that are chosen in blocks, on random
     chains, and on the error of joint verification.
     """
@@ -236,31 +218,14 @@ def joint_choice(generator: Generator) -> list[CheckedClaim]:
     means = (-nats / 8).exp().mean(dim=0).tolist()
     falls = means == sorted(means, reverse=True)
     worse = bool((nats - nats[:, :1] < -1e-12).any())
-    claim = computed(
-        ("mjsd_definition3_1", "mjsd_theorem3_2", "mjsd_corollary3_3"),
-        "Choosing several tokens jointly leads to a perplexity that is no higher than choosing them"
-        " singly.",
-        "mean perplexity {:.3f} singly, {:.3f}, {:.3f} and {:.3f} by 2, 4 and 8".format(*means),
-        None,
-        falls,
-    )
+    ours = "mean perplexity {:.3f} singly, {:.3f}, {:.3f} and {:.3f} by 2, 4 and 8".format(*means)
+    choice = Answer("joint_choice", ours, falls)
     if falls and worse:
-        claim = claim._replace(
-            outcome="held weakly",
-            why="On average and for the whole text at once; blocks shorter than the text are higher"
-            " in some models.",
-        )
+        why = "On average and for the whole text at once; blocks shorter than the text are higher"
+        choice = Answer("joint_choice", ours, None, f"{why} in some models.")
     shares = {}  # of the bound, by threshold
     for threshold in (0.1, 0.5, 0.9):
         most = max(accepted_error(chains, 4, threshold) for chains in models)
         shares[threshold] = most / (1 / threshold - 1)
-    bounded = computed(
-        ("mjsd_section3_2_bound",),
-        "The relative error of the joint probability of what joint verification accepts is below"
-        " 1/tau - 1.",
-        "at most " + ", ".join(f"{share:.3f} of it at tau {tau}" for tau, share in shares.items()),
-        "below",
-        max(shares.values()) < 1,
-        "All drafts of 4 tokens were enumerated. The bound restates the rule.",
-    )
-    return [claim, bounded]
+    listed = ", ".join(f"{share:.3f} of it at tau {tau}" for tau, share in shares.items())
+    return [choice, Answer("joint_error", f"at most {listed}", max(shares.values()) < 1)]

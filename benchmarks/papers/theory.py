@@ -1,14 +1,17 @@
 """The claims of the papers' theory, by enumeration, simulation or linear programmes."""
 
 from collections.abc import Callable
+from pathlib import Path
 
 import torch
+import yaml
 
 from benchmarks.papers import rejections, rounds, stopping
-from benchmarks.papers.measures import CheckedClaim
+from benchmarks.papers.measures import Answer, CheckedClaim
 
-Generator = torch.Generator
-SUBJECTS: tuple[Callable[[Generator], list[CheckedClaim]], ...] = (
+TEXTS = Path(__file__).with_name("theory.yaml")
+OUTCOMES = {True: "held", None: "held weakly", False: "did not hold"}
+SUBJECTS: tuple[Callable[[torch.Generator], list[Answer]], ...] = (
     rejections.simulation,
     rejections.batch_improvement,
     rejections.unbiased,
@@ -24,7 +27,19 @@ SUBJECTS: tuple[Callable[[Generator], list[CheckedClaim]], ...] = (
 
 def claims() -> list[CheckedClaim]:
     """Return all claims; each subject has the same seed, so that none depends on another."""
+    texts = yaml.safe_load(TEXTS.read_text())
     found = []
     for subject in SUBJECTS:
-        found += subject(Generator().manual_seed(0))
+        for answer in subject(torch.Generator().manual_seed(0)):
+            text = texts[answer.name]
+            claim = CheckedClaim(
+                text["claims"],
+                text["says"],
+                answer.ours,
+                text["published"],
+                OUTCOMES[answer.holds],
+                answer.ratio,
+                answer.why or text.get("why", ""),
+            )
+            found.append(claim)
     return found

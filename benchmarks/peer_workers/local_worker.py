@@ -10,14 +10,14 @@ from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 import torch
 import transformers
+from transformers import GenerationConfig
 
-from benchmarks.gguf_file import complete_output
+from benchmarks.peer_workers.outputs import complete_output
 from benchmarks.peer_workers.processes import Answer, Generate, serve
 from specheads import SpeculativeDecoder, Warp, load_head, load_pair
 from specheads.decoding.decoder import Baseline
@@ -25,7 +25,6 @@ from specheads.decoding.records import DecodeStats
 from specheads.decoding.stopping import FixedLength, HeadThreshold
 from specheads.decoding.verification import (
     BlockVerification,
-    SyntheticVerification,
     TokenVerification,
     VerificationRule,
 )
@@ -33,13 +32,12 @@ from specheads.integrations.transformers import assist
 from specheads.pair.pair import Pair
 
 
-def _specheads(setup: Mapping[str, Any], pair: Pair) -> Generate:
+def _specheads(setup: Mapping[str, object], pair: Pair) -> Generate:
     """Return what decodes by this project.
 
     Decoders are made when first asked for, and share their memory.
     """
     warp = Warp(**setup["warp"])
-    rate = setup["rate"]
     head = load_head(setup["head"]).requires_grad_(False) if setup["head"] else None
     basis = SpeculativeDecoder(pair, warp=warp, engine=setup["engine"])
 
@@ -48,7 +46,6 @@ def _specheads(setup: Mapping[str, Any], pair: Pair) -> Generate:
         rule: str, value: float | None = None, block: bool = False
     ) -> SpeculativeDecoder | Baseline:
         verification: VerificationRule = BlockVerification() if block else TokenVerification()
-        verification = verification if rate is None else SyntheticVerification(rate)
         match rule:
             case "alone":
                 decoder: SpeculativeDecoder | Baseline = Baseline(pair, warp, basis.target_engine)
@@ -62,7 +59,7 @@ def _specheads(setup: Mapping[str, Any], pair: Pair) -> Generate:
         return decoder
 
     def generate(
-        options: Mapping[str, Any],
+        options: Mapping[str, object],
         prompts: list[list[int]],
         length: int,
         seeds: Sequence[int],
@@ -79,14 +76,15 @@ def _specheads(setup: Mapping[str, Any], pair: Pair) -> Generate:
         out = decoder.generate(prompts[0], length, seed=seeds[0], stop_tokens=())
         answer = {"responses": [out.tokens.tolist()], "seconds": time.perf_counter() - start}
         stats = DecodeStats.of(out.rounds)
-        stages = ("draft_seconds", "verify_seconds", "commit_seconds")
-        totals = [sum(getattr(each, stage) for each in out.rounds) for stage in stages]
-        return answer | {"totals": [stats.num_target_calls, stats.num_tokens, *totals]}
+        totals = {"rounds": stats.num_target_calls, "tokens": stats.num_tokens}
+        for stage in ("draft", "verify", "commit"):
+            totals[stage] = sum(getattr(each, f"{stage}_seconds") for each in out.rounds)
+        return answer | {"totals": totals}
 
     return generate
 
 
-def _transformers(setup: Mapping[str, Any], pair: Pair) -> Generate:
+def _transformers(setup: Mapping[str, object], pair: Pair) -> Generate:
     """Return what decodes by transformers: the target alone, by prompt lookup, or assisted by the
     draft and maybe a head.
     """
@@ -96,7 +94,7 @@ def _transformers(setup: Mapping[str, Any], pair: Pair) -> Generate:
         model.generation_config.eos_token_id = None  # no token ends a response
 
     @cache
-    def assistant(options: frozenset[tuple[str, Any]]) -> Any:
+    def assistant(options: frozenset[tuple[str, object]]) -> GenerationConfig:
         """Return the draft's settings, one object for all calls: the heuristic continues from its
         last length.
         """
@@ -106,9 +104,9 @@ def _transformers(setup: Mapping[str, Any], pair: Pair) -> Generate:
         return config
 
     def generate(
-        options: Mapping[str, Any], prompts: list[list[int]], length: int, seeds: Sequence[int]
+        options: Mapping[str, object], prompts: list[list[int]], length: int, seeds: Sequence[int]
     ) -> Answer:
-        chosen: dict[str, Any] = {
+        chosen: dict[str, object] = {
             "max_new_tokens": length,
             "pad_token_id": 0,
             "do_sample": setup["warp"]["temperature"] > 0,
@@ -139,7 +137,7 @@ def _transformers(setup: Mapping[str, Any], pair: Pair) -> Generate:
     return generate
 
 
-def _make(setup: Mapping[str, Any]) -> tuple[Mapping[str, str], Generate]:
+def _make(setup: Mapping[str, object]) -> tuple[Mapping[str, str], Generate]:
     torch.set_num_threads(setup["threads"])
     pair = load_pair(setup["model"], **setup["pair_keys"])
     if setup["peer"] == "transformers":

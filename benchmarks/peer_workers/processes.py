@@ -3,7 +3,7 @@
 Needs the standard library alone.
 
 Each line is a JSON object. A worker prints `{"ready": {package: version}}` and then answers
-requests for one prompt, or for several with `at_once`, the number of them that are under way
+requests for one prompt, or for several with `at_once`, the number of them that are decoded
 together:
 
     {"options": {...}, "prompts": [[1, 2]], "length": 8, "seeds": [0]} -> {"responses": [[3, 4]], "seconds": 0.1}
@@ -36,7 +36,7 @@ class PeerCommand:
 
     python: str
     file: str
-    setup: Mapping[str, Any]
+    setup: Mapping[str, object]
 
 
 class Workers:
@@ -58,7 +58,7 @@ class Workers:
         for worker in self._running.values():
             self.warnings += worker.close()
 
-    def ask(self, name: str, request: Mapping[str, Any]) -> Answer:
+    def ask(self, name: str, request: Mapping[str, object]) -> Answer:
         """Return the answer of the worker `name`. Raises PeerError where it failed."""
         if name not in self._running:
             self._running[name] = _PeerProcess(self.commands[name])
@@ -89,7 +89,7 @@ class _PeerProcess:
         )
         self.versions: dict[str, str] = self._answer()["ready"]
 
-    def ask(self, request: Mapping[str, Any]) -> Answer:
+    def ask(self, request: Mapping[str, object]) -> Answer:
         self._signal(signal.SIGCONT)
         self._process.stdin.write(json.dumps(request) + "\n")
         self._process.stdin.flush()
@@ -146,7 +146,7 @@ def can_import(python: str, package: str) -> bool:
         return False
 
 
-def serve(make: Callable[[Mapping[str, Any]], tuple[Mapping[str, str], Generate]]) -> None:
+def serve(make: Callable[[Mapping[str, object]], tuple[Mapping[str, str], Generate]]) -> None:
     """Be a worker: answer requests until standard input ends.
 
     What libraries print goes to standard error.

@@ -10,16 +10,19 @@ import time
 from collections.abc import Mapping, Sequence
 from itertools import count, islice
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from processes import Answer, Generate, serve
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 BLOCK = 32  # tokens
 
 
-def _make(setup: Mapping[str, Any]) -> tuple[Mapping[str, str], Generate]:
+def _make(setup: Mapping[str, object]) -> tuple[Mapping[str, str], Generate]:
     """Start vLLM in this process and return its version and what asks it."""
     os.environ |= {
         "VLLM_CPU_KVCACHE_SPACE": "1",
@@ -33,7 +36,7 @@ def _make(setup: Mapping[str, Any]) -> tuple[Mapping[str, str], Generate]:
     import vllm
 
     torch.set_num_threads(setup["threads"])
-    options: dict[str, Any] = {
+    options: dict[str, object] = {
         "model": setup["folder"],
         "dtype": setup["dtype"],
         "max_model_len": setup["window"],
@@ -43,7 +46,7 @@ def _make(setup: Mapping[str, Any]) -> tuple[Mapping[str, str], Generate]:
         "enable_prefix_caching": False,
         "disable_log_stats": True,
     }
-    # No more KV memory than the requests take, as there are many of these processes.
+    # No larger KV cache than the requests take, as there are many of these processes.
     options |= {"max_num_seqs": setup["requests"], "block_size": BLOCK}
     options["num_gpu_blocks_override"] = setup["requests"] * (setup["window"] // BLOCK + 1)
     if "threshold" in setup:
@@ -54,7 +57,7 @@ def _make(setup: Mapping[str, Any]) -> tuple[Mapping[str, str], Generate]:
             "head": setup["head"],
             "threshold": setup["threshold"],
             "any_draft": True,
-        }  # the pair's draft, written anew
+        }  # the pair's draft, saved again
         options |= {"additional_config": {"specheads": given}, "async_scheduling": False}
     if setup["drafted"]:
         drafting = {"method": "draft_model", "model": setup["draft_folder"]}
@@ -109,8 +112,12 @@ def repair_sampling() -> None:
     from vllm.v1.sample.ops import topk_topp_sampler
 
     def spread(
-        values: Any, ends: Any, num_tokens: int, replace_from: int = 0, replace_to: int = 0
-    ) -> Any:
+        values: "Tensor",
+        ends: "Tensor",
+        num_tokens: int,
+        replace_from: int = 0,
+        replace_to: int = 0,
+    ) -> "Tensor":
         counts = ends.diff(prepend=ends.new_zeros(1)).long()
         return values.masked_fill(values == replace_from, replace_to).repeat_interleave(counts)
 

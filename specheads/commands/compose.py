@@ -11,10 +11,10 @@ import logging
 import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import MISSING, fields
+from dataclasses import MISSING, dataclass, fields
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import hydra
 import yaml
@@ -23,7 +23,7 @@ from hydra.core.config_store import ConfigStore
 from hydra.utils import instantiate
 from omegaconf import DictConfig, ListConfig, OmegaConf
 
-from specheads.commands.main import VERBS, Verb
+from specheads.commands.verbs import verb_of
 from specheads.errors import UserError
 from specheads.processes import is_first_process
 from specheads.prompts.data_set_source import DatasetSource
@@ -85,12 +85,13 @@ def command_config(name: str, words: Sequence[str] = (), with_hydra: bool = Fals
         return hydra.compose(name, list(words), return_hydra_config=with_hydra)
 
 
-class Keys(NamedTuple):
+@dataclass(frozen=True)
+class Keys:
     """The keys of a command: their defaults, nested as in its config, and their sentences of
     help.
     """
 
-    defaults: dict[str, Any]
+    defaults: dict[str, object]
     sentences: dict[str, str]
 
 
@@ -99,39 +100,43 @@ def keys_of(name: str) -> Keys:
     their classes import torch.
     """
     root = Path(__file__).parents[1]
-    sources = [
-        path for room in (root, root.parent / "data_gen") for path in sorted(room.rglob("*.py"))
-    ]
-    state = hashlib.sha256(
-        repr([(str(path), path.stat().st_mtime_ns) for path in sources]).encode()
-    ).hexdigest()
-    note = (
-        cache_folder()
-        / "keys"
-        / f"{name}-{hashlib.sha256(str(root).encode()).hexdigest()[:8]}.json"
-    )
+    state = _state_of_source(root)
+    install = hashlib.sha256(str(root).encode()).hexdigest()[:8]
+    note = cache_folder() / "keys" / f"{name}-{install}.json"
     with contextlib.suppress(OSError, ValueError, TypeError, LookupError):
         content = read_json(note)
         if content["state"] == state:
             return Keys(*content["keys"])
+    keys = _keys_of_classes(name)
+    with contextlib.suppress(OSError):  # not written: the next command imports the classes again
+        note.parent.mkdir(parents=True, exist_ok=True)
+        content = {"state": state, "keys": [keys.defaults, keys.sentences]}
+        write_json(note, content, str(os.getpid()))
+    return keys
+
+
+def _state_of_source(root: Path) -> str:
+    times = []
+    for room in (root, root.parent / "data_gen"):
+        for path in sorted(room.rglob("*.py")):
+            times.append((str(path), path.stat().st_mtime_ns))
+    return hashlib.sha256(repr(times).encode()).hexdigest()
+
+
+def _keys_of_classes(name: str) -> Keys:
     from specheads.pair.config import PairConfig
 
-    command = verb_of(name).load()
-    classes: list[type[Settings]] = [RunSettings, *command.classes]
+    verb = verb_of(name)
+    classes: list[type[Settings]] = [RunSettings, *verb.settings()]
     pair = config_of(PairConfig) | {"draft": "???", "target": "???"}
-    defaults = OmegaConf.merge(
-        {"model": pair}, *map(config_of, classes), {"command": command.folder}
-    )
+    parts = [{"model": pair}, *map(config_of, classes), {"command": verb.outputs or name}]
+    defaults = OmegaConf.to_container(OmegaConf.merge(*parts))
     sentences = fields_of(PairConfig, "model")
     for cls in classes:
-        sentences |= {key: text for key, text in fields_of(cls).items() if text}
-    keys = Keys(cast(dict[str, Any], OmegaConf.to_container(defaults)), sentences)
-    with contextlib.suppress(
-        OSError
-    ):  # a folder that cannot be written: the next command imports the classes again
-        note.parent.mkdir(parents=True, exist_ok=True)
-        write_json(note, {"state": state, "keys": keys}, str(os.getpid()))
-    return keys
+        for key, text in fields_of(cls).items():
+            if text:
+                sentences[key] = text
+    return Keys(cast(dict[str, object], defaults), sentences)
 
 
 def register(name: str) -> None:
@@ -140,19 +145,14 @@ def register(name: str) -> None:
     """
     defaults = OmegaConf.create(keys_of(name).defaults)
     for key in _FREE_KEYS:
-        if (node := OmegaConf.select(defaults, key)) is not None:
+        node = OmegaConf.select(defaults, key)
+        if node is not None:
             OmegaConf.set_struct(node, False)
     ConfigStore.instance().store(f"{name}_settings", defaults)
-    data_set = {
-        each.name: "???" if each.default is MISSING else each.default
-        for each in fields(DatasetSource)
-    }
+    data_set = {}
+    for field in fields(DatasetSource):
+        data_set[field.name] = "???" if field.default is MISSING else field.default
     ConfigStore.instance().store("data_set", data_set, group="data")
-
-
-def verb_of(name: str) -> Verb:
-    """Return the verb whose config is conf/<name>.yaml."""
-    return next(verb for verb in VERBS.values() if verb.config == name)
 
 
 def names_of(group: str) -> list[str]:
@@ -161,8 +161,8 @@ def names_of(group: str) -> list[str]:
 
 
 def keys_of_choice(
-    where: str, group: str, name: object, given: Mapping[str, Any]
-) -> dict[str, Any]:
+    where: str, group: str, name: object, given: Mapping[str, object]
+) -> dict[str, object]:
     """Return the keys of conf/<group>/<name>.yaml with `given` in place of its own.
 
     Unknown: a UserError about `where`.
@@ -174,16 +174,16 @@ def keys_of_choice(
         )
     content = yaml.safe_load((config_folder() / group / f"{name}.yaml").read_text("utf-8"))
     content.pop("defaults", None)
-    if unknown := [key for key in given if key not in content]:
-        known = ", ".join(key for key in content if key != "_target_") or "none"
-        raise UserError(
-            f"{where}: {unknown[0]}={shown(given[unknown[0]])} is not known; the keys of {name} are"
-            f" {known}."
-        )
+    for key, value in given.items():
+        if key not in content:
+            known = ", ".join(each for each in content if each != "_target_") or "none"
+            raise UserError(
+                f"{where}: {key}={shown(value)} is not known; the keys of {name} are {known}."
+            )
     return content | dict(given)
 
 
-def settings_of(cls: type[S], cfg: DictConfig, **objects: Any) -> S:
+def settings_of(cls: type[S], cfg: DictConfig, **objects: object) -> S:
     """Return settings with the keys that a composed config has, and `objects` as they are.
 
     Raises UserError for a wrong value.
@@ -191,10 +191,10 @@ def settings_of(cls: type[S], cfg: DictConfig, **objects: Any) -> S:
     values = dict(objects)
     for name, field in cls.model_fields.items():
         if name not in objects:
-            value = OmegaConf.select(
-                cfg, key_of(name, field), default=_MISSING, throw_on_missing=True
-            )
-            values |= {} if value is _MISSING else {name: plain(value)}
+            key = key_of(name, field)
+            value = OmegaConf.select(cfg, key, default=_MISSING, throw_on_missing=True)
+            if value is not _MISSING:
+                values[name] = plain(value)
     return cls(**values)
 
 
@@ -203,28 +203,30 @@ def check_keys(cfg: DictConfig, classes: Sequence[type[Settings]]) -> None:
     its command.
     """
     settings_of(RunSettings, cfg)  # it refuses unknown folders
+    # The keys of each group; these three are not the fields of one class.
+    groups = {"": {"model", "data", "logger"}}
     all_classes: list[type[Settings]] = [RunSettings, *classes]
-    groups = {
-        "": {"model", "data", "logger"}
-    }  # the keys of each group; these three are not the fields of one class
     for cls in all_classes:
         for name, field in cls.model_fields.items():
-            group, _, last = (key := key_of(name, field)).rpartition(".")
+            key = key_of(name, field)
+            group, _, last = key.rpartition(".")
             groups.setdefault(group, set()).add(last)
             groups[""].add(key.partition(".")[0])
-    for group in sorted(groups.keys() - {"data"}):  # its keys depend on the source of prompts
+    groups.pop("data", None)  # its keys depend on the source of prompts
+    for group in sorted(groups):
         node = OmegaConf.select(cfg, group, default={}) if group else cfg
         if not isinstance(node, Mapping | DictConfig):
             raise UserError(
-                f"{group}={shown(plain(node))} must be a set of keys; leave it out for the usual"
-                " ones."
+                f"{group}={shown(plain(node))} must be a set of keys; leave it out for the"
+                " defaults."
             )
-        if unknown := [str(name) for name in node if name not in groups[group]]:
-            key = f"{group}.{unknown[0]}" if group else unknown[0]
-            value = shown(plain(node[unknown[0]]))
-            raise UserError(
-                f"{key}={value} is not known; expected one of {', '.join(sorted(groups[group]))}."
-            )
+        for name, value in node.items():
+            if name not in groups[group]:
+                key = f"{group}.{name}" if group else str(name)
+                known = ", ".join(sorted(groups[group]))
+                raise UserError(
+                    f"{key}={shown(plain(value))} is not known; expected one of {known}."
+                )
 
 
 def source_of(cfg: DictConfig) -> PromptSource:
@@ -237,7 +239,7 @@ def source_of(cfg: DictConfig) -> PromptSource:
             f"data={shown(plain(cfg.data))} must be a set of keys; choose a prompt set of"
             " conf/data."
         )
-    return prompt_source(plain(cfg.data))
+    return prompt_source(cast(dict[str, object], plain(cfg.data)))
 
 
 def load_configured_pair(
@@ -259,24 +261,22 @@ def model_config(cfg: DictConfig) -> "PairConfig":
     """Return the description of a composed config's pair. Raises UserError for an unknown key."""
     from specheads.pair.config import pair_config
 
-    return pair_config(
-        **{"name": None} | _model_keys(cfg)
-    )  # a config of the user need not name its pair
+    # A config of the user need not name its pair.
+    return pair_config(**{"name": None} | _model_keys(cfg))
 
 
 def _model_keys(cfg: DictConfig) -> dict[str, Any]:
-    return cast(
-        dict[str, Any], OmegaConf.to_container(cfg.model, resolve=True, throw_on_missing=True)
-    )
+    keys = OmegaConf.to_container(cfg.model, resolve=True, throw_on_missing=True)
+    return cast(dict[str, Any], keys)
 
 
-def plain(value: Any) -> Any:
+def plain(value: object) -> object:
     """Return a value of a config as ordinary Python, with interpolations resolved and nested
     `_target_`s instantiated.
     """
-    return (
-        instantiate(value, _convert_="all") if isinstance(value, DictConfig | ListConfig) else value
-    )
+    if isinstance(value, DictConfig | ListConfig):
+        return instantiate(value, _convert_="all")
+    return value
 
 
 @contextlib.contextmanager
@@ -307,9 +307,8 @@ def _new_logger(cfg: DictConfig, run: Path) -> "Logger":
         return instantiate(cfg)
     import wandb  # slow to import, and often not used
 
-    name = (
-        f"{run.parent.name}-{run.name}" if run.name.isdigit() else run.name
-    )  # a job of a sweep has a number
+    # A job of a sweep has a number.
+    name = f"{run.parent.name}-{run.name}" if run.name.isdigit() else run.name
     number = hashlib.sha256(str(run.resolve()).encode()).hexdigest()[:6]
     logger = instantiate(cfg, id=cfg.get("id") or f"{name}-{number}")
     try:

@@ -6,7 +6,7 @@ from typing import Any, cast
 
 from omegaconf import DictConfig, OmegaConf
 
-from specheads.commands.command import command, next_command
+from specheads.commands.command import next_command
 from specheads.commands.compose import load_configured_pair, model_config, settings_of, source_of
 from specheads.data_gen.ray_runner import on_workers
 from specheads.data_gen.run import (
@@ -88,8 +88,7 @@ def check_data(cfg: DictConfig) -> None:
     source_of(cfg)
 
 
-@command("data_gen", DataGeneration, OwnPrompts)
-def main(cfg: DictConfig) -> None:
+def make_data(cfg: DictConfig) -> None:
     """Generate the data, or prompts for it, and print where it is."""
     wish = settings_of(OwnPrompts, cfg)
     settings = settings_of(DataGeneration, cfg)

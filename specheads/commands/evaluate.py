@@ -6,14 +6,13 @@
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 from hydra.utils import get_class, instantiate
 from omegaconf import DictConfig, ListConfig, OmegaConf
 
-from specheads.commands.command import command, next_command
+from specheads.commands.command import next_command
 from specheads.commands.compose import (
     keys_of_choice,
     load_configured_pair,
@@ -31,21 +30,21 @@ from specheads.evaluation.prompt_sets import PromptData, TestSet, file_source
 from specheads.evaluation.report import Report
 from specheads.evaluation.reporting import log_report, print_report, write_report
 from specheads.evaluation.settings import Evaluation
-from specheads.heads.head import find_heads
+from specheads.heads.head import LocatedHead, find_heads
 from specheads.pair.pair import Pair
 from specheads.prompts.data_set_source import DatasetSource
-from specheads.prompts.prompt import unique
+from specheads.prompts.prompt import encode_prompts, unique
 from specheads.prompts.sources import prompt_source
+from specheads.replay.calibration import Calibrated
 from specheads.replay.recording import Recorder
 from specheads.replay.response_tree import RecordSettings
 from specheads.storage.files import without_home
-from specheads.training.heads.calibrate import Calibrated, calibrate
+from specheads.training.heads.calibrate import calibrate
 
 logger = logging.getLogger(__name__)
 
 
-@command("evaluate", DataGeneration, Evaluation)
-def main(cfg: DictConfig) -> Report:
+def evaluate_rules(cfg: DictConfig) -> Report:
     """Evaluate a composed config; print, write and return the report."""
     # Mistakes and failed logins are reported before the models are loaded, which may take minutes.
     settings = evaluation_settings(cfg)
@@ -55,15 +54,15 @@ def main(cfg: DictConfig) -> Report:
     run = Path(cfg.paths.run)
     with open_loggers(cfg, run) as loggers:
         pair = load_configured_pair(cfg)
-        settings, drafting_pair = settings.for_pair(pair), settings.drafting.pair(pair)
-        located = partial(
-            find_heads,
-            settings.head,
-            drafting_pair,
-            Path(cfg.paths.outputs),
-            settings.warp,
-            settings.any_draft,
-        )
+        settings = settings.for_pair(pair)
+        drafting_pair = settings.drafting.pair(pair)
+
+        def located() -> dict[str, LocatedHead]:
+            outputs = Path(cfg.paths.outputs)
+            return find_heads(
+                settings.head, drafting_pair, outputs, settings.warp, settings.any_draft
+            )
+
         heads = located()
         logger.info("heads: %s", ", ".join(head.where for head in heads.values()) or "none")
         if settings.calibrate:
@@ -103,26 +102,24 @@ def _calibrate_again(
     limits = replace(data.limits, max_new_tokens=settings.max_new_tokens)
     amounts = RecordSettings(settings.record.num_samples)
     recorder = Recorder(pair, settings.warp, limits, amounts, settings.seed, data_folder)
-    found, _ = calibrate(
-        settings.num_dev_prompts, recorder, unique(data.source.load(pair.chats)), folders
-    )
-    for folder, (name, each) in zip(folders, found.items(), strict=True):
-        now, what = (
-            ("before", "with its calibration") if "before" in each.ece else ("raw", "uncalibrated")
-        )
-        errors = [
-            f"{each.ece[key]:.1%} and {each.log_loss[key]:.4f} nats"
-            for key in (now, "cross_fitted")
-        ]
+    prompts = unique(data.source.load(pair.chats))
+    dev = encode_prompts(pair, [prompt for prompt in prompts if prompt.split == "dev"], limits)
+    found, _ = calibrate(settings.num_dev_prompts, recorder, dev, folders)
+    for folder, (name, calibrated) in zip(folders, found.items(), strict=True):
+        was_calibrated = "before" in calibrated.ece
+        before = _errors(calibrated, "before" if was_calibrated else "raw")
+        what = "with its calibration" if was_calibrated else "uncalibrated"
         print(
-            f"{name}: calibration error and log loss {errors[0]} {what}, {errors[1]} by {each.best}"
-            " from other prompts"
+            f"{name}: calibration error and log loss {before} {what},"
+            f" {_errors(calibrated, 'cross_fitted')} by {calibrated.best} from other prompts"
         )
-        print(
-            f"{folder}"
-            f" {'calibrated' if each.used else 'left as it is: nothing is clearly better on these prompts'}"
-        )
+        kept = "left as it is: nothing is clearly better on these prompts"
+        print(f"{folder} {'calibrated' if calibrated.used else kept}")
     return found
+
+
+def _errors(calibrated: Calibrated, key: str) -> str:
+    return f"{calibrated.ece[key]:.1%} and {calibrated.log_loss[key]:.4f} nats"
 
 
 def evaluation_settings(cfg: DictConfig) -> Evaluation:
@@ -148,26 +145,24 @@ def evaluation_settings(cfg: DictConfig) -> Evaluation:
     return settings.but(test_sets=named_test_sets(cfg.test_sets, settings.num_prompts))
 
 
-def rule_choices(stopping: DictConfig | Mapping[str, Mapping[str, Any]]) -> dict[str, RuleChoice]:
+Rules = Mapping[str, Mapping[str, object]]
+
+
+def rule_choices(stopping: DictConfig | Rules) -> dict[str, RuleChoice]:
     """Return the classes of stopping rules with their arguments, by name."""
-    values = (
+    rules = (
         OmegaConf.to_container(stopping, resolve=True)
-        if isinstance(stopping, DictConfig)
+        if OmegaConf.is_config(stopping)
         else stopping
     )
-    return {
-        name: rule_choice(rule)
-        for name, rule in cast(Mapping[str, Mapping[str, Any]], values).items()
-    }
+    choices = {}
+    for name, rule in cast(Rules, rules).items():
+        arguments = dict(rule)
+        choices[name] = RuleChoice(get_class(str(arguments.pop("_target_"))), arguments)
+    return choices
 
 
-def rule_choice(rule: Mapping[str, Any]) -> RuleChoice:
-    """Return the class of a stopping rule, `_target_`, with its arguments."""
-    arguments = dict(rule)
-    return RuleChoice(get_class(arguments.pop("_target_")), arguments)
-
-
-def named_test_sets(named: Any, num_prompts: int) -> dict[str, TestSet] | None:
+def named_test_sets(named: object, num_prompts: int) -> dict[str, TestSet] | None:
     """Return the sources of more test prompts from {name of conf/data: file}.
 
     Without a file, that data set's test prompts.
@@ -182,16 +177,15 @@ def named_test_sets(named: Any, num_prompts: int) -> dict[str, TestSet] | None:
     sets = {}
     for name, path in named.items():
         source = prompt_source(keys_of_choice("test_sets", "data", name, {}))
-        if path is not None and not isinstance(source, DatasetSource):
+        if path is None:
+            sets[name] = TestSet(source)
+        elif isinstance(source, DatasetSource):
+            sets[name] = file_source(source, path, num_prompts)
+        else:
             raise UserError(
                 f"test_sets={{{name}: {path}}}: {name} reads no file; leave it out:"
                 f" test_sets={{{name}: null}}."
             )
-        sets[name] = (
-            TestSet(source)
-            if path is None
-            else file_source(cast(DatasetSource, source), path, num_prompts)
-        )
     return sets
 
 
@@ -201,10 +195,9 @@ def prompt_data(cfg: DictConfig) -> PromptData:
     Raises UserError for mistakes that show before data is read.
     """
     source = source_of(cfg)
+    limits = settings_of(DataGeneration, cfg).limits
     path = cfg.data.get("path")
-    return PromptData(
-        source, settings_of(DataGeneration, cfg).limits, Path(str(path)).stem if path else None
-    )
+    return PromptData(source, limits, Path(str(path)).stem if path else None)
 
 
 def _config_text(cfg: DictConfig) -> str:
@@ -212,7 +205,6 @@ def _config_text(cfg: DictConfig) -> str:
     return without_home(OmegaConf.to_yaml(cfg, resolve=True))
 
 
-@command("probe", DataGeneration, Probe)
 def probe_pair(cfg: DictConfig) -> Probed:
     """Probe the pair of a composed config; print and write what was found, and return it.
 
@@ -221,9 +213,8 @@ def probe_pair(cfg: DictConfig) -> Probed:
     settings = settings_of(Probe, cfg)
     data = _probed_prompts(cfg)
     pair = load_configured_pair(cfg)
-    prompts = (
-        [] if cfg.prompts is None else [f"data.path={cfg.prompts}"]
-    )  # what comes next is for the same prompts
+    # The next command is for the same prompts.
+    prompts = [] if cfg.prompts is None else [f"data.path={cfg.prompts}"]
 
     def following(verb: str, *words: str) -> str:
         return without_home(next_command(verb, *prompts, *words))  # the report has it, too

@@ -9,7 +9,7 @@ from pathlib import Path
 from textwrap import fill
 from typing import Any, Literal
 
-from specheads.commands.main import VERBS, arguments
+from specheads.commands.verbs import VERBS, arguments
 from specheads.errors import UserError
 from specheads.evaluation.report import MEASURED
 from specheads.heads.card import properties

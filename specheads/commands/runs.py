@@ -9,15 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from rich import box
-from rich.console import Console
-from rich.markup import escape
-from rich.table import Column, Table
 
-from specheads.commands.main import arguments
+from specheads.commands.verbs import arguments
 from specheads.errors import UserError
 from specheads.storage.files import read_json
 from specheads.storage.runs import STATE, read_state
+from specheads.table import Table, print_table
 
 _METRICS = {"kl": "KL", "auroc": "AUROC"}  # of a head, on held-out prompts
 
@@ -58,7 +55,7 @@ def print_runs(folders: Sequence[Path]) -> None:
             [str(folder / name), text or state, what]
             for name, text in list(_figures(folder)) or [("", "")]
         ]
-    print_table(["run", "figures", "asked for"], rows, numbers=False)
+    print_table(Table.of_texts(["run", "figures", "asked for"], rows, numbers=False))
 
 
 def _overrides(folder: Path) -> list[str]:
@@ -104,20 +101,3 @@ def _read(path: Path) -> dict[str, Any]:
     with contextlib.suppress(OSError, ValueError):
         return read_json(path)
     return {}
-
-
-def print_table(
-    columns: Sequence[str], rows: Sequence[Sequence[str]], numbers: bool = True, **style: Any
-) -> None:
-    """Print a table; columns of numbers, after the first, are aligned to the right.
-
-    `style` are arguments of rich's Table.
-    """
-    others = [
-        Column(name, justify="right" if numbers else "left", overflow="fold")
-        for name in columns[1:]
-    ]
-    table = Table(Column(columns[0], overflow="fold"), *others, box=box.SIMPLE_HEAD, **style)
-    for row in rows:
-        table.add_row(*map(escape, row))
-    Console(highlight=False).print("", table)

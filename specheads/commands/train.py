@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from omegaconf import DictConfig
 
-from specheads.commands.command import command, next_command
+from specheads.commands.command import next_command
 from specheads.commands.compose import (
     load_configured_pair,
     model_config,
@@ -20,13 +20,12 @@ from specheads.commands.compose import (
     source_of,
 )
 from specheads.commands.data import check_data, data_cache
-from specheads.commands.runs import print_table
-from specheads.data_gen.settings import DataGeneration
 from specheads.errors import UserError
 from specheads.pair.pair import Pair
 from specheads.processes import is_first_process
 from specheads.prompts.prompt import SPLITS, GeneratedData, unique
 from specheads.settings import shown
+from specheads.table import Table, print_table
 from specheads.training.distill.draft_quality import MEANINGS
 from specheads.training.distill.settings import Distillation
 from specheads.training.heads.settings import HeadTraining
@@ -42,7 +41,6 @@ _METRICS = {"auroc": "AUROC", "kl": "KL", "brier": "Brier", "ece": "ECE"}
 MOST_SHOWN = 20  # heads; a bank may have thousands
 
 
-@command("train", DataGeneration, HeadTraining, folder="head")
 def train_head(cfg: DictConfig, pair: Pair | None = None) -> "TrainedHeads":
     """Train the heads of a config, for `pair` or its own; print how good they are.
 
@@ -64,7 +62,6 @@ def train_head(cfg: DictConfig, pair: Pair | None = None) -> "TrainedHeads":
     return trained
 
 
-@command("distill", DataGeneration, Distillation)
 def distill_draft(cfg: DictConfig, pair: Pair | None = None) -> "DistilledDraft":
     """Distil the draft of a config's pair; print how good it is, and return it.
 
@@ -97,7 +94,7 @@ def distill_draft(cfg: DictConfig, pair: Pair | None = None) -> "DistilledDraft"
                     f"{after / before - 1:+.1%}" if before else "-",
                 ]
             )
-        print_table(["on test prompts", "before", "after", "change"], rows)
+        print_table(Table.of_texts(["on test prompts", "before", "after", "change"], rows))
         print(
             "\n".join(f"{name}: {meaning}" for name, meaning in MEANINGS.items()),
             f"draft: {distilled.folder}",
@@ -151,7 +148,7 @@ def _print_heads(trained: "TrainedHeads") -> None:
         [name, *(f"{metrics[key]:.3f}" if key in metrics else "-" for key in _METRICS)]
         for name, metrics in listed.items()
     ]
-    print_table(["on held-out prompts", *_METRICS.values()], rows)
+    print_table(Table.of_texts(["on held-out prompts", *_METRICS.values()], rows))
     if left_out := len(trained.names) - len(names):
         print(
             f"the {len(names)} heads of the lowest KL; {left_out:,} more are in"
@@ -167,7 +164,8 @@ def _print_heads(trained: "TrainedHeads") -> None:
                 for key in ("raw", "cross_fitted")
             ]
             rows.append([name, *values, each.best if each.used else "none"])
-        print_table(["on dev prompts", "ECE", "after", "log loss", "after", "calibration"], rows)
+        columns = ["on dev prompts", "ECE", "after", "log loss", "after", "calibration"]
+        print_table(Table.of_texts(columns, rows))
         print(
             "after: calibrated on one half of the prompts, measured on the other; used where that"
             " is clearly better"

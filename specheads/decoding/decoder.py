@@ -13,22 +13,19 @@ from functools import partial
 from itertools import count
 from typing import Any, Literal, overload
 
+from specheads.decoding.batching import BatchDecoder, failed, plain_torch
 from specheads.decoding.drafting import Autoregressive, Drafting, check_pairing
 from specheads.decoding.engine import Engine, make_engine
 from specheads.decoding.records import CHAIN, Generation
-from specheads.decoding.rounds import ChainRounds, RoundParts, TargetRounds
-from specheads.decoding.rows import (
+from specheads.decoding.request import (
     Prompt,
-    Rounds,
-    Row,
-    RowsDecoder,
+    Request,
     StopTokens,
     checked_number,
     checked_stop_tokens,
     checked_window,
-    failed,
-    plain_torch,
 )
+from specheads.decoding.rounds import ChainRounds, RoundParts, Rounds, TargetRounds
 from specheads.decoding.step_inputs import DraftMemory
 from specheads.decoding.stopping import MAX_TOKENS, FixedLength, HeadThreshold, StoppingRule
 from specheads.decoding.verification import (
@@ -45,13 +42,12 @@ from specheads.pair.sampling import Warp
 
 logger = logging.getLogger(__name__)
 
+# What a head may recommend.
 VERIFICATIONS: dict[str, type[VerificationRule]] = {
     rule.name: rule for rule in (TokenVerification, BlockVerification)
 }
 # Tokens of a batch's drafts: a compiler can then be shown a number of them that is no other size
 LEAST_DRAFTED = 10
-
-
 Step = Callable[[], None]
 
 
@@ -79,39 +75,38 @@ _KINDS = {  # of a decoder's arguments, with examples
 }
 
 
-def _checked_choices(needed: str = "pair", **choices: Any) -> dict[str, Any]:
-    """Return the arguments of a decoder, all but the `needed` one may be None.
-
-    Raises UserError for one of another type.
+def _check_choices(choices: Mapping[str, object], needed: str = "pair") -> None:
+    """Raise UserError for an argument of a decoder of another type; all but `needed` may be
+    None.
     """
     for name in choices.keys() & _KINDS.keys():
         kind, example = _KINDS[name]
-        if not isinstance(choices[name], kind) and (choices[name] is not None or name == needed):
-            raise UserError(
-                f"{name}={choices[name]!r} must be a {kind.__name__}, for example {example}."
-            )
-    return choices
+        value = choices[name]
+        if isinstance(value, kind) or (value is None and name != needed):
+            continue
+        raise UserError(f"{name}={value!r} must be a {kind.__name__}, for example {example}.")
 
 
 class Decoder:
-    """What all decoders can do with rows of their rounds.
+    """What all decoders can do with requests.
 
     A copy, also by pickle, is a new decoder with the same choices.
     """
 
     pair: Pair
-    single: RowsDecoder  # decodes one prompt at a time
-    _batch: RowsDecoder | None = None  # it has memory for one number of rows at a time
+    single: BatchDecoder  # decodes one prompt at a time
+    _batch: BatchDecoder | None = None  # it has memory for one number of rows at a time
     _choices: Mapping[str, Any]  # the arguments of the constructor
 
-    def __reduce__(self) -> Any:
+    def __reduce__(self) -> tuple[Callable[[], "Decoder"], tuple[()]]:
         return partial(type(self), **self._choices), ()
 
     def __repr__(self) -> str:
-        pair, *others = (
-            (name, value) for name, value in self._choices.items() if value is not None
-        )
-        return f"{type(self).__name__}({pair[1].name}{''.join(f', {name}={value!r}' for name, value in others)})"
+        shown = [self.pair.name]
+        for name, value in self._choices.items():
+            if name != "pair" and value is not None:
+                shown.append(f"{name}={value!r}")
+        return f"{type(self).__name__}({', '.join(shown)})"
 
     @property
     def is_warm(self) -> bool:
@@ -147,10 +142,10 @@ class Decoder:
             stop_tokens: an id or ids that end the response; default: the target's generation
                 config.
         """
-        row = self._row(prompt, max_new_tokens, seed, stop_tokens)
-        for _ in self.single.decode([row], row.stop_tokens):
+        request = self._request(prompt, max_new_tokens, seed, stop_tokens)
+        for _ in self.single.decode([request], request.stop_tokens):
             pass
-        return row.generation(self.pair)
+        return self.single.generation(request)
 
     def stream(
         self,
@@ -163,27 +158,31 @@ class Decoder:
 
         Until its end nothing else decodes here.
         """
-        return self._pieces(self._row(prompt, max_new_tokens, seed, stop_tokens))
+        return self._pieces(self._request(prompt, max_new_tokens, seed, stop_tokens))
 
     @overload
-    def generate_batch(self, prompts: Iterable[
-        Prompt
-    ], *, max_batch: int = ..., max_new_tokens: int = ..., seeds: (
-        int | Sequence[int]
-    ) = ..., stop_tokens: StopTokens = ..., as_completed: Literal[
-        False
-    ] = ...,
-    ) -> list[Generation]: ...  # fmt: skip
+    def generate_batch(
+        self,
+        prompts: Iterable[Prompt],
+        *,
+        max_batch: int = ...,
+        max_new_tokens: int = ...,
+        seeds: int | Sequence[int] = ...,
+        stop_tokens: StopTokens = ...,
+        as_completed: Literal[False] = ...,
+    ) -> list[Generation]: ...
 
     @overload
-    def generate_batch(self, prompts: Iterable[
-        Prompt
-    ], *, max_batch: int = ..., max_new_tokens: int = ..., seeds: (
-        int | Sequence[int]
-    ) = ..., stop_tokens: StopTokens = ..., as_completed: Literal[
-        True
-    ],
-    ) -> Iterator[tuple[int, Generation]]: ...  # fmt: skip
+    def generate_batch(
+        self,
+        prompts: Iterable[Prompt],
+        *,
+        max_batch: int = ...,
+        max_new_tokens: int = ...,
+        seeds: int | Sequence[int] = ...,
+        stop_tokens: StopTokens = ...,
+        as_completed: Literal[True],
+    ) -> Iterator[tuple[int, Generation]]: ...
 
     def generate_batch(
         self,
@@ -203,7 +202,7 @@ class Decoder:
 
         Args:
             prompts: each as for `generate`; all are checked before the first is decoded.
-            max_batch: rows of KV memory, which are allocated once for each number.
+            max_batch: rows of KV cache, which are allocated once for each number.
             seeds: one for each prompt; or that of the first, and the prompts after it have the next
                 numbers.
             as_completed: yield responses as they end, and read prompts as there is room; until the
@@ -215,6 +214,8 @@ class Decoder:
             BatchError: prompts that failed while they were decoded; it has the others' responses.
         """
         checked_number("max_batch", max_batch)
+        max_new_tokens = checked_number("max_new_tokens", max_new_tokens)
+        stop = checked_stop_tokens(stop_tokens)
         if isinstance(prompts, str | bytes | Mapping) or not isinstance(prompts, Iterable):
             raise UserError(
                 f"prompts={prompts!r} must be a list of prompts; put a single one into a list, or"
@@ -223,60 +224,62 @@ class Decoder:
         if isinstance(seeds, Iterable):
             prompts = list(prompts)
             seeds = list(seeds)
+            numbers: Iterable[int] = seeds
             if len(seeds) != len(prompts):
                 raise UserError(
                     f"seeds has {len(seeds)} numbers for {len(prompts)} prompts; give one for each,"
                     " or the first."
                 )
-        rows = self.single if max_batch == 1 else self._batch_of(max_batch)
-        stop = checked_stop_tokens(stop_tokens)
+        else:
+            numbers = count(checked_number("seeds", seeds, 0))
+        batch = self.single if max_batch == 1 else self._batch_of(max_batch)
         failures: dict[int, str] = {}
-        numbers = seeds if isinstance(seeds, list) else count(checked_number("seeds", seeds, 0))
-        opened: Iterable[Row] = rows.opened(
-            prompts, checked_number("max_new_tokens", max_new_tokens), numbers, stop, failures
-        )
+        requests = batch.requests(prompts, max_new_tokens, numbers, stop, failures)
         if as_completed:
-            return rows.generate(opened, stop, failures)
-        waiting = list(opened)
+            return batch.generate(requests, stop, failures)
+        waiting = list(requests)
         if failures:
             raise failed(failures)
         made: dict[int, Generation] = {}
         try:
-            made.update(rows.generate(waiting, stop, failures))
+            made.update(batch.generate(waiting, stop, failures))
         except UserError as error:
             raise BatchError(str(error), made) from None
-        return [made[row.number] for row in waiting]
+        return [made[request.number] for request in waiting]
 
     @plain_torch()
-    def _batch_of(self, num_rows: int) -> RowsDecoder:
+    def _batch_of(self, num_rows: int) -> BatchDecoder:
         if self._batch is None or self._batch.num_rows != num_rows:
-            self._batch = RowsDecoder(self.pair, self._batch_rounds(num_rows))
+            self._batch = BatchDecoder(self.pair, self._batch_rounds(num_rows))
         return self._batch
 
     def _batch_rounds(self, num_rows: int) -> Rounds:
         raise NotImplementedError
 
-    def _row(self, prompt: Prompt, max_new_tokens: int, seed: int, stop_tokens: StopTokens) -> Row:
-        row = self.single.row(0, prompt, max_new_tokens, seed, checked_stop_tokens(stop_tokens))
+    def _request(
+        self, prompt: Prompt, max_new_tokens: int, seed: int, stop_tokens: StopTokens
+    ) -> Request:
+        stop = checked_stop_tokens(stop_tokens)
+        request = self.single.request(0, prompt, max_new_tokens, seed, stop)
         if not self.is_warm:
             self.warm_up()
-        return row
+        return request
 
-    def _pieces(self, row: Row) -> Iterator[str]:
-        shown = read = (
-            # Tokens before `shown` are out; [shown, read) decoded to the text that the next piece
-            # extends
-            0
-        )
-        for _ in self.single.decode([row], row.stop_tokens):
-            if row.failure is not None:
-                raise UserError(row.failure)
-            response = row.response
+    def _pieces(self, request: Request) -> Iterator[str]:
+        # Tokens before `shown` are out; [shown, read) decoded to the text that the next piece
+        # extends.
+        shown = 0
+        read = 0
+        for _ in self.single.decode([request], request.stop_tokens):
+            if request.failure is not None:
+                raise UserError(request.failure)
+            response = request.response
             before = self.pair.decode(response[shown:read])
             text = self.pair.decode(response[shown:])
             # A replacement character at the end is a character whose remaining bytes are still to
             # come.
-            if len(text) > len(before) and (not text.endswith("\ufffd") or row.finish_reason):
+            is_whole = not text.endswith("\ufffd") or request.finish_reason is not None
+            if len(text) > len(before) and is_whole:
                 yield text[len(before) :]
                 shown = read
                 read = len(response)
@@ -294,7 +297,7 @@ class SpeculativeDecoder(Decoder):
         warp: temperature, top-k, top-p, min-p of both models; default those of the target's
             generation config, or all tokens at temperature 1.
         engine: `auto`, `eager`, `compiled` or `cuda_graph`.
-        window: positions of KV memory, for prompt and response together; default those that the
+        window: positions of KV cache, for prompt and response together; default those that the
             target reaches, at most MAX_WINDOW. Beyond those of the draft, the target goes on alone;
             trees end there.
     """
@@ -310,15 +313,16 @@ class SpeculativeDecoder(Decoder):
         engine: str = "auto",
         window: int | None = None,
     ) -> None:
-        self._choices = _checked_choices(
-            pair=pair,
-            drafting=drafting,
-            stopping=stopping,
-            verification=verification,
-            warp=warp,
-            engine=engine,
-            window=window,
-        )
+        self._choices = {
+            "pair": pair,
+            "drafting": drafting,
+            "stopping": stopping,
+            "verification": verification,
+            "warp": warp,
+            "engine": engine,
+            "window": window,
+        }
+        _check_choices(self._choices)
         self.drafting = drafting or Autoregressive()
         self.pair = pair = self.drafting.pair(pair)
         self.verification = verification or self.drafting.usual_verification()
@@ -327,30 +331,27 @@ class SpeculativeDecoder(Decoder):
         self.warp = warp or TargetWarp(top_k=0).of(pair)
         self._engine_name = engine
         window = checked_window(pair, window)
-        reach = min(window, pair.draft_lm.window) if self.drafting.reads_draft else window
-        if reach < window:
-            how = (
-                "texts end there"
-                if self.drafting.kind != CHAIN
-                else "the target goes on alone after them"
-            )
+        draft_window = min(window, pair.draft_lm.window)
+        if self.drafting.reads_draft and draft_window < window:
+            is_chain = self.drafting.kind == CHAIN
             logger.warning(
                 "the draft %s reads %d positions, the target %d: %s",
                 pair.draft_id,
-                reach,
+                draft_window,
                 window,
-                how,
+                "the target goes on alone after them" if is_chain else "texts end there",
             )
-            window = reach if self.drafting.kind != CHAIN else window
+            window = window if is_chain else draft_window
         self._longest = max(self.stopping.max_tokens, MAX_TOKENS)
-        target_engine = make_engine(
-            engine, pair.target_lm, window, self.drafting.most_verified(self._longest)
-        )
-        self.engines: list[Engine] = [target_engine]
+        spare = self.drafting.most_verified(self._longest)
+        self.target_engine = make_engine(engine, pair.target_lm, window, spare)
+        self.engines: list[Engine] = [self.target_engine]
+        # The engine that runs the draft, or the target's if no draft is run.
+        self.draft_engine = self.target_engine
         if self.drafting.reads_draft:
-            self.engines.append(
-                make_engine(engine, pair.draft_lm, reach, self.drafting.most_read(self._longest))
-            )
+            spare = self.drafting.most_read(self._longest)
+            self.draft_engine = make_engine(engine, pair.draft_lm, draft_window, spare)
+            self.engines.append(self.draft_engine)
         # Decoders that share engines share these, too.
         self._memories: dict[int, DraftMemory] = {}  # the key is the length of the longest draft
         self._row_engines: dict[int, list[Engine]] = {}  # the key is the number of rows
@@ -364,7 +365,7 @@ class SpeculativeDecoder(Decoder):
         `choices` are warp, engine and window. Raises UserError if none is stored, as something else
         was faster for example.
         """
-        _checked_choices("head", head=head)
+        _check_choices({"head": head}, needed="head")
         stopping, verification = recommended_rules(head)
         return cls(pair, stopping=stopping, verification=verification, **choices)
 
@@ -375,23 +376,17 @@ class SpeculativeDecoder(Decoder):
 
         Only one of them may be decoding at a time.
         """
-        _checked_choices("stopping", stopping=stopping, verification=verification)
+        changed = {"stopping": stopping, "verification": verification or self.verification}
+        _check_choices(changed, needed="stopping")
         other = object.__new__(type(self))
-        other.__dict__.update(self.__dict__)
-        other._choices = {
-            **self._choices,
-            "stopping": stopping,
-            "verification": verification or self.verification,
-        }
-        other.stopping = stopping
-        other.verification = verification or self.verification
+        other.__dict__.update(self.__dict__, **changed)
+        other._choices = {**self._choices, **changed}
         check_pairing(self.drafting, other.verification)
         drafting = self.drafting
         longest = max(stopping.max_tokens, self._longest)
-        if drafting.kind != CHAIN and any(
-            nodes(longest) > nodes(self._longest)
-            for nodes in (drafting.most_read, drafting.most_verified)
-        ):
+        reads_more = drafting.most_read(longest) > drafting.most_read(self._longest)
+        verifies_more = drafting.most_verified(longest) > drafting.most_verified(self._longest)
+        if drafting.kind != CHAIN and (reads_more or verifies_more):
             raise UserError(
                 f"{type(stopping).__name__} drafts up to {stopping.max_tokens} tokens, but this"
                 f" decoder has memory for paths of {self._longest}; make it with that rule."
@@ -418,15 +413,6 @@ class SpeculativeDecoder(Decoder):
             raise UserError(f"{self.drafting!r} drafts no chains, whose steps alone can be timed.")
         return self.single.rounds
 
-    @property
-    def target_engine(self) -> Engine:
-        return self.engines[0]
-
-    @property
-    def draft_engine(self) -> Engine:
-        """The engine that runs the draft, or the target's if no draft is run."""
-        return self.engines[-1]
-
     @plain_torch()
     def _bind(self) -> None:
         self.stopping.bind(self.pair, self.draft_engine.lm.device)
@@ -435,7 +421,7 @@ class SpeculativeDecoder(Decoder):
         most = self.target_engine.padded(max(self.stopping.max_tokens, MAX_TOKENS) + 1) - 1
         if most not in self._memories:
             self._memories[most] = self._memory(most, 1)
-        self.single = RowsDecoder(self.pair, self._rounds(self.engines, self._memories[most]))
+        self.single = BatchDecoder(self.pair, self._rounds(self.engines, self._memories[most]))
         self._batch = None
 
     def _memory(self, most: int, num_rows: int) -> DraftMemory:
@@ -478,18 +464,15 @@ class Baseline(Decoder):
         window: int | None = None,
     ) -> None:
         self._engine_name = engine if isinstance(engine, str) else "auto"
-        self._choices = _checked_choices(
-            pair=pair, warp=warp, engine=self._engine_name, window=window
-        )
+        self._choices = {"pair": pair, "warp": warp, "engine": self._engine_name, "window": window}
+        _check_choices(self._choices)
         self.pair = pair
         self.warp = warp or TargetWarp(top_k=0).of(pair)
-        self.engine = (
-            make_engine(engine, pair.target_lm, checked_window(pair, window))
-            if isinstance(engine, str)
-            else engine
-        )
+        if isinstance(engine, str):
+            engine = make_engine(engine, pair.target_lm, checked_window(pair, window))
+        self.engine = engine
         self._rounds = TargetRounds(pair.target_id, self.engine, self.warp)
-        self.single = RowsDecoder(pair, self._rounds)
+        self.single = BatchDecoder(pair, self._rounds)
 
     def target_step(self, context: int) -> Step:
         """Return a call that decodes one token as rounds do, after `context` positions.

@@ -1,7 +1,7 @@
 """How drafts are proposed: the interface of drafting methods, and chains."""
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -10,17 +10,17 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from specheads.decoding.engine import Engine, ForwardOutput
 from specheads.decoding.records import CHAIN, short_repr
-from specheads.decoding.rounds import ChainRounds, Drafter, RoundParts
-from specheads.decoding.rows import Rounds, Row
+from specheads.decoding.request import Request
+from specheads.decoding.rounds import ChainRounds, Drafter, RoundParts, Rounds
 from specheads.decoding.step_inputs import (
     DraftMemory,
+    ExampleSizes,
     HostNumbers,
-    RowsExample,
-    RowsStep,
+    JoinedStep,
     with_rows,
 )
 from specheads.decoding.stopping import StoppingRule
-from specheads.decoding.stopping.rule import unless
+from specheads.decoding.stopping.rule import State, unless
 from specheads.decoding.verification import TokenVerification, Verification
 from specheads.errors import UserError
 from specheads.heads.features import drafting_features
@@ -70,29 +70,20 @@ class Drafting:
         raise NotImplementedError
 
 
-PENDING = (
-    1,
-    2,
-)  # committed tokens that a round's first step reads: two after a fully accepted draft
-
-
 class Autoregressive(Drafting):
     """`drafting=autoregressive`: a chain, as long as the stopping rule lets it grow."""
 
     def rounds(self, parts: RoundParts) -> ChainRounds:
         engine = parts.engines[1]
-        step = ChainStep(parts.pair.draft_lm, parts.warp, parts.stopping, parts.memory)
-        return ChainRounds(
-            parts,
-            _SingleDrafter(engine, step) if engine.num_rows == 1 else _RowsDrafter(engine, step),
-        )
+        drafter = SingleDrafter if engine.num_rows == 1 else JoinedDrafter
+        return ChainRounds(parts, drafter(parts, engine))
 
 
 class ChainState(NamedTuple):
     """The state that each step passes on to the next."""
 
     stopped: Tensor  # (B,) bool, whether the draft has ended; then steps change nothing here
-    rule: Any  # the stopping rule's state, tensors (B, ...)
+    rule: State
 
 
 class ChainStep:
@@ -110,29 +101,39 @@ class ChainStep:
         self.warp = warp
         self.rule = rule
         self.memory = memory
-        self.compile_key = (ChainStep, warp, rule.compile_key, memory)
+        self.compile_key = (type(self), warp, rule.compile_key, memory)
 
     def __call__(
-        self, output: ForwardOutput, index: Tensor, uniform: Tensor, ends: Tensor, state: ChainState
+        self,
+        output: ForwardOutput,
+        index: Tensor,
+        uniform: Tensor,
+        end_tokens: Tensor,
+        state: ChainState,
     ) -> ChainState:
         """Write the drafted token and its distribution into the memory, at `index` (1,).
 
         Return the new state; see `draw`.
         """
         token, probs, state = self.draw(
-            output.logits[:, -1], output.hidden[:, -1], uniform, ends, state
+            output.logits[:, -1], output.hidden[:, -1], uniform, end_tokens, state
         )
         self.memory.write(index, token, probs)
         return state
 
     def draw(
-        self, logits: Tensor, hidden: Tensor, uniform: Tensor, ends: Tensor, state: ChainState
+        self,
+        logits: Tensor,
+        hidden: Tensor,
+        uniform: Tensor,
+        end_tokens: Tensor,
+        state: ChainState,
     ) -> tuple[Tensor, Tensor, ChainState]:
-        """Return the tokens (B,) drawn after `logits` (B, V), their distributions (B, V), and the
+        """Return the tokens (B,) sampled from `logits` (B, V), their distributions (B, V), and the
         new state.
 
         The logits are of the states `hidden` (B, H), `uniform` (B,) in [0, 1) samples, and tokens
-        of `ends` (V,) bool end drafts.
+        of `end_tokens` (V,) bool end drafts.
         """
         probs = self.warp(logits)
         token = self.warp.draw(probs, uniform)
@@ -141,26 +142,23 @@ class ChainStep:
         )
         new, stop = self.rule.step(state.rule, features)
         kept = unless(state.stopped, state.rule, new)
-        return token, probs, ChainState(state.stopped | stop | ends[token], kept)
+        return token, probs, ChainState(state.stopped | stop | end_tokens[token], kept)
 
 
-class _RowsChainStep:
-    """The epilogue of a draft forward pass over rows: a token for each of some of them."""
+class JoinedChainStep(ChainStep):
+    """The epilogue of a draft forward pass over several rows: a token for each of some of them."""
 
     open_inputs = ((0,), (0,), (0,), (0,))
+    updates_last_input = False
 
-    def __init__(self, step: ChainStep) -> None:
-        self.step = step
-        self.compile_key = (_RowsChainStep, *step.compile_key)
-
-    def __call__(
+    def __call__(  # type: ignore[override]
         self,
         output: ForwardOutput,
         last: Tensor,
         rows: Tensor,
         index: Tensor,
         uniform: Tensor,
-        ends: Tensor,
+        end_tokens: Tensor,
         state: ChainState,
     ) -> tuple[Tensor, ChainState]:
         """Return the drafted tokens and whether their drafts end with them, (n, 2) long, and the
@@ -168,142 +166,160 @@ class _RowsChainStep:
 
         `last` (n,) says where in the forward pass each row's last token is, `index` (n,) which
         token of its draft it gets; `rows` (n,) are those of the memory and of `state`. All are
-        long; for the others see `ChainStep.draw`.
+        long; for the others see `draw`.
         """
         logits = output.logits[last, -1]
         hidden = output.hidden[last, -1]
-        token, probs, new = self.step.draw(
-            logits, hidden, uniform, ends, tree_map(lambda part: part[rows], state)
-        )
-        self.step.memory.write(index, token, probs, rows)
+        before = tree_map(lambda part: part[rows], state)
+        token, probs, new = self.draw(logits, hidden, uniform, end_tokens, before)
+        self.memory.write(index, token, probs, rows)
         return torch.stack([token, new.stopped.long()], dim=1), with_rows(state, rows, new)
 
 
-class _SingleDrafter(Drafter):
+# Committed tokens that a round's first step reads: two after a fully accepted draft.
+PENDING = (1, 2)
+
+
+class SingleDrafter(Drafter):
     """Drafts chains of an engine whose memory has one text."""
 
-    def __init__(self, engine: Engine, step: ChainStep) -> None:
-        super().__init__(engine, step.rule)
-        self._memory = step.memory
-        self.step = engine.compiled_step(step)
-        self._pending = [HostNumbers((1, count), engine.lm.device) for count in PENDING]
+    def __init__(self, parts: RoundParts, engine: Engine) -> None:
+        super().__init__(engine, parts.stopping)
+        self._memory = parts.memory
+        step = ChainStep(parts.pair.draft_lm, parts.warp, parts.stopping, parts.memory)
+        self._step = engine.compiled_step(step)
+        self._pending = {count: HostNumbers((1, count), engine.lm.device) for count in PENDING}
         self._going = torch.tensor([False], device=engine.lm.device)
 
-    def warm_up(self, ends: Tensor) -> None:
-        uniform = torch.zeros(1, dtype=torch.float64, device=ends.device)
+    def warm_up(self, end_tokens: Tensor) -> None:
+        uniform = torch.zeros(1, dtype=torch.float64, device=end_tokens.device)
         state = ChainState(self._going, self.state)
-        self._engine.warm_up(self.step, PENDING, self._memory.indices[0], uniform, ends, state)
+        index = self._memory.indices[0]
+        self._engine.warm_up(self._step, PENDING, index, uniform, end_tokens, state)
 
-    def draft(self, rows: Sequence[Row], ends: Tensor) -> None:
-        row = rows[0]
+    def draft(self, requests: Sequence[Request], end_tokens: Tensor) -> None:
+        (request,) = requests
+        engine = self._engine
         memory = self._memory
-        uniforms = row.draft_uniforms
-        most = min(self.rule.max_tokens, row.most_drafted)
+        uniforms = request.draft_uniforms
+        most = min(self.rule.max_tokens, request.most_drafted)
         count = 0
-        tokens = self._unread(row)
+        tokens = self._unread(request)
         state = ChainState(self._going, self.state)
         while count < most:
-            if tokens.shape[1] == 1 and self._engine.repeats(self.step):
-                memory.set_last(row.committed[-1])
+            if tokens.shape[1] == 1 and engine.repeats(self._step):
+                memory.set_last(request.committed[-1])
                 numbers = uniforms.take_up_to(most - count)
-                before, places = memory.read_from(count, len(numbers))
-                run, state = self._engine.repeat(self.step, before, [places, numbers], ends, state)
+                before, index = memory.read_from(count, len(numbers))
+                run, state = engine.repeat(self._step, before, [index, numbers], end_tokens, state)
                 uniforms.give_back(len(numbers) - run)
             else:
                 run = 1
-                state = self.step(tokens, memory.indices[count], uniforms.take(1), ends, state)
+                index = memory.indices[count]
+                state = self._step(tokens, index, uniforms.take(1), end_tokens, state)
             count += run
             tokens = memory.drafted(count - 1)
             if state.stopped.item():
                 break
-        row.num_drafted = row.num_draft_calls = count
+        request.num_drafted = request.num_draft_calls = count
         self.state = state.rule
 
-    def _unread(self, row: Row) -> Tensor:
+    def _unread(self, request: Request) -> Tensor:
         """Return the committed tokens (1, n) that the draft has not read."""
-        unread = row.committed[self._engine.length :]
-        if len(unread) not in PENDING:
+        unread = request.committed[self._engine.length :]
+        pending = self._pending.get(len(unread))
+        if pending is None:
             return torch.tensor([unread], device=self._going.device)
-        pending = self._pending[PENDING.index(len(unread))]
         pending.numbers[0] = unread
         pending.send()
         return pending.tensor
 
-    def keep(self, row: Row, num_accepted: int) -> None:
-        self._engine.rewind(min(self._engine.length, len(row.committed) + num_accepted))
+    def keep(self, request: Request, num_accepted: int) -> None:
+        self._engine.rewind(min(self._engine.length, len(request.committed) + num_accepted))
 
     def repeated_steps(self, count: int) -> Callable[[], None]:
         engine = self._engine
         memory = self._memory
         device = engine.lm.device
         uniforms = torch.zeros(count, dtype=torch.float64, device=device)
-        ends = torch.zeros(engine.lm.vocab_size, dtype=torch.bool, device=device)
+        end_tokens = torch.zeros(engine.lm.vocab_size, dtype=torch.bool, device=device)
         state = ChainState(self._going, self.rule.start_prompt(1, device))
-        tokens, places = memory.read_from(0, count)
+        tokens, index = memory.read_from(0, count)
 
         def draft() -> None:
-            if engine.repeats(self.step):
-                engine.repeat(self.step, tokens, [places, uniforms], ends, state, least=count)
+            if engine.repeats(self._step):
+                columns = [index, uniforms]
+                engine.repeat(self._step, tokens, columns, end_tokens, state, least=count)
                 return
             for number in range(count):
                 token = memory.drafted(number - 1)
-                drafted = self.step(token, memory.indices[number], uniforms[:1], ends, state)
+                place = memory.indices[number]
+                drafted = self._step(token, place, uniforms[:1], end_tokens, state)
                 drafted.stopped.item()  # as drafting asks after each step
 
         return draft
 
 
-class _RowsDrafter(Drafter):
+class JoinedDrafter(Drafter):
     """Drafts chains of an engine whose memory has several texts, each step one token in every row
     whose draft has not ended.
     """
 
-    def __init__(self, engine: Engine, step: ChainStep) -> None:
-        super().__init__(engine, step.rule)
-        self._memory = step.memory
-        self._step = RowsStep(engine, _RowsChainStep(step))
+    def __init__(self, parts: RoundParts, engine: Engine) -> None:
+        super().__init__(engine, parts.stopping)
+        self._memory = parts.memory
+        step = JoinedChainStep(parts.pair.draft_lm, parts.warp, parts.stopping, parts.memory)
+        self._step = JoinedStep(engine, step)
         self._going = torch.zeros(engine.num_rows, dtype=torch.bool, device=engine.lm.device)
 
-    def warm_up(self, ends: Tensor) -> None:
+    def warm_up(self, end_tokens: Tensor) -> None:
         state = ChainState(self._going, self.state)
 
-        def inputs(example: RowsExample) -> tuple[Any, ...]:
-            last, rows, index = (example.zeros(example.num_rows) for _ in range(3))
-            return last, rows, index, last.double(), ends, state
+        def inputs(sizes: ExampleSizes) -> tuple[object, ...]:
+            last, rows, index = (sizes.zeros(sizes.num_rows) for _ in range(3))
+            return last, rows, index, last.double(), end_tokens, state
 
-        self._step.warm_up(inputs, [ends, *tree_leaves(state), *self._memory.buffers()])
+        others = [end_tokens, *tree_leaves(state), *self._memory.buffers()]
+        self._step.warm_up(inputs, others)
 
-    def draft(self, rows: Sequence[Row], ends: Tensor) -> None:
+    def draft(self, requests: Sequence[Request], end_tokens: Tensor) -> None:
         state = ChainState(self._going, self.state)
-        going = list(rows)
-        for row in rows:
-            row.drafted = []
-            row.num_draft_calls = 0
-        while drafting := [
-            row for row in going if len(row.drafted) < min(row.most_drafted, self.rule.max_tokens)
-        ]:
-            unread = [row.unread for row in drafting]
-            flat = self._step.flat(
-                [row.place for row in drafting], unread, [row.num_read for row in drafting]
+        for request in requests:
+            request.drafted = []
+            request.num_draft_calls = 0
+        drafting = self._with_room(requests)
+        while drafting:
+            unread = [request.unread for request in drafting]
+            joined = self._step.join(
+                rows=[request.row for request in drafting],
+                tokens=unread,
+                starts=[request.num_read for request in drafting],
             )
-            index = np.array([len(row.drafted) for row in drafting])
-            uniform = np.array([row.draft_uniforms.number() for row in drafting])
-            drawn, state = self._step(flat, [flat.last, flat.rows, index, uniform], ends, state)
+            index = np.array([len(request.drafted) for request in drafting])
+            uniforms = np.array([request.draft_uniforms.number() for request in drafting])
+            columns = [joined.last, joined.rows, index, uniforms]
+            drawn, state = self._step(joined, columns, end_tokens, state)
             going = []
-            for row, tokens, (token, stopped) in zip(
-                drafting, unread, drawn.tolist(), strict=False
-            ):  # what follows filled it up
-                row.num_read += len(tokens)
-                row.num_draft_calls += 1
-                row.drafted.append(token)
-                going += [] if stopped else [row]
-        for row in rows:
-            row.num_drafted = len(row.drafted)
+            # What fills the step up comes after the requests' tokens.
+            results = zip(drafting, unread, drawn.tolist(), strict=False)
+            for request, tokens, (token, has_stopped) in results:
+                request.num_read += len(tokens)
+                request.num_draft_calls += 1
+                request.drafted.append(token)
+                if not has_stopped:
+                    going.append(request)
+            drafting = self._with_room(going)
+        for request in requests:
+            request.num_drafted = len(request.drafted)
         self.state = state.rule
 
-    def keep(self, row: Row, num_accepted: int) -> None:
+    def _with_room(self, requests: Sequence[Request]) -> list[Request]:
+        most = self.rule.max_tokens
+        return [each for each in requests if len(each.drafted) < min(each.most_drafted, most)]
+
+    def keep(self, request: Request, num_accepted: int) -> None:
         # Positions beyond what was read are overwritten.
-        row.num_read = min(row.num_read, len(row.committed) + num_accepted)
+        request.num_read = min(request.num_read, len(request.committed) + num_accepted)
 
 
 def check_pairing(drafting: Drafting, rule: Verification) -> None:

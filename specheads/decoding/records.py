@@ -1,12 +1,9 @@
-"""Records of tensors and counts that the stages of decoding pass on, and of when the stages were
-done; B rows.
-"""
+"""What decoding did: rounds, totals and finished responses, and the clock that times rounds."""
 
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from html import escape
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
@@ -27,9 +24,8 @@ REMEDY = (
 class Round(NamedTuple):
     """One cycle of draft, verify and commit, with the seconds spent in each."""
 
-    tokens: Sequence[
-        int
-    ]  # emitted: the accepted ones, then the target's unless the response ended before it
+    # The accepted tokens, then the target's unless the response ended before it.
+    tokens: Sequence[int]
     num_drafted: int = 0
     num_accepted: int = 0
     num_discarded: int = 0
@@ -38,10 +34,8 @@ class Round(NamedTuple):
     verify_seconds: float = 0.0
     commit_seconds: float = 0.0  # seconds to rewind memory and commit tokens
     num_target_calls: int = 1
-    wait_seconds: float = (
-        0.0  # time from the row's last tokens to this round: other rows commit, prompts are read
-    )
-    rejected: Sequence[int] = ()  # the drafted tokens of a chain after the accepted ones
+    # From the row's last tokens to this round: other rows commit, prompts are read.
+    wait_seconds: float = 0.0
 
     @property
     def seconds(self) -> float:
@@ -64,9 +58,8 @@ class DecodeStats:
     num_draft_calls: int
     seconds: float  # those of whole calls, prefill_seconds included
     prefill_seconds: float  # seconds to read prompts
-    num_expected: float | None = (
-        None  # accepted tokens that the stopping rule expected; None: it does not expect a number
-    )
+    # Accepted tokens that the stopping rule expected; None: it does not expect a number.
+    num_expected: float | None = None
 
     @classmethod
     def of(
@@ -75,17 +68,14 @@ class DecodeStats:
         prefill_seconds: float = 0.0,
         num_expected: float | None = None,
     ) -> "DecodeStats":
-        columns = (
-            "num_drafted",
-            "num_accepted",
-            "num_discarded",
-            "num_target_calls",
-            "num_draft_calls",
-        )
         return cls(
-            num_tokens=sum(len(r.tokens) for r in rounds),
-            **{name: sum(getattr(r, name) for r in rounds) for name in columns},
-            seconds=prefill_seconds + sum(r.seconds for r in rounds),
+            num_tokens=sum(len(each.tokens) for each in rounds),
+            num_drafted=sum(each.num_drafted for each in rounds),
+            num_accepted=sum(each.num_accepted for each in rounds),
+            num_discarded=sum(each.num_discarded for each in rounds),
+            num_target_calls=sum(each.num_target_calls for each in rounds),
+            num_draft_calls=sum(each.num_draft_calls for each in rounds),
+            seconds=prefill_seconds + sum(each.seconds for each in rounds),
             prefill_seconds=prefill_seconds,
             num_expected=num_expected,
         )
@@ -96,16 +86,27 @@ class DecodeStats:
 
         What a rule expected is known only if it is of all of them.
         """
-        values = {
-            name: [getattr(part, name) for part in parts] for name in cls.__dataclass_fields__
-        }
-        expected: list[float | None] = values.pop("num_expected")
-        total = None if None in expected else sum(each for each in expected if each is not None)
-        return cls(**{name: sum(each) for name, each in values.items()}, num_expected=total)
+        expected: float | None = 0.0
+        for part in parts:
+            if expected is None or part.num_expected is None:
+                expected = None
+            else:
+                expected += part.num_expected
+        return cls(
+            num_tokens=sum(each.num_tokens for each in parts),
+            num_drafted=sum(each.num_drafted for each in parts),
+            num_accepted=sum(each.num_accepted for each in parts),
+            num_discarded=sum(each.num_discarded for each in parts),
+            num_target_calls=sum(each.num_target_calls for each in parts),
+            num_draft_calls=sum(each.num_draft_calls for each in parts),
+            seconds=sum(each.seconds for each in parts),
+            prefill_seconds=sum(each.prefill_seconds for each in parts),
+            num_expected=expected,
+        )
 
     @property
     def discard_rate(self) -> float:
-        """Drafted tokens thrown away per emitted token."""
+        """Rejected drafted tokens per emitted token."""
         return self.num_discarded / self.num_tokens
 
     @property
@@ -148,20 +149,16 @@ class DecodeStats:
 
 def short_repr(choice: object) -> str:
     """Return the class and the plain attributes of a rule or a drafting method."""
-    shown = {
-        name: value
-        for name, value in vars(choice).items()
-        if isinstance(value, str | int | float | list | tuple)
-    }
-    return f"{type(choice).__name__}({', '.join(f'{name}={value!r}' for name, value in shown.items() if name != 'compile_key')})"
+    shown = []
+    for name, value in vars(choice).items():
+        if name != "compile_key" and isinstance(value, str | int | float | list | tuple):
+            shown.append(f"{name}={value!r}")
+    return f"{type(choice).__name__}({', '.join(shown)})"
 
 
 @dataclass(frozen=True, repr=False)
 class Generation:
-    """A finished response.
-
-    A notebook shows its accepted drafted tokens in green, and the rejected ones struck out in red.
-    """
+    """A finished response."""
 
     prompt_ids: Tensor  # (T,) long
     tokens: Tensor  # (N,) long, without the prompt; a stop token is part of it
@@ -169,7 +166,6 @@ class Generation:
     rounds: Sequence[Round]
     stats: DecodeStats
     finish_reason: str  # stop | length (max_new_tokens) | context (the models' window is full)
-    tokenizer: Any  # what `text` was decoded by
 
     def __repr__(self) -> str:
         text = self.text if len(self.text) <= 60 else f"{self.text[:59]}…"
@@ -179,26 +175,8 @@ class Generation:
             f" finish_reason={self.finish_reason!r})"
         )
 
-    def _repr_html_(self) -> str:
-        plain, green, red = (
-            "",
-            "color:#000;background:#b6e3b6",
-            "color:#000;background:#f4b9b9;text-decoration:line-through",
-        )
-        pieces = [
-            f'<span style="{style}">{escape(self.tokenizer.decode([token]))}</span>'
-            for made in self.rounds
-            for tokens, style in (
-                (made.tokens[: made.num_accepted], green),
-                (made.rejected, red),  # where the target's token took their place
-                (made.tokens[made.num_accepted :], plain),
-            )
-            for token in tokens
-        ]
-        return f'<pre style="white-space:pre-wrap">{"".join(pieces)}</pre>'
 
-
-Mark = Any  # the host's seconds, or an event in the queue of the first GPU
+Mark: TypeAlias = Any  # the host's seconds, or an event in the queue of the first GPU
 
 
 class Clock:

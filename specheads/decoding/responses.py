@@ -1,5 +1,5 @@
-"""Responses of the target to many prompts: rows of one memory, in which the next prompt follows a
-response that has ended.
+"""Responses of the target to many prompts, for data and recordings: continuous batches that a killed
+process resumes, with the engine and the memory that pay for so many tokens.
 """
 
 import hashlib
@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from specheads.decoding.batching import BatchDecoder
 from specheads.decoding.engine import (
     CompiledEngine,
     Engine,
@@ -19,8 +20,8 @@ from specheads.decoding.engine import (
     make_engine,
     resolve_engine,
 )
+from specheads.decoding.request import Request
 from specheads.decoding.rounds import TargetRounds
-from specheads.decoding.rows import Row, RowsDecoder
 from specheads.decoding.step_inputs import TOGETHER
 from specheads.errors import UserError, is_out_of_memory
 from specheads.pair.language_model import LanguageModel
@@ -35,12 +36,11 @@ logger = logging.getLogger(__name__)
 
 # Tokens times weights. Compiling takes five seconds, twenty with the operators, which are kept;
 # plain PyTorch needs about ten for this much: 8,000 tokens of a model of SMALL weights. In 16 bits
-# larger models take minutes to
-# compile, so they count as small.
+# larger models take minutes to compile, so they count as small.
 SMALL = 5e6
 WORK_WORTH_COMPILING = 4e10
 COMPILER_BYTES = 150e6  # of the compiler's modules, and of steps
-SHARED_BYTES = 2**31  # of KV memory, up to which it is made larger than it need be
+SHARED_BYTES = 2**31  # of KV cache, up to which it is made larger than it need be
 
 KEPT_SECONDS = 30.0  # of work on responses that a killed process loses
 
@@ -77,18 +77,13 @@ def _shared_capacity(capacity: int, num_rows: int, lm: LanguageModel) -> int:
     """Return the positions to allocate for `capacity`: few sizes on a CPU, as sets of prompts share
     what is compiled for one.
     """
-    # spare: what an engine adds
-    spare = 2 * CompiledEngine.bucket
-    config = lm.config
+    spare = 2 * CompiledEngine.bucket  # what an engine adds
     shared = (1 << (capacity + spare - 1).bit_length()) - spare
-    numbers = (
-        2 * config.num_hidden_layers * config.hidden_size * lm.output_embedding.weight.itemsize
-    )  # at most, of a position
-    return (
-        shared
-        if lm.device.type == "cpu" and num_rows * shared * numbers <= SHARED_BYTES
-        else capacity
-    )
+    config = lm.config
+    weight = lm.output_embedding.weight
+    bytes_per_position = 2 * config.num_hidden_layers * config.hidden_size * weight.itemsize
+    fits = num_rows * shared * bytes_per_position <= SHARED_BYTES
+    return shared if lm.device.type == "cpu" and fits else capacity
 
 
 def _key(prompt: Sequence[int], uniform: np.ndarray, warp: Warp) -> str:
@@ -99,50 +94,47 @@ def _key(prompt: Sequence[int], uniform: np.ndarray, warp: Warp) -> str:
 
 
 class _Kept:
-    """What has been made of responses, by their numbers, in memory and in a journal if there is
-    one.
-    """
+    """The tokens of responses by their numbers, in memory and in a journal if there is one."""
 
     def __init__(self, path: Path | None, keys: Sequence[str]) -> None:
         self._keys = keys
-        self._rows = list[Row]()
+        self._requests: Sequence[Request] = ()  # that took the last round
         self._due = time.perf_counter() + KEPT_SECONDS
         self._journal = None if path is None else Journal(path, {})
-        known = {} if self._journal is None else self._journal.entries
-        entries = {number: known[key] for number, key in enumerate(keys) if key in known}
-        self.ended = {
-            number: Response(**entry)
-            for number, entry in entries.items()
-            if entry["finished"] is not None
-        }
-        self.begun = {
-            number: entry["ids"] for number, entry in entries.items() if number not in self.ended
-        }
+        self.ended = dict[int, Response]()
+        self.begun = dict[int, list[int]]()
+        for number, key in enumerate(keys):
+            entry = None if self._journal is None else self._journal.entries.get(key)
+            if entry is None:
+                continue
+            if entry["finished"] is None:
+                self.begun[number] = entry["ids"]
+            else:
+                self.ended[number] = Response(**entry)
 
-    def keep(self, rows: Sequence[Row]) -> None:
-        """Keep the tokens of rows, in the journal those of rows that have ended, and of the others
-        now and then.
+    def keep(self, requests: Sequence[Request]) -> None:
+        """Keep the tokens of requests that took a round; in the journal those of responses that
+        have ended, and of the others now and then.
         """
         is_due = time.perf_counter() >= self._due
-        self._rows = list(rows)
-        for row in rows:
-            if row.has_ended:
-                self.ended[row.number] = Response(self._ids(row), row.finish_reason == "stop")
-            if self._journal is not None and (row.has_ended or is_due):
-                finished = row.finish_reason == "stop" if row.has_ended else None
-                self._journal.add(
-                    self._keys[row.number], {"ids": self._ids(row), "finished": finished}
-                )
+        self._requests = requests
+        for request in requests:
+            ids = self.begun.get(request.number, []) + request.response
+            finished = None
+            if request.has_ended:
+                finished = request.finish_reason == "stop"
+                self.ended[request.number] = Response(ids, finished)
+            if self._journal is not None and (request.has_ended or is_due):
+                self._journal.add(self._keys[request.number], {"ids": ids, "finished": finished})
         if is_due:
             self._due = time.perf_counter() + KEPT_SECONDS
 
     def begin_again(self) -> None:
-        """Let the rows in progress begin after the tokens that they have."""
-        self.begun |= {row.number: self._ids(row) for row in self._rows if not row.has_ended}
-        self._rows = []
-
-    def _ids(self, row: Row) -> list[int]:
-        return self.begun.get(row.number, []) + row.response
+        """Let the requests in progress begin after the tokens that they have."""
+        for request in self._requests:
+            if not request.has_ended:
+                self.begun[request.number] = self.begun.get(request.number, []) + request.response
+        self._requests = ()
 
 
 class Responder:
@@ -159,37 +151,31 @@ class Responder:
         """
         self.pair = pair
         self._limits = limits
-        self._lm = pair.target_lm
-        self._num_tokens = sum(
-            min(limits.max_new_tokens, pair.window - length) for length in lengths
-        )
-        num_weights = (
-            self._lm.model.num_parameters()
-            if self._lm.output_embedding.weight.dtype.itemsize > 2
-            else SMALL
-        )
+        self._lm = lm = pair.target_lm
+        longest = limits.max_new_tokens
+        self._num_tokens = sum(min(longest, pair.window - length) for length in lengths)
+        is_wide = lm.output_embedding.weight.dtype.itemsize > 2
+        num_weights = lm.model.num_parameters() if is_wide else SMALL
         self._engine_name = engine or _engine_worth(self._num_tokens, num_weights)
-        self.capacity = min(
-            pair.window,
-            _shared_capacity(max(lengths) + limits.max_new_tokens, limits.batch_size, self._lm),
-        )
+        shared = _shared_capacity(max(lengths) + longest, limits.batch_size, lm)
+        self.capacity = min(pair.window, shared)
         self._num_rows = min(limits.batch_size, len(lengths))
         self._engine: Engine | None = None
-        self._decoders: dict[Warp, RowsDecoder] = {}
-        self._made = self._finished = (
-            0  # tokens, and stop tokens among them: how long responses are expected to be
-        )
+        self._decoders: dict[Warp, BatchDecoder] = {}
+        # Tokens, and stop tokens among them: how long responses are expected to be.
+        self._num_tokens_made = 0
+        self._num_stopped = 0
 
     def memory(self) -> dict[str, float]:
         """Return the bytes that the first responses allocate, by name."""
         lm = self._lm
         is_eager = self._engine_name == "eager"
-        positions = (self._num_rows + 1) * (
-            self.capacity + (0 if is_eager else 2 * CompiledEngine.bucket)
-        )
+        spare = 0 if is_eager else 2 * CompiledEngine.bucket
+        positions = (self._num_rows + 1) * (self.capacity + spare)
         parts = memory_parts(lm, positions, TOGETHER, self._num_rows)
-        compiled = {"packed copies": bytes_to_pack(lm), "compiler": COMPILER_BYTES}
-        return parts | (compiled if lm.device.type == "cpu" and not is_eager else {})
+        if lm.device.type == "cpu" and not is_eager:
+            parts |= {"packed copies": bytes_to_pack(lm), "compiler": COMPILER_BYTES}
+        return parts
 
     def respond(
         self,
@@ -212,22 +198,22 @@ class Responder:
             journal: a file of what has been made, from which a killed process goes on; the caller
                 deletes it.
         """
-        kept = _Kept(journal, [_key(*each, warp) for each in zip(prompts, uniform, strict=True)])
+        keys = [_key(*each, warp) for each in zip(prompts, uniform, strict=True)]
+        kept = _Kept(journal, keys)
         if kept.ended or kept.begun:
-            how = (
-                "responses: %d of %d are taken over from an interrupted run, and %d that it had"
-                " begun"
+            logger.info(
+                "responses: %d of %d are reused from an interrupted run, and %d partially generated"
+                " ones",
+                len(kept.ended),
+                len(prompts),
+                len(kept.begun),
             )
-            logger.info(how, len(kept.ended), len(prompts), len(kept.begun))
         while True:
             try:
-                for rows in self._rounds(prompts, kept, uniform, warp):
-                    kept.keep(rows)
-                    self._made += len(rows)
-                    self._finished += sum(row.finish_reason == "stop" for row in rows)
-                    on_step(
-                        len(rows), self._expected(rows, len(prompts) - len(kept.ended) + num_later)
-                    )
+                for requests in self._rounds(prompts, kept, uniform, warp):
+                    kept.keep(requests)
+                    num_open = len(prompts) - len(kept.ended) + num_later
+                    on_step(len(requests), self._expected(requests, num_open))
                 return [kept.ended[number] for number in range(len(prompts))]
             except (RuntimeError, MemoryError) as error:
                 if not is_out_of_memory(error) or self._num_rows == 1:
@@ -242,46 +228,52 @@ class Responder:
             how = "responses: %d rows do not fit into memory; %d are decoded together from here on"
             logger.warning(how, before, self._num_rows)
 
-    def _expected(self, rows: Sequence[Row], num_open: int) -> float:
-        """Return how many more tokens are expected of `num_open` responses, some of which are in
-        `rows`.
+    def _expected(self, requests: Sequence[Request], num_open: int) -> float:
+        """Return how many more tokens are expected of `num_open` responses, some of which are
+        `requests` that took a round.
         """
-        most = np.array(
-            [
-                self._limits.max_new_tokens,
-                *(row.limit - len(row.committed) for row in rows if not row.has_ended),
-            ]
-        )
-        ends = self._finished / self._made  # how often a token ends a response
-        expected = (1 - (1 - ends) ** most) / ends if ends else most
-        return float(expected[1:].sum() + (num_open + 1 - len(most)) * expected[0])
+        self._num_tokens_made += len(requests)
+        self._num_stopped += sum(request.finish_reason == "stop" for request in requests)
+        rate = self._num_stopped / self._num_tokens_made  # how often a token ends a response
+
+        def expected(most: int) -> float:
+            return (1 - (1 - rate) ** most) / rate if rate else most
+
+        left = 0.0
+        for request in requests:
+            if not request.has_ended:
+                left += expected(request.limit - len(request.committed))
+                num_open -= 1
+        return left + num_open * expected(self._limits.max_new_tokens)
 
     def _rounds(
-        self, prompts: Sequence[Sequence[int]], kept: "_Kept", uniform: np.ndarray, warp: Warp
-    ) -> Iterator[list[Row]]:
-        """Yield, after each round, the rows that took it; raises UserError for one that failed."""
+        self, prompts: Sequence[Sequence[int]], kept: _Kept, uniform: np.ndarray, warp: Warp
+    ) -> Iterator[list[Request]]:
+        """Yield, after each round, the requests that took it; raises UserError for one that
+        failed.
+        """
         if len(kept.ended) == len(prompts):
             return
         decoder = self._decoder(warp)
         most = self._limits.max_new_tokens
 
-        def opened() -> Iterator[Row]:
-            for number in by_length(
-                [len(prompt) for prompt in prompts]
-            ):  # steps read as far as their longest row
-                if number not in kept.ended:
-                    begun = kept.begun.get(number, [])
-                    numbers = GivenUniforms(uniform[number, len(begun) :])
-                    yield decoder.row(
-                        number, [*prompts[number], *begun], most - len(begun), 0, None, numbers
-                    )
+        def requests() -> Iterator[Request]:
+            # Steps read as far as their longest row.
+            for number in by_length([len(prompt) for prompt in prompts]):
+                if number in kept.ended:
+                    continue
+                begun = kept.begun.get(number, [])
+                numbers = GivenUniforms(uniform[number, len(begun) :])
+                text = [*prompts[number], *begun]
+                yield decoder.request(number, text, most - len(begun), 0, None, numbers)
 
-        for rows in decoder.decode(opened(), None):
-            if failures := [row.failure for row in rows if row.failure is not None]:
-                raise UserError(failures[0])
-            yield rows
+        for decoding in decoder.decode(requests(), None):
+            for request in decoding:
+                if request.failure is not None:
+                    raise UserError(request.failure)
+            yield decoding
 
-    def _decoder(self, warp: Warp) -> RowsDecoder:
+    def _decoder(self, warp: Warp) -> BatchDecoder:
         """Return the decoder of a warp; all have the same memory."""
         if self._engine is None:
             how = "responses: %s runs on engine=%s, %d tokens at most"
@@ -290,7 +282,7 @@ class Responder:
                 self._engine_name, self._lm, self.capacity, num_rows=self._num_rows + 1
             )
         if warp not in self._decoders:
-            self._decoders[warp] = RowsDecoder(
+            self._decoders[warp] = BatchDecoder(
                 self.pair, TargetRounds(self.pair.target_id, self._engine, warp)
             )
         return self._decoders[warp]

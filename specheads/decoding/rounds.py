@@ -1,4 +1,8 @@
-"""A round of all rows: chains and their verification, or one token of the target alone."""
+"""A round of all requests: chains and their verification, or one token of the target alone.
+
+`ChainRounds.take` is the algorithm. The inner loops stand twice: steps of a single row read the
+engine's own length and reuse their tensors; steps over several rows read joined tokens.
+"""
 
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -9,18 +13,49 @@ from torch import Tensor
 
 from specheads.decoding.engine import Engine, ForwardOutput
 from specheads.decoding.records import Clock, Mark, Round
-from specheads.decoding.rows import Rounds, Row
+from specheads.decoding.request import Request
 from specheads.decoding.step_inputs import (
     DraftMemory,
+    ExampleSizes,
     HostNumbers,
-    RowsExample,
-    RowsStep,
+    JoinedStep,
+    PromptReader,
     with_rows,
 )
 from specheads.decoding.stopping import StoppingRule
+from specheads.decoding.stopping.rule import State
 from specheads.decoding.verification import Block, TokenVerification, VerificationRule
 from specheads.pair.pair import Pair
 from specheads.pair.sampling import Warp, has_nan
+
+
+class Rounds:
+    """The base of how requests get their next tokens."""
+
+    def __init__(self, engines: Sequence[Engine]) -> None:
+        """`engines`: the target's, then the draft's if there is one."""
+        self.engines = engines
+        self.readers = [PromptReader(engine) for engine in engines]
+
+    def warm_up(self, end_tokens: Tensor) -> None:
+        """Prepare the engines for all that rounds run; see `take` for `end_tokens`."""
+        raise NotImplementedError
+
+    def start(self, requests: Sequence[Request]) -> None:
+        """Begin requests whose prompts were read."""
+
+    def num_expected(self, request: Request) -> float | None:
+        """Return how many accepted tokens the stopping rule expected; see DecodeStats."""
+        return None
+
+    def take(
+        self, requests: Sequence[Request], end_tokens: Tensor, clock: Clock
+    ) -> tuple[list[Round], Mark]:
+        """Return each request's round without its seconds, and the mark after drafting.
+
+        Tokens of `end_tokens` (V,) bool end drafts.
+        """
+        raise NotImplementedError
 
 
 class _TargetStep:
@@ -33,78 +68,257 @@ class _TargetStep:
         self.compile_key = (_TargetStep, warp)
 
     def __call__(self, output: ForwardOutput, uniform: Tensor) -> Tensor:
-        """Return the next tokens and whether there was a NaN, (N, 2) long, drawn at `uniform`
-        (N,).
+        """Return the next tokens, sampled by `uniform` (N,), and whether there was a NaN,
+        (N, 2) long.
         """
         probs = self.warp(output.logits[:, -1])
         return torch.stack([self.warp.draw(probs, uniform), has_nan(probs).long()], dim=1)
 
 
-class RoundParts(NamedTuple):
-    """What rounds are made of."""
-
-    pair: Pair
-    engines: Sequence[
-        Engine
-        # The target's, and the draft's if one is run; with memory of one text, or of rows and a
-        # spare one
-    ]
-    stopping: StoppingRule
-    verification: Any
-    warp: Warp
-    memory: DraftMemory  # holds the drafts, on the draft's device
-
-
 class TargetRounds(Rounds):
-    """One token of the target, or of another model that decodes alone, for each row."""
+    """One token of the target, or of another model that decodes alone, for each request."""
 
     def __init__(self, model_id: str, engine: Engine, warp: Warp) -> None:
         super().__init__((engine,))
         self._model_id = model_id
-        step = _TargetStep(warp)
+        self._engine = engine
         self._single = engine.num_rows == 1
-        self.step: Any = engine.compiled_step(step) if self._single else RowsStep(engine, step)
+        step = _TargetStep(warp)
+        self._step = engine.compiled_step(step)
+        self._joined = JoinedStep(engine, step)
         self._last = HostNumbers((1, 1), engine.lm.device)
 
-    def warm_up(self, ends: Tensor) -> None:
-        engine = self.engines[0]
+    def warm_up(self, end_tokens: Tensor) -> None:
         if self._single:
-            engine.warm_up(
-                self.step, (1,), torch.zeros(1, dtype=torch.float64, device=engine.lm.device)
-            )
+            self._engine.warm_up(self._step, (1,), _float_zeros(self._engine, 1))
         else:
-            self.step.warm_up(
-                lambda example: (example.zeros(example.num_tokens, dtype=torch.float64),)
-            )
+            self._joined.warm_up(lambda sizes: (sizes.zeros(sizes.num_tokens).double(),))
 
-    def take(self, rows: Sequence[Row], ends: Tensor, clock: Clock) -> tuple[list[Round], Mark]:
+    def take(
+        self, requests: Sequence[Request], end_tokens: Tensor, clock: Clock
+    ) -> tuple[list[Round], Mark]:
         drafted = clock.mark()
-        if self._single:
-            self._last.numbers[0, 0] = rows[0].committed[-1]
-            self._last.send()
-            packed = self.step(self._last.tensor, rows[0].verify_uniforms.take(1))
-        else:
-            starts = [len(row.committed) - 1 for row in rows]
-            flat = self.step.flat(
-                [row.place for row in rows], [row.committed[-1:] for row in rows], starts
-            )
-            uniform = np.array([row.verify_uniforms.number() for row in rows])
-            packed = self.step(flat, [uniform])
         rounds = []
-        for row, (token, nan) in zip(
-            rows, packed.tolist(), strict=False
-        ):  # what follows filled the step up
+        sampled = self._single_token(requests[0]) if self._single else self._tokens(requests)
+        for request, (token, is_nan) in zip(requests, sampled.tolist(), strict=False):
             rounds.append(Round([token]))
-            if nan:
-                row.fail_by_nan(self._model_id)
+            if is_nan:
+                request.fail_by_nan(self._model_id)
         return rounds, drafted
+
+    def _single_token(self, request: Request) -> Tensor:
+        self._last.numbers[0, 0] = request.committed[-1]
+        self._last.send()
+        sampled: Tensor = self._step(self._last.tensor, request.verify_uniforms.take(1))
+        return sampled
+
+    def _tokens(self, requests: Sequence[Request]) -> Tensor:
+        """Return the tokens (N, 2) of all requests, and of what fills the step up after them."""
+        joined = self._joined.join(
+            rows=[request.row for request in requests],
+            tokens=[request.committed[-1:] for request in requests],
+            starts=[len(request.committed) - 1 for request in requests],
+        )
+        uniforms = np.array([request.verify_uniforms.number() for request in requests])
+        sampled: Tensor = self._joined(joined, [uniforms])
+        return sampled
 
     def repeated_step(self) -> Callable[[], object]:
         """Return a call that takes the step of a single row again and again, wherever memory ends."""
-        device = self.engines[0].lm.device
-        token = torch.zeros((1, 1), dtype=torch.long, device=device)
-        uniform = torch.zeros(1, dtype=torch.float64, device=device)
-        return lambda: self.step(token, uniform)
+        token = torch.zeros((1, 1), dtype=torch.long, device=self._engine.lm.device)
+        uniform = _float_zeros(self._engine, 1)
+        return lambda: self._step(token, uniform)
+
+
+class RoundParts(NamedTuple):
+    """What rounds are made of.
+
+    `engines` are the target's, and the draft's if one is run; with memory of one text, or of
+    several rows and a spare one.
+    """
+
+    pair: Pair
+    engines: Sequence[Engine]
+    stopping: StoppingRule
+    verification: Any  # of the kind that `Drafting.kind` names
+    warp: Warp
+    memory: DraftMemory  # holds the drafts, on the draft's device
+
+
+class Drafter:
+    """The base of what drafts chains in the rows of a memory. It owns the stopping rule's state,
+    (R, ...) for the rows of the engine.
+    """
+
+    def __init__(self, engine: Engine, rule: StoppingRule) -> None:
+        self._engine = engine
+        self.rule = rule
+        self.state: State = rule.start_prompt(engine.num_rows, engine.lm.device)
+
+    def warm_up(self, end_tokens: Tensor) -> None:
+        raise NotImplementedError
+
+    def start(self, requests: Sequence[Request]) -> None:
+        """Begin other prompts in some rows."""
+        new = self.rule.start_prompt(len(requests), self._engine.lm.device)
+        if self._engine.num_rows == 1:
+            self.state = new
+        else:
+            self.state = with_rows(self.state, [request.row for request in requests], new)
+
+    def draft(self, requests: Sequence[Request], end_tokens: Tensor) -> None:
+        """Draft up to the rule's most tokens for each request, into the request, and their
+        distributions into memory.
+        """
+        raise NotImplementedError
+
+    def keep(self, request: Request, num_accepted: int) -> None:
+        """Forget what a request's draft has read beyond the accepted tokens.
+
+        Call it before they are committed.
+        """
+        raise NotImplementedError
+
+    def repeated_steps(self, count: int) -> Callable[[], None]:
+        """Return a call that drafts `count` tokens of a single row, wherever memory ends, and ends
+        no draft.
+        """
+        raise NotImplementedError
+
+
+class ChainRounds(Rounds):
+    """Chains, and one verification for those of all requests."""
+
+    def __init__(self, parts: RoundParts, drafter: Drafter) -> None:
+        super().__init__(parts.engines)
+        self.drafter = drafter
+        self._pair = parts.pair
+        self._target = target = parts.engines[0]
+        self._single = target.num_rows == 1
+        self._memory = memory = parts.memory
+        device = target.lm.device
+        self._verified = memory
+        if device != memory.probs.device:
+            lm = target.lm
+            self._verified = DraftMemory(
+                memory.most, lm.vocab_size, lm.probs_dtype, device, target.num_rows
+            )
+        verification = parts.verification
+        # Predictions speak of token verification alone.
+        self._expects = isinstance(verification, TokenVerification)
+        step = VerifyStep(parts.warp, verification, self._verified)
+        self._step = target.compiled_step(step, all_logits=True)
+        joined = JoinedVerifyStep(parts.warp, verification, self._verified)
+        self._joined = JoinedStep(target, joined)
+        self._length = HostNumbers((1,), device)  # a single row's number of drafted tokens
+        # Drafted tokens of all rows, and accepted ones.
+        self._counts = HostNumbers((2, target.num_rows), memory.probs.device)
+
+    def take(
+        self, requests: Sequence[Request], end_tokens: Tensor, clock: Clock
+    ) -> tuple[list[Round], Mark]:
+        drafter = self.drafter
+        rule = drafter.rule
+        drafter.state = rule.start_round(drafter.state)
+        drafter.draft(requests, end_tokens)
+        drafted = clock.mark()
+        results = [self._verify_single(requests[0])] if self._single else self._verify(requests)
+        rounds = []
+        num_drafted, num_accepted = self._counts.numbers
+        self._counts.numbers[:] = 0
+        for request, result in zip(requests, results, strict=True):
+            num_drafted[request.row] = request.num_drafted
+            num_accepted[request.row] = result.num_accepted
+            drafter.keep(request, result.num_accepted)
+            rounds.append(
+                Round(
+                    tokens=[*result.draft_tokens[: result.num_accepted], result.next_token],
+                    num_drafted=request.num_drafted,
+                    num_accepted=result.num_accepted,
+                    num_discarded=request.num_drafted - result.num_accepted,
+                    num_draft_calls=request.num_draft_calls,
+                )
+            )
+            if result.draft_nan or result.target_nan:
+                pair = self._pair
+                request.fail_by_nan(pair.draft_id if result.draft_nan else pair.target_id)
+        if rule.learns:
+            self._counts.send()
+            drafter.state = rule.end_round(drafter.state, *self._counts.tensor.unbind())
+        return rounds, drafted
+
+    def _verify_single(self, request: Request) -> "StepResult":
+        target = self._target
+        memory = self._verified
+        base = target.length
+        count = request.num_drafted
+        if memory is not self._memory:
+            memory.copy_(self._memory, count)
+        memory.set_last(request.committed[-1])
+        self._length.numbers[0] = count
+        self._length.send()
+        tokens, _ = memory.read_from(0, target.padded(count + 1))
+        packed = self._step(tokens, request.verify_uniforms.take(2), self._length.tensor)
+        result = StepResult.unpacked(packed.tolist()[0])
+        target.rewind(base + 1 + result.num_accepted)
+        return result
+
+    def _verify(self, requests: Sequence[Request]) -> list["StepResult"]:
+        if self._verified is not self._memory:
+            longest = max(request.num_drafted for request in requests)
+            self._verified.copy_(self._memory, longest)
+        joined = self._joined.join(
+            rows=[request.row for request in requests],
+            tokens=[[request.committed[-1], *request.drafted] for request in requests],
+            starts=[len(request.committed) - 1 for request in requests],
+        )
+        lengths = joined.counts - 1
+        width = self._target.padded_rows(int(lengths.max()) + 1)
+        index = joined.first[:, None] + np.minimum(np.arange(width), lengths[:, None])
+        uniforms = []
+        for request in requests:
+            numbers = request.verify_uniforms
+            uniforms.append([numbers.number(), numbers.number()])
+        packed = self._joined(joined, [index, joined.rows, np.array(uniforms), lengths])
+        return [StepResult.unpacked(each) for each in packed.tolist()[: len(requests)]]
+
+    def warm_up(self, end_tokens: Tensor) -> None:
+        self.drafter.warm_up(end_tokens)
+        target = self._target
+        memory = self._verified
+        if self._single:
+            most = target.padded(self.drafter.rule.max_tokens + 1)
+            counts = sorted({target.padded(count) for count in range(1, most + 1)})
+            target.warm_up(self._step, counts, _float_zeros(target, 2), self._length.tensor)
+            return
+
+        def inputs(sizes: ExampleSizes) -> tuple[Tensor, ...]:
+            count = sizes.num_rows
+            index = sizes.zeros(count, sizes.num_columns)
+            uniforms = sizes.zeros(count, 2).double()
+            return index, sizes.zeros(count), uniforms, sizes.zeros(count)
+
+        self._joined.warm_up(inputs, [*memory.buffers()], memory.most + 1)
+
+    def start(self, requests: Sequence[Request]) -> None:
+        self.drafter.start(requests)
+        for request in requests:
+            request.num_read = len(request.committed) - 1 if len(self.readers) > 1 else 0
+
+    def num_expected(self, request: Request) -> float | None:
+        drafter = self.drafter
+        expected = drafter.rule.num_expected(drafter.state) if self._expects else None
+        return None if expected is None else float(expected[request.row])
+
+    def repeated_verification(self, num_drafted: int) -> Callable[[], object]:
+        """Return a call that verifies `num_drafted` tokens of a single row, wherever memory ends."""
+        target = self._target
+        memory = self._verified
+        memory.probs.fill_(1 / target.lm.vocab_size)
+        uniforms = _float_zeros(target, 2)
+        length = torch.zeros(1, dtype=torch.long, device=target.lm.device)
+        tokens, _ = memory.read_from(0, target.padded(num_drafted + 1))
+        return lambda: self._step(tokens, uniforms, length)
 
 
 class StepResult(NamedTuple):
@@ -129,7 +343,7 @@ class VerifyStep:
         self.warp = warp
         self.rule = rule
         self.memory = memory
-        self.compile_key = (VerifyStep, warp, rule.compile_key, memory)
+        self.compile_key = (type(self), warp, rule.compile_key, memory)
 
     def __call__(self, output: ForwardOutput, uniforms: Tensor, lengths: Tensor) -> Tensor:
         """Return a packed StepResult (1, 4 + K) long after a pass over the last committed token and
@@ -137,9 +351,8 @@ class VerifyStep:
         """
         draft_tokens = output.tokens[:, 1:]
         draft_probs = self.memory.probs[:, : draft_tokens.shape[1]]
-        return self.decide(
-            draft_tokens, draft_probs, self.warp(output.logits), uniforms[None], lengths
-        )
+        target_probs = self.warp(output.logits)
+        return self.decide(draft_tokens, draft_probs, target_probs, uniforms[None], lengths)
 
     def decide(
         self,
@@ -151,224 +364,36 @@ class VerifyStep:
     ) -> Tensor:
         """Return packed StepResults (B, 4 + K) long of a Block.
 
-        What lies beyond the length of a draft does not matter.
-
-        `uniforms` (B, 2) are for the number of accepted tokens and for the target's token.
+        What lies beyond the length of a draft does not matter. `uniforms` (B, 2) are for the number
+        of accepted tokens and for the target's token.
         """
         block = Block.of(draft_tokens, draft_probs, target_probs, lengths)
         decision = self.rule.distribution(block).decide(uniforms[:, 0], uniforms[:, 1])
-        nans = [
-            (has_nan(draft_probs) & block.within).any(dim=1).long(),
-            has_nan(target_probs).any(dim=1).long(),
-        ]
-        return torch.cat([torch.stack([*decision, *nans], dim=1), draft_tokens], dim=1)
+        draft_nan = (has_nan(draft_probs) & block.within).any(dim=1).long()
+        target_nan = has_nan(target_probs).any(dim=1).long()
+        decided = torch.stack([*decision, draft_nan, target_nan], dim=1)
+        return torch.cat([decided, draft_tokens], dim=1)
 
 
-class _RowsVerifyStep:
-    """The epilogue of a verification's forward pass over the drafts of some rows."""
+class JoinedVerifyStep(VerifyStep):
+    """The epilogue of a verification's forward pass over the drafts of several rows."""
 
     open_inputs = ((0, 1), (0,), (0,), (0,))
 
-    def __init__(self, step: VerifyStep) -> None:
-        self.step = step
-        self.compile_key = (_RowsVerifyStep, *step.compile_key)
-
-    def __call__(
+    def __call__(  # type: ignore[override]
         self, output: ForwardOutput, index: Tensor, rows: Tensor, uniforms: Tensor, lengths: Tensor
     ) -> Tensor:
         """Return packed StepResults (n, 4 + K) long for `rows` (n,) long of the memory.
 
-        See `VerifyStep.decide`.
-
         `index` (n, K + 1) says where in the forward pass the last committed token and the drafted
         ones of each row are; after the last drafted one it is repeated.
         """
-        memory = self.step.memory
         num_drafted = index.shape[1] - 1
-        draft_tokens = memory.sequence[rows, 1 : num_drafted + 1]
-        draft_probs = memory.probs[rows, :num_drafted]
-        target_probs = self.step.warp(output.logits[:, 0])[index]
-        return self.step.decide(draft_tokens, draft_probs, target_probs, uniforms, lengths)
+        draft_tokens = self.memory.sequence[rows, 1 : num_drafted + 1]
+        draft_probs = self.memory.probs[rows, :num_drafted]
+        target_probs = self.warp(output.logits[:, 0])[index]
+        return self.decide(draft_tokens, draft_probs, target_probs, uniforms, lengths)
 
 
-class Drafter:
-    """The base of what drafts chains in the rows of a memory. It owns the stopping rule's state."""
-
-    def __init__(self, engine: Engine, rule: StoppingRule) -> None:
-        self._engine = engine
-        self.rule = rule
-        self.state: Any = rule.start_prompt(
-            engine.num_rows, engine.lm.device
-        )  # a row's state is at its place in memory
-
-    def warm_up(self, ends: Tensor) -> None:
-        raise NotImplementedError
-
-    def start(self, rows: Sequence[Row]) -> None:
-        """Begin other prompts in some rows."""
-        new = self.rule.start_prompt(len(rows), self._engine.lm.device)
-        self.state = (
-            new
-            if self._engine.num_rows == 1
-            else with_rows(self.state, [row.place for row in rows], new)
-        )
-
-    def draft(self, rows: Sequence[Row], ends: Tensor) -> None:
-        """Draft up to the rule's most tokens for each row, into the row, and their distributions
-        into memory.
-        """
-        raise NotImplementedError
-
-    def keep(self, row: Row, num_accepted: int) -> None:
-        """Forget what a row's draft has read beyond the accepted tokens.
-
-        Call it before they are committed.
-        """
-        raise NotImplementedError
-
-    def repeated_steps(self, count: int) -> Callable[[], None]:
-        """Return a call that drafts `count` tokens of a single row, wherever memory ends, and ends
-        no draft.
-        """
-        raise NotImplementedError
-
-
-class ChainRounds(Rounds):
-    """Chains, and one verification for those of all rows."""
-
-    def __init__(self, parts: RoundParts, drafter: Drafter) -> None:
-        super().__init__(parts.engines)
-        self._pair = parts.pair
-        target = parts.engines[0]
-        memory = parts.memory
-        self.drafter = drafter
-        self.memory = memory
-        self.verified_memory = memory
-        if target.lm.device != memory.probs.device:
-            lm = target.lm
-            self.verified_memory = DraftMemory(
-                memory.most, lm.vocab_size, lm.probs_dtype, lm.device, target.num_rows
-            )
-        self.verification = parts.verification
-        self._target = target
-        self._single = target.num_rows == 1
-        step = VerifyStep(parts.warp, parts.verification, self.verified_memory)
-        self.step: Any = (
-            target.compiled_step(step, all_logits=True)
-            if self._single
-            else RowsStep(target, _RowsVerifyStep(step))
-        )
-        self._length = HostNumbers(
-            (1,), target.lm.device
-        )  # a single row's number of drafted tokens
-        self._counts = HostNumbers(
-            (2, target.num_rows), memory.probs.device
-        )  # drafted and accepted tokens
-        self._outcome = self._counts.tensor.unbind()
-
-    def warm_up(self, ends: Tensor) -> None:
-        self.drafter.warm_up(ends)
-        target = self._target
-        memory = self.verified_memory
-        if self._single:
-            most = target.padded(self.drafter.rule.max_tokens + 1)
-            counts = sorted({target.padded(count) for count in range(1, most + 1)})
-            uniforms = torch.zeros(2, dtype=torch.float64, device=target.lm.device)
-            target.warm_up(self.step, counts, uniforms, self._length.tensor)
-            return
-
-        def inputs(example: RowsExample) -> tuple[Any, ...]:
-            count = example.num_rows
-            zeros = example.zeros
-            return (
-                zeros(count, example.num_columns),
-                zeros(count),
-                zeros(count, 2, dtype=torch.float64),
-                zeros(count),
-            )
-
-        self.step.warm_up(inputs, [*memory.buffers()], memory.most + 1)
-
-    def start(self, rows: Sequence[Row]) -> None:
-        self.drafter.start(rows)
-        for row in rows:
-            row.num_read = len(row.committed) - 1 if len(self.readers) > 1 else 0
-
-    def num_expected(self, row: Row) -> float | None:
-        # Predictions speak of token verification alone.
-        speaks = isinstance(self.verification, TokenVerification)
-        expected = self.drafter.rule.num_expected(self.drafter.state) if speaks else None
-        return None if expected is None else float(expected[row.place])
-
-    def take(self, rows: Sequence[Row], ends: Tensor, clock: Clock) -> tuple[list[Round], Mark]:
-        drafter = self.drafter
-        drafter.state = drafter.rule.start_round(drafter.state)
-        drafter.draft(rows, ends)
-        drafted = clock.mark()
-        if self.verified_memory is not self.memory:
-            self.verified_memory.copy_(self.memory, max(row.num_drafted for row in rows))
-        counts = self._counts.numbers
-        counts[:] = 0
-        rounds = []
-        for row, result in zip(
-            rows,
-            self._verify_single(rows[0]) if self._single else self._verify_rows(rows),
-            strict=True,
-        ):
-            num_accepted = result.num_accepted
-            counts[0, row.place] = row.num_drafted
-            counts[1, row.place] = num_accepted
-            drafter.keep(row, num_accepted)
-            if result.draft_nan or result.target_nan:
-                row.fail_by_nan(self._pair.draft_id if result.draft_nan else self._pair.target_id)
-            tokens = [*result.draft_tokens[:num_accepted], result.next_token]
-            discarded = row.num_drafted - num_accepted
-            rejected = result.draft_tokens[num_accepted : row.num_drafted]
-            rounds.append(
-                Round(
-                    tokens,
-                    row.num_drafted,
-                    num_accepted,
-                    discarded,
-                    row.num_draft_calls,
-                    rejected=rejected,
-                )
-            )
-        self._counts.send()
-        if drafter.rule.learns:
-            drafter.state = drafter.rule.end_round(drafter.state, *self._outcome)
-        return rounds, drafted
-
-    def repeated_verification(self, num_drafted: int) -> Callable[[], object]:
-        """Return a call that verifies `num_drafted` tokens of a single row, wherever memory ends."""
-        target = self._target
-        memory = self.verified_memory
-        memory.probs.fill_(1 / target.lm.vocab_size)
-        uniforms = torch.zeros(2, dtype=torch.float64, device=target.lm.device)
-        length = torch.zeros(1, dtype=torch.long, device=target.lm.device)
-        tokens = memory.read_from(0, target.padded(num_drafted + 1))[0]
-        return lambda: self.step(tokens, uniforms, length)
-
-    def _verify_single(self, row: Row) -> list[StepResult]:
-        engine = self._target
-        base = self._target.length
-        count = row.num_drafted
-        self.verified_memory.set_last(row.committed[-1])
-        self._length.numbers[0] = count
-        self._length.send()
-        tokens = self.verified_memory.read_from(0, engine.padded(count + 1))[0]
-        packed = self.step(tokens, row.verify_uniforms.take(2), self._length.tensor)
-        result = StepResult.unpacked(packed.tolist()[0])
-        engine.rewind(base + 1 + result.num_accepted)
-        return [result]
-
-    def _verify_rows(self, rows: Sequence[Row]) -> list[StepResult]:
-        tokens = [[row.committed[-1], *row.drafted] for row in rows]
-        starts = [len(row.committed) - 1 for row in rows]
-        flat = self.step.flat([row.place for row in rows], tokens, starts)
-        drafted = flat.counts - 1
-        width = self._target.padded_rows(int(drafted.max()) + 1)
-        index = flat.first[:, None] + np.minimum(np.arange(width), drafted[:, None])
-        uniforms = np.array([[row.verify_uniforms.number() for _ in range(2)] for row in rows])
-        packed = self.step(flat, [index, flat.rows, uniforms, drafted])
-        return [StepResult.unpacked(each) for each in packed.tolist()[: len(rows)]]
+def _float_zeros(engine: Engine, count: int) -> Tensor:
+    return torch.zeros(count, dtype=torch.float64, device=engine.lm.device)

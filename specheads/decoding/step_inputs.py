@@ -1,13 +1,14 @@
-"""The tensors in which rows' tokens and numbers go to steps, and in which drafts lie between them.
+"""The tensors in which requests' tokens and numbers go to steps, and in which drafts lie between
+them.
 
-A step reads the tokens of all rows one after another, without padding between them. Compiled steps
-take no sizes of one; what they lack is filled up in a spare row of memory, the last one.
+A step over several rows reads their tokens one after another, without padding between them.
+Compiled steps take no sizes of one; what they lack is filled up in a spare row of memory, the last
+one.
 """
 
 from collections.abc import Callable, Iterable, Sequence
-from itertools import accumulate, chain, repeat
-from operator import add
-from typing import Any, NamedTuple
+from itertools import accumulate, chain
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -15,16 +16,19 @@ from torch import Tensor
 from torch.utils._pytree import tree_map
 
 from specheads.decoding.engine import Engine, ForwardOutput, RowPlaces, StepMemory
+from specheads.decoding.engine.eager import Epilogue
 
-# Tokens: longer prompts are read alone, because steps in rows compute the attention of each token
+# Tokens: longer prompts are read alone, because steps over rows compute the attention of each token
 # by itself
 LONG = 256
 # Tokens of several prompts that are read at once, so that activations stay in a CPU's cache
 TOGETHER = 512
 
+State = TypeVar("State")
 
-class _FlatTokens(NamedTuple):
-    """The tokens of several rows, as a step reads them."""
+
+class JoinedTokens(NamedTuple):
+    """The tokens of several rows, one after another."""
 
     tokens: Tensor  # (N, 1) long
     end: int  # above all positions
@@ -39,75 +43,84 @@ class _FlatTokens(NamedTuple):
         return self.first + self.counts - 1
 
 
-class RowsStep:
+class JoinedStep:
     """A step over tokens of several rows of an engine's memory; see `Engine.rows_step`."""
 
-    def __init__(self, engine: Engine, epilogue: Any) -> None:
+    def __init__(self, engine: Engine, epilogue: Epilogue) -> None:
         self._engine = engine
         self._step = engine.rows_step(epilogue)
 
     def warm_up(
         self,
-        inputs: Callable[["RowsExample"], tuple[Any, ...]],
+        inputs: Callable[["ExampleSizes"], tuple[object, ...]],
         others: Sequence[Tensor] = (),
         most_columns: int = 0,
     ) -> None:
-        """Prepare the engine for the epilogue's `inputs` of an example.
+        """Prepare the engine for the epilogue's `inputs` of examples.
 
-        For the others see RowsExample.
+        For the others see ExampleSizes.
         """
-        examples = [RowsExample(self._engine, others, many, most_columns) for many in (False, True)]
-        self._engine.warm_up_rows(self._step, [each.arguments(*inputs(each)) for each in examples])
+        examples = []
+        for many in (False, True):
+            sizes = ExampleSizes(self._engine, others, many, most_columns)
+            count = sizes.num_tokens
+            places = RowPlaces(sizes.zeros(count), sizes.zeros(count))
+            examples.append((sizes.zeros(count, 1), 1, places, *inputs(sizes)))
+        self._engine.warm_up_rows(self._step, examples)
 
-    def flat(
+    def join(
         self, rows: Sequence[int], tokens: Sequence[Sequence[int]], starts: Sequence[int]
-    ) -> _FlatTokens:
+    ) -> JoinedTokens:
         """Return `tokens` of `rows` that begin at positions `starts`, and zeros in the spare row up
         to what the engine needs.
         """
         # Lists, because arrays of a few numbers each would take a twentieth of a small model's
         # step.
         engine = self._engine
-        counts = [len(each) for each in tokens]
-        padding = engine.padded_rows(sum(counts)) - sum(counts)
-        ends = list(map(add, starts, counts))
-        parts: tuple[Iterable[Iterable[int]], ...] = (
-            tokens,
-            map(repeat, rows, counts),
-            map(range, starts, ends),
-        )
-        paddings = (0, engine.num_rows - 1, 0)
-        flat = np.array(
+        row_of_each: list[int] = []
+        positions: list[int] = []
+        counts = []
+        end = 0
+        for row, some, start in zip(rows, tokens, starts, strict=True):
+            count = len(some)
+            counts.append(count)
+            row_of_each += [row] * count
+            positions += range(start, start + count)
+            end = max(end, start + count)
+        num_tokens = len(positions)
+        padding = [0] * (engine.padded_rows(num_tokens) - num_tokens)
+        spare = [engine.num_rows - 1] * len(padding)
+        joined = np.array(
             [
-                [*chain.from_iterable(part), *[value] * padding]
-                for part, value in zip(parts, paddings, strict=True)
+                [*chain.from_iterable(tokens), *padding],
+                [*row_of_each, *spare],
+                [*positions, *padding],
             ]
         )
-        on_device = torch.from_numpy(flat).to(engine.lm.device)
+        on_device = torch.from_numpy(joined).to(engine.lm.device)
         first = list(accumulate(counts[:-1], initial=0))
-        places = RowPlaces(on_device[1], on_device[2])
-        return _FlatTokens(
-            on_device[0, :, None],
-            max(ends),
-            places,
-            np.array(rows),
-            np.array(first),
-            np.array(counts),
+        return JoinedTokens(
+            tokens=on_device[0, :, None],
+            end=end,
+            places=RowPlaces(on_device[1], on_device[2]),
+            rows=np.array(rows),
+            first=np.array(first),
+            counts=np.array(counts),
         )
 
-    def __call__(self, flat: _FlatTokens, columns: Sequence[np.ndarray], *others: Any) -> Any:
+    def __call__(self, joined: JoinedTokens, columns: Sequence[np.ndarray], *others: object) -> Any:
         """Run the step on `columns` (n, ...) of numbers and other inputs.
 
-        Results have rows for what fills `flat` up, too.
+        Results have rows for what fills `joined` up, too.
         """
-        least = self._engine.padded_rows(len(flat.rows))
+        least = self._engine.padded_rows(len(joined.rows))
         spare = self._engine.num_rows - 1
         device = self._engine.lm.device
-        inputs = [
-            torch.from_numpy(_filled(each, least, spare if each is flat.rows else 0)).to(device)
-            for each in columns
-        ]
-        return self._step(flat.tokens, flat.end, flat.places, *inputs, *others)
+        inputs = []
+        for column in columns:
+            filled = _filled(column, least, spare if column is joined.rows else 0)
+            inputs.append(torch.from_numpy(filled).to(device))
+        return self._step(joined.tokens, joined.end, joined.places, *inputs, *others)
 
 
 def _filled(numbers: np.ndarray, least: int, value: int) -> np.ndarray:
@@ -120,9 +133,9 @@ def _filled(numbers: np.ndarray, least: int, value: int) -> np.ndarray:
     return more
 
 
-class RowsExample:
-    """Arguments to prepare steps with, in sizes that occur nowhere else: compilers take a size for
-    a constant that it equals.
+class ExampleSizes:
+    """Sizes of arguments to prepare steps with that occur nowhere else: compilers take a size for a
+    constant that it equals.
     """
 
     def __init__(
@@ -133,32 +146,28 @@ class RowsExample:
         `others` are tensors of constant ones, and the step's index has up to `most_columns`
         columns.
         """
-        weights = [*engine.lm.model.parameters(), *engine.lm.model.buffers()]
-        known = {size for tensor in (*weights, *others) for size in tensor.shape}
-        names = ("num_attention_heads", "num_key_value_heads", "head_dim")
-        known |= {
-            getattr(config, name, None) or 0 for config in engine.lm.layer_configs for name in names
-        }
         self._device = engine.lm.device
+        self._known = set[int]()
+        for tensor in (*engine.lm.model.parameters(), *engine.lm.model.buffers(), *others):
+            self._known.update(tensor.shape)
+        for config in engine.lm.layer_configs:
+            for name in ("num_attention_heads", "num_key_value_heads", "head_dim"):
+                self._known.add(getattr(config, name, None) or 0)
+        columns = range(min(most_columns, 11), 2, -1)
+        self.num_columns = self._free(columns) if most_columns else 0
+        self.num_rows = self._free(range(5, 24))
+        self.num_tokens = self._free(range(101, 300) if many else range(32, 8, -1))
 
-        def free(sizes: Iterable[int]) -> int:
-            """Return the first of some sizes that is free, and occupy it and its neighbours."""
-            size = next((size for size in sizes if size not in known), None)
-            if size is None:
-                raise RuntimeError(f"no size is free, {sorted(known)} are taken")
-            known.update((size - 1, size, size + 1))
-            return size
+    def _free(self, sizes: Iterable[int]) -> int:
+        """Return the first of some sizes that is free, and occupy it and its neighbours."""
+        for size in sizes:
+            if size not in self._known:
+                self._known.update((size - 1, size, size + 1))
+                return size
+        raise RuntimeError(f"no size is free, {sorted(self._known)} are taken")
 
-        self.num_columns = free(range(min(most_columns, 11), 2, -1)) if most_columns else 0
-        self.num_rows = free(range(5, 24))
-        self.num_tokens = free(range(101, 300) if many else range(32, 8, -1))
-
-    def zeros(self, *shape: int, dtype: torch.dtype = torch.long) -> Tensor:
-        return torch.zeros(shape, dtype=dtype, device=self._device)
-
-    def arguments(self, *inputs: Any) -> tuple[Any, ...]:
-        places = RowPlaces(self.zeros(self.num_tokens), self.zeros(self.num_tokens))
-        return self.zeros(self.num_tokens, 1), 1, places, *inputs
+    def zeros(self, *shape: int) -> Tensor:
+        return torch.zeros(shape, dtype=torch.long, device=self._device)
 
 
 class _LastStates:
@@ -179,11 +188,11 @@ class PromptReader:
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        self._step = RowsStep(engine, _LastStates())
+        self._step = JoinedStep(engine, _LastStates())
 
     def warm_up(self) -> None:
         if self._together:
-            self._step.warm_up(lambda example: (example.zeros(example.num_rows),))
+            self._step.warm_up(lambda sizes: (sizes.zeros(sizes.num_rows),))
 
     @property
     def _together(self) -> bool:
@@ -191,8 +200,8 @@ class PromptReader:
 
     def read(self, rows: Sequence[int], texts: Sequence[Sequence[int]]) -> None:
         """Read texts of at least one token into rows of the memory, from their beginning."""
-        groups: list[list[int]] = []  # numbers of texts that are read in one step
-        size = TOGETHER
+        group: list[int] = []  # numbers of texts that are read in one step
+        size = 0
         for number, text in enumerate(texts):
             if not self._together or len(text) > LONG:
                 tokens = torch.tensor([text], device=self._engine.lm.device)
@@ -200,27 +209,35 @@ class PromptReader:
                 if self._engine.num_rows == 1:
                     self._engine.pretend(len(text))
                 continue
+            if size + len(text) > TOGETHER:
+                self._read_together(group, rows, texts)
+                group = []
+                size = 0
+            group.append(number)
             size += len(text)
-            if size > TOGETHER:
-                groups.append([])
-                size = len(text)
-            groups[-1].append(number)
-        for group in groups:
-            flat = self._step.flat(
-                [rows[number] for number in group],
-                [texts[number] for number in group],
-                [0] * len(group),
-            )
-            self._step(flat, [flat.last])
+        if group:
+            self._read_together(group, rows, texts)
+
+    def _read_together(
+        self, numbers: Sequence[int], rows: Sequence[int], texts: Sequence[Sequence[int]]
+    ) -> None:
+        joined = self._step.join(
+            rows=[rows[number] for number in numbers],
+            tokens=[texts[number] for number in numbers],
+            starts=[0] * len(numbers),
+        )
+        self._step(joined, [joined.last])
 
 
-def with_rows(state: Any, rows: Tensor | Sequence[int], new: Any) -> Any:
+def with_rows(state: State, rows: Tensor | Sequence[int], new: State) -> State:
     """Return a state whose `rows` (n,) are those of `new`."""
 
     def changed(part: Tensor, of_new: Tensor) -> Tensor:
-        return part.index_put((torch.as_tensor(rows, device=part.device),), of_new.to(part.dtype))
+        index = torch.as_tensor(rows, device=part.device)
+        return part.index_put((index,), of_new.to(part.dtype))
 
-    return tree_map(changed, state, new)
+    made: State = tree_map(changed, state, new)
+    return made
 
 
 class HostNumbers:
@@ -232,9 +249,8 @@ class HostNumbers:
 
     def __init__(self, shape: tuple[int, ...], device: torch.device) -> None:
         host = torch.zeros(shape, dtype=torch.long, pin_memory=device.type == "cuda")
-        self.numbers = (
-            host.numpy()
-        )  # setting one of its numbers takes a tenth of the time of setting a tensor's
+        # Setting one of its numbers takes a tenth of the time of setting a tensor's.
+        self.numbers = host.numpy()
         self._host = host
         self.tensor = host if device.type == "cpu" else host.to(device)
 

@@ -23,9 +23,8 @@ from specheads.decoding.stopping import StoppingRule
 from specheads.pair.sampling import accept_prob, at_least_float32, sample
 from specheads.settings import Probability, argument, check_arguments
 
-LARGEST_LOG_WEIGHT = (
-    46.0  # e^46 = 1e20: beyond it the draft's distribution no longer changes a residual
-)
+# e^46 = 1e20: beyond it the draft's distribution no longer changes a residual.
+LARGEST_LOG_WEIGHT = 46.0
 
 
 @dataclass(frozen=True)
@@ -52,12 +51,9 @@ class Block:
         Raises ValueError for shapes that do not fit together.
         """
         batch, num_drafted = tokens.shape
-        if draft_probs.shape[:2] != tokens.shape or target_probs.shape != (
-            batch,
-            num_drafted + 1,
-            draft_probs.shape[2],
-        ):
-            shapes = [tuple(x.shape) for x in (tokens, draft_probs, target_probs)]
+        wanted = (batch, num_drafted + 1, draft_probs.shape[2])
+        if draft_probs.shape[:2] != tokens.shape or target_probs.shape != wanted:
+            shapes = [tuple(each.shape) for each in (tokens, draft_probs, target_probs)]
             raise ValueError(
                 f"shapes {shapes} of tokens and distributions do not agree; expected (B, K), (B, K,"
                 " V) and (B, K + 1, V)"
@@ -79,15 +75,16 @@ class Block:
     def drafted_probs(self) -> tuple[Tensor, Tensor]:
         """Return the probability of each drafted token under draft and target, (B, K) each."""
         index = self.tokens.unsqueeze(-1)
-        return self.draft_probs.gather(-1, index).squeeze(-1), self.target_probs[:, :-1].gather(
-            -1, index
-        ).squeeze(-1)
+        draft_prob = self.draft_probs.gather(-1, index).squeeze(-1)
+        target_prob = self.target_probs[:, :-1].gather(-1, index).squeeze(-1)
+        return draft_prob, target_prob
 
     def log_ratios(self) -> Tensor:
         """Return log t(y_i) / d(y_i) (B, K) in float64, 0 beyond a row's length."""
-        draft_prob, target_prob = (probs.double() for probs in self.drafted_probs())
+        draft_prob, target_prob = self.drafted_probs()
         # A token that the draft cannot have sampled has minus infinity, and so is rejected.
-        ratio = torch.where(draft_prob > 0, target_prob.log() - draft_prob.log(), -torch.inf)
+        ratio = target_prob.double().log() - draft_prob.double().log()
+        ratio = torch.where(draft_prob > 0, ratio, -torch.inf)
         return torch.where(self.within, ratio, 0.0)
 
 
@@ -210,20 +207,17 @@ def prefix_distribution(block: Block, log_weights: Tensor) -> AcceptanceDistribu
     p_K)`. `log_weights` (B, K) float64 are log p_i, the running ratio.
     """
     weights = log_weights.clamp_max(LARGEST_LOG_WEIGHT).exp()
-    before = torch.nn.functional.pad(weights, (1, 0), value=1.0)[
-        :, : weights.shape[1]
-    ]  # p_0 .. p_{K-1}
+    # p_0 .. p_{K-1}
+    before = torch.nn.functional.pad(weights, (1, 0), value=1.0)[:, : weights.shape[1]]
     last = torch.arange(1, block.num_drafted + 1, device=weights.device) == block.lengths[:, None]
     reach = before[:, :, None].to(block.target_probs.dtype) * block.target_probs[:, :-1]
     excess = (reach - block.draft_probs).clamp_min(0).sum(dim=-1).double()
-    excess = excess.roll(
-        -1, dims=1
-    )  # prefix i + 1 comes next to prefix i; the last one is tested differently
+    # Prefix i + 1 comes next to prefix i; the last one is tested differently.
+    excess = excess.roll(-1, dims=1)
     missing = (1 - weights).clamp_min(0)
     # With p_i >= 1 nothing is missing and the prefix passes, also where the excess is 0.
-    inner = torch.where(
-        missing > 0, excess / (excess + missing.clamp_min(torch.finfo(missing.dtype).tiny)), 1.0
-    )
+    chance = excess / (excess + missing.clamp_min(torch.finfo(missing.dtype).tiny))
+    inner = torch.where(missing > 0, chance, 1.0)
     passes = torch.where(last, weights.clamp_max(1.0), inner)
     passes = torch.where(block.within, passes, 0.0)
     survival = 1 - (1 - passes).flip(1).cumprod(dim=1).flip(1)

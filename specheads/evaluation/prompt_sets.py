@@ -1,5 +1,5 @@
-"""The sets of prompts of an evaluation: dev prompts, on which rules are tuned, and others, of which
-nothing is known.
+"""The sets of prompts of an evaluation: dev prompts, on which rules are tuned, and others, on which
+they are reported.
 """
 
 import logging
@@ -7,12 +7,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 from specheads.errors import UserError
 from specheads.evaluation.settings import Evaluation
 from specheads.heads.head import LocatedHead
-from specheads.heads.train_prompts import text_hash
+from specheads.heads.train_prompts import TrainPrompts, text_hash
 from specheads.pair.pair import Pair
 from specheads.prompts.data_set_source import DatasetSource
 from specheads.prompts.prompt import (
@@ -27,6 +26,10 @@ from specheads.prompts.prompt import (
 )
 from specheads.prompts.sources import PromptSource
 
+logger = logging.getLogger(__name__)
+
+WHY = "a head learned from them or was calibrated on them, or rules are tuned on them"
+
 
 @dataclass(frozen=True)
 class PromptData:
@@ -36,9 +39,8 @@ class PromptData:
     """
 
     source: PromptSource
-    limits: ResponseLimits = field(
-        default_factory=ResponseLimits
-    )  # a response's limit is max_new_tokens of the settings
+    # A response's limit is max_new_tokens of the settings
+    limits: ResponseLimits = field(default_factory=ResponseLimits)
     name: str | None = None
 
     def check(self, split: str) -> None:
@@ -65,11 +67,6 @@ def file_source(source: DatasetSource, path: str, count: int) -> TestSet:
     return TestSet(replace(file, num_train=0, num_dev=0, num_test=count, num_final=0), is_file=True)
 
 
-logger = logging.getLogger(__name__)
-
-WHY = "a head learned from them or was calibrated on them, or rules are tuned on them"
-
-
 @dataclass(frozen=True)
 class PromptSet:
     """Prompts in order, with the name and the role that reports give them."""
@@ -78,9 +75,8 @@ class PromptSet:
     role: str  # dev: rules are tuned on them; test: they are not
     prompts: Sequence[EncodedPrompt]
     num_left_out: int = 0  # prompts of the same source that heads learned from
-    origin: Mapping[str, str] = field(
-        default_factory=dict
-    )  # everything that decides the prompts except settings
+    # Everything that decides the prompts except settings
+    origin: Mapping[str, str] = field(default_factory=dict)
 
     def first(self, count: int) -> "PromptSet":
         """Return the first prompts as a set of the same name."""
@@ -90,20 +86,21 @@ class PromptSet:
         """Return `count` prompts of as many groups as there are: the first of each group, then the
         second of each, and so on.
         """
-        members: dict[str, int] = {}
-        turns = [members.setdefault(group, -1) for group in self.groups]
-        for place, group in enumerate(self.groups):
-            members[group] += 1
-            turns[place] = members[group]
-        order = sorted(range(len(turns)), key=lambda place: turns[place])[:count]
-        return replace(self, prompts=[self.prompts[place] for place in order])
+        places = dict[str, int]()  # how many of each group came before
+        order = list[tuple[int, int]]()
+        for number, group in enumerate(self.groups):
+            place = places.get(group, 0)
+            places[group] = place + 1
+            order.append((place, number))
+        chosen = [self.prompts[number] for _, number in sorted(order)[:count]]
+        return replace(self, prompts=chosen)
 
     @property
     def groups(self) -> list[str]:
         """The group of each prompt; a prompt without a group is a group by itself."""
         return groups_of(prompt for prompt, _ in self.prompts)
 
-    def provenance(self) -> dict[str, Any]:
+    def provenance(self) -> dict[str, object]:
         """Return the provenance of the prompts: a hash of their ids, in any order, and their
         number.
         """
@@ -126,33 +123,24 @@ class PromptSets:
         self.pair = pair
         self.settings = settings
         self.name = data.name or Path(pair.name).stem
-        self.learned = {
-            name: located.head.train_prompts
-            for name, located in heads.items()
-            if located.head.train_prompts is not None
-        }
-        self._silence = [
-            f"Head {name} does not name the prompts that it learned from, so none are left out of"
-            " what is reported."
-            for name in heads
-            if name not in self.learned
-        ]
-        for remark in self._silence:
-            logger.warning("%s", remark)
-        self._used: dict[str, PromptSet] = {}
+        self._learned = dict[str, TrainPrompts]()  # by head
+        self._unknown = list[str]()  # remarks on heads whose train prompts are not known
+        for name, located in heads.items():
+            if located.head.train_prompts is None:
+                remark = (
+                    f"Head {name} does not name the prompts that it learned from, so none are left"
+                    " out of what is reported."
+                )
+                logger.warning("%s", remark)
+                self._unknown.append(remark)
+            else:
+                self._learned[name] = located.head.train_prompts
+        self._used = dict[str, PromptSet]()
 
     @cached_property
     def dev(self) -> PromptSet:
         """All dev prompts that no head learned from."""
-        prompts = self._split(self.data.source, "dev")
-        return self._set(
-            f"{self.name}, dev",
-            "dev",
-            self.data.source,
-            prompts,
-            self._numbers("train"),
-            "data.num_dev",
-        )
+        return self._of_split("dev", f"{self.name}, dev", "dev", self._hashes(calibrated=False))
 
     @cached_property
     def reported(self) -> PromptSet:
@@ -160,29 +148,19 @@ class PromptSets:
         was calibrated on.
         """
         split = self.settings.split
-        prompts = self._split(self.data.source, split)
         name = self.name if split == "test" else f"{self.name}, {split}"
-        return self._set(
-            name,
-            "test",
-            self.data.source,
-            prompts,
-            self._numbers("train", "dev"),
-            f"data.num_{split}",
-        )
+        return self._of_split(split, name, "test", self._hashes(calibrated=True))
 
     @cached_property
     def recorded(self) -> dict[str, PromptSet]:
         """The prompts to record by name: dev prompts, the reported ones, and those of test_sets."""
-        sets = [
-            self.dev.first(self.settings.num_dev_prompts),
-            self.reported.first(self.settings.num_prompts),
-        ]
-        known = self._numbers("train", "dev") | _numbers_of(prompt for prompt, _ in sets[0].prompts)
+        dev = self.dev.first(self.settings.num_dev_prompts)
+        reported = self.reported.first(self.settings.num_prompts)
+        named = {dev.name: dev, reported.name: reported}
+        excluded = self._hashes(calibrated=True) | _hashes_of(prompt for prompt, _ in dev.prompts)
         for name, test_set in (self.settings.test_sets or {}).items():
-            title = name if name not in [other.name for other in sets] else f"{name}, more"
-            sets.append(self._more(title, name, test_set, known))
-        named = {prompt_set.name: prompt_set for prompt_set in sets}
+            title = f"{name}, more" if name in (dev.name, reported.name) else name
+            named[title] = self._of_test_set(title, name, test_set, excluded)
         self._used |= named
         return named
 
@@ -193,82 +171,82 @@ class PromptSets:
         self._used[f"{decoded.name}, decoded"] = decoded
         return decoded
 
-    def context(self) -> dict[str, Any]:
+    def context(self) -> dict[str, object]:
         """Return the description of the prompts for the report: the split, its parts if any, and
         each set's provenance.
         """
-        parts = (
-            list(getattr(self.data.source, "final_parts", []))
-            if self.settings.split == FINAL
-            else []
-        )
+        split = self.settings.split
+        parts = getattr(self.data.source, "final_parts", []) if split == FINAL else []
         return {
-            "split": self.settings.split,
-            "final_parts": parts,
+            "split": split,
+            "final_parts": list(parts),
             "prompts": {name: used.provenance() for name, used in self._used.items()},
         }
 
     def notes(self) -> list[str]:
         """Return remarks on the prompts for readers of the report."""
-        sets = {used.name: used for used in self._used.values() if used.num_left_out}
-        left_out = [
-            f"{_counted(reduced.num_left_out, reduced.name)} left out: {WHY}."
-            for reduced in sets.values()
-        ]
-        return left_out + self._silence
+        left_out = dict[str, str]()
+        for used in self._used.values():
+            if used.num_left_out:
+                left_out[used.name] = f"{_counted(used.num_left_out, used.name)} left out: {WHY}."
+        return [*left_out.values(), *self._unknown]
 
-    def _split(self, source: PromptSource, split: str, remedy: str | None = None) -> list[Prompt]:
-        """Return the prompts of one split of a source.
+    def _of_split(self, split: str, name: str, role: str, excluded: set[int]) -> PromptSet:
+        """Return all prompts of one split of the data set that are not `excluded`."""
+        key = f"data.num_{split}"
+        prompts = self._loaded(
+            self.data.source, split, f"set {key}, or use a data set with more rows"
+        )
+        return self._without(excluded, name, role, self.data.source, prompts, key)
 
-        Raises UserError, which ends with the remedy, if there are none.
-        """
-        prompts = [
-            prompt for prompt in unique(source.load(self.pair.chats)) if prompt.split == split
-        ]
-        if not prompts:
-            remedy = remedy or f"set data.num_{split}, or use a data set with more rows"
-            raise UserError(f"the data set has no {split} prompts; {remedy}.")
-        return prompts
-
-    def _more(self, title: str, name: str, test_set: TestSet, known: set[int]) -> PromptSet:
-        """Return the first prompts of one of test_sets that are not `known`, as many as settings
+    def _of_test_set(
+        self, title: str, name: str, test_set: TestSet, excluded: set[int]
+    ) -> PromptSet:
+        """Return the first prompts of one of test_sets that are not `excluded`, as many as settings
         ask for.
         """
         count = self.settings.num_prompts
         source = test_set.source
         key = f"test_sets={{{name}: <file>}}"
-        prompts = self._split(
-            source,
-            "test",
-            f"give {'a file with more rows' if test_set.is_file else f'a file: {key}'}",
-        )
-        if test_set.is_file and not known.isdisjoint(_numbers_of(prompts)):
+        remedy = "give a file with more rows" if test_set.is_file else f"give a file: {key}"
+        prompts = self._loaded(source, "test", remedy)
+        if test_set.is_file and not excluded.isdisjoint(_hashes_of(prompts)):
             assert isinstance(source, DatasetSource)  # `file_source` made it
-            prompts = self._split(replace(source, num_test=count + len(known)), "test")
-        return self._set(title, "test", source, prompts, known, key).first(count)
+            longer = replace(source, num_test=count + len(excluded))
+            prompts = self._loaded(longer, "test", remedy)
+        return self._without(excluded, title, "test", source, prompts, key).first(count)
 
-    def _set(
+    def _loaded(self, source: PromptSource, split: str, remedy: str) -> list[Prompt]:
+        """Return the prompts of one split of a source.
+
+        Raises UserError, which ends with the remedy, if there are none.
+        """
+        prompts = [each for each in unique(source.load(self.pair.chats)) if each.split == split]
+        if not prompts:
+            raise UserError(f"the data set has no {split} prompts; {remedy}.")
+        return prompts
+
+    def _without(
         self,
+        excluded: set[int],
         name: str,
         role: str,
         source: PromptSource,
         prompts: Sequence[Prompt],
-        known: set[int],
         key: str,
     ) -> PromptSet:
-        """Return a set of all `prompts` that are not `known`.
+        """Return a set of all `prompts` that are not excluded.
 
         Raises UserError, which names the key, if that leaves none.
         """
-        kept = [prompt for prompt in prompts if text_hash(prompt.text) not in known]
+        kept = [prompt for prompt in prompts if text_hash(prompt.text) not in excluded]
         num_left_out = len(prompts) - len(kept)
         if not kept:
-            numbers = _numbers_of(prompts)
-            heads = [
-                head
-                for head, of_head in self.learned.items()
-                if numbers & {*of_head.train.tolist(), *of_head.dev.tolist()}
-            ]
+            hashes = _hashes_of(prompts)
+            heads = list[str]()
+            for head, learned in self._learned.items():
+                if not hashes.isdisjoint([*learned.train.tolist(), *learned.dev.tolist()]):
+                    heads.append(head)
             raise UserError(
                 f"{name} cannot be reported on: all {num_left_out} of its prompts would be left"
                 f" out, because {WHY} (head={', '.join(heads) or None}); give other prompts by"
@@ -281,20 +259,17 @@ class PromptSets:
         encoded = encode_prompts(self.pair, kept, self.data.limits)
         return PromptSet(name, role, encoded, num_left_out, source.provenance())
 
-    def _numbers(self, *kinds: str) -> set[int]:
-        """Return the numbers of prompts that any head was trained on (`train`) or calibrated on
-        (`dev`).
-        """
-        return {
-            number
-            for learned in self.learned.values()
-            for kind in kinds
-            for number in getattr(learned, kind).tolist()
-        }
+    def _hashes(self, calibrated: bool) -> set[int]:
+        """Return the hashes of prompts that any head was trained on, or `calibrated` on."""
+        hashes = set[int]()
+        for learned in self._learned.values():
+            hashes.update(learned.train.tolist())
+            if calibrated:
+                hashes.update(learned.dev.tolist())
+        return hashes
 
 
-def _numbers_of(prompts: Iterable[Prompt]) -> set[int]:
-    """Return the numbers that heads know these prompts by."""
+def _hashes_of(prompts: Iterable[Prompt]) -> set[int]:
     return {text_hash(prompt.text) for prompt in prompts}
 
 

@@ -22,10 +22,8 @@ from specheads.evaluation.report import Report, TextSample, Verdict
 from specheads.evaluation.rows import data_set, live_rows, reliability, text_samples
 from specheads.evaluation.setup import Setup, device_name, load_average, versions
 from specheads.evaluation.tables import (
-    Table,
     batch_table,
     live_table,
-    terminal,
     verdict_table,
     winners_table,
 )
@@ -34,6 +32,7 @@ from specheads.pair.pair import Pair
 from specheads.replay.information import information
 from specheads.replay.replay import recorded_head, replay
 from specheads.storage.files import without_home, write_json, write_whole
+from specheads.table import Table, print_table
 
 logger = logging.getLogger(__name__)
 
@@ -244,8 +243,7 @@ def print_report(report: Report, console: Console | None = None, verbose: bool =
 
     def show(*tables: Table) -> None:
         for table in tables:
-            for part in terminal(table, console.width, "dim" if table.doubtful else ""):
-                console.print(part)
+            print_table(table, console)
 
     tests = [data for data in report.data_sets if data.role == "test"]
     ratios = conclusions.ratios_of(report)

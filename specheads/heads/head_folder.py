@@ -7,8 +7,8 @@ they show at once if a head is computed differently.
 """
 
 import logging
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -68,8 +68,13 @@ def write_files(folder: Path, files: HeadFiles) -> Path:
     return folder
 
 
-def store_in_config(folder: Path, **values: Mapping[str, Any] | None) -> None:
-    """Write values that were measured after a head's training into its config and card.
+def store_in_config(
+    folder: Path,
+    dev_texts: Iterable[str] | None = None,
+    **values: Mapping[str, Any] | None,
+) -> None:
+    """Write values that were measured after a head's training into its config and card, and the
+    `dev_texts` that it was calibrated on next to those that it learned from.
 
     Raises UserError for damaged ones.
     """
@@ -79,10 +84,11 @@ def store_in_config(folder: Path, **values: Mapping[str, Any] | None) -> None:
         content = before | values
     except (ValueError, TypeError) as error:
         raise UserError(f"{path} is not valid JSON ({error}); export the head again.") from None
-    if (
-        before.get("calibration") != content.get("calibration")
-        and (graph := folder / GRAPH).exists()
-    ):
+    learned = _read_train_prompts(folder)
+    if learned is not None and dev_texts is not None:
+        replace(learned, dev=TrainPrompts.of(dev_texts).train).write(folder)
+    graph = folder / GRAPH
+    if before.get("calibration") != content.get("calibration") and graph.exists():
         graph.unlink()
         logger.warning(
             "%s held the earlier calibration and was removed; specheads export writes it again",
@@ -116,13 +122,14 @@ def read_files(location: str | Path, hub: Mapping[str, Any]) -> HeadFiles:
             f"{folder}/golden.safetensors holds {', '.join(sorted(golden))}, expected inputs and"
             " logits; export the head again."
         )
-    prompts = folder / train_prompts.FILE
-    learned = (
-        TrainPrompts.from_tensors(_read_tensors(prompts), str(prompts))
-        if prompts.exists()
-        else None
-    )
-    return HeadFiles(config, tensors, golden, learned, folder)
+    return HeadFiles(config, tensors, golden, _read_train_prompts(folder), folder)
+
+
+def _read_train_prompts(folder: Path) -> TrainPrompts | None:
+    path = folder / train_prompts.FILE
+    if not path.exists():
+        return None
+    return TrainPrompts.from_tensors(_read_tensors(path), str(path))
 
 
 def _folder(location: str | Path, hub: Mapping[str, Any]) -> Path:

@@ -67,6 +67,20 @@ def calibration(probs: Tensor, labels: Tensor, num_bins: int = 15) -> Calibratio
     return Calibration(count / count.sum(), predicted[filled] / count, observed[filled] / count)
 
 
+def calibration_error(logits: Tensor, labels: Tensor, first: Tensor | None = None) -> float:
+    """Return the expected calibration error of logits (N,).
+
+    With `first` (N,) bool, the mean of those of the two parts that it marks, weighted by their
+    tokens.
+    """
+    parts = (torch.ones_like(labels, dtype=torch.bool),) if first is None else (first, ~first)
+    total = 0.0
+    for part in parts:
+        ece = calibration(torch.sigmoid(logits[part]), labels[part]).ece
+        total += part.sum().item() * ece
+    return total / max(1, len(labels))
+
+
 def prediction_metrics(logits: Tensor, labels: Tensor) -> dict[str, float]:
     """Return binary KL, AUROC, Brier score and expected calibration error of logits (N,) against
     labels (N,).

@@ -9,7 +9,7 @@ import re
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -143,23 +143,30 @@ FORMATS: dict[str, tuple[str, Callable[[AcceptanceHead, Path], Path]]] = {
 }
 
 
-class Drafting(NamedTuple):
+Json: TypeAlias = Mapping[str, Any]
+
+
+class DraftLength(NamedTuple):
+    """How long drafts should be, up to a number of requests at once."""
+
+    most_requests: int
+    num_tokens: int  # 0: no draft
+
+
+class EngineDrafting(NamedTuple):
     """How engines without heads should draft."""
 
     draft: str
-    lengths: Sequence[
-        tuple[int, int]
-    ]  # up to so many requests at once, so many drafted tokens; 0: none. Ascending.
-    least_probability: (
-        float | None
-    )  # of the draft's most likely token, below which a draft ends; None: fixed lengths are faster
+    lengths: Sequence[DraftLength]  # ascending in requests
+    # Of the draft's most likely token, below which a draft ends; None: fixed lengths are faster.
+    least_probability: float | None
 
     @property
     def longest(self) -> int:
-        return max(length for _, length in self.lengths)
+        return max(each.num_tokens for each in self.lengths)
 
 
-def drafting_of(report: Mapping[str, Any], ratio: str) -> Drafting:
+def drafting_of(report: Json, ratio: str) -> EngineDrafting:
     """Return what a `report.json` found best on dev prompts at one ratio of costs.
 
     Of batches, where drafts were faster decoded.
@@ -167,76 +174,80 @@ def drafting_of(report: Mapping[str, Any], ratio: str) -> Drafting:
     Raises UserError where it has no fixed lengths at this ratio, or none that is clearly faster
     than the target alone.
     """
-    rules = [
-        row
-        for data_set in report["data_sets"]
-        if data_set["role"] == "dev"
-        for row in data_set["rules"]
-    ]
-
-    def best(family: str) -> Mapping[str, Any] | None:
-        rows = [row for row in rules if row["family"] == family and ratio in row["speedup"]]
-        return max(rows, key=lambda row: row["speedup"][ratio]["value"], default=None)
-
-    fixed = best("fixed_length")
-    by_probability = best("max_probability")
+    rules: list[Json] = []
+    for data_set in report["data_sets"]:
+        if data_set["role"] == "dev":
+            rules += data_set["rules"]
+    fixed = _fastest(rules, "fixed_length", ratio)
     if fixed is None:
         known = sorted({each for row in rules for each in row["speedup"]})
         raise UserError(
             f"ratio={ratio}: the report has no fixed lengths on dev prompts at it, expected one of"
             f" {', '.join(known)}."
         )
-    lengths = [
-        (
-            table["concurrency"],
-            int(re.findall(r"num_tokens=(\d+)", row["name"])[0]) * (row["over_alone"] > 1),
-        )
-        for table in report.get("batches", ())
-        for row in table["rows"]
-        if row["family"] == "fixed_length"
-    ]
     speed = fixed["speedup"][ratio]
-    lengths = sorted(lengths) or [
-        (1, int(fixed["value"]) * (speed["low"] > 1))
-    ]  # as a report recommends: clearly faster
-    if not any(length for _, length in lengths):
+    lengths = _lengths_of_batches(report)
+    if not lengths:  # as a report recommends: clearly faster
+        lengths = [DraftLength(1, int(fixed["value"]) if speed["low"] > 1 else 0)]
+    least = None
+    by_probability = _fastest(rules, "max_probability", ratio)
+    if by_probability is not None and by_probability["speedup"][ratio]["value"] > speed["value"]:
+        least = float(by_probability["value"])
+    made = EngineDrafting(str(report["context"]["draft"]), lengths, least)
+    if not made.longest:
         raise UserError(
             f"at ratio={ratio} no fixed length is clearly faster than the target alone: serve the"
             " target without a draft."
         )
-    is_faster = (
-        by_probability is not None and by_probability["speedup"][ratio]["value"] > speed["value"]
-    )
-    least = float(by_probability["value"]) if by_probability is not None and is_faster else None
-    return Drafting(str(report["context"]["draft"]), lengths, least)
+    return made
 
 
-def _vllm(given: Drafting) -> str:
-    config: dict[str, Any] = {
+def _fastest(rules: Sequence[Json], family: str, ratio: str) -> Json | None:
+    rows = [row for row in rules if row["family"] == family and ratio in row["speedup"]]
+    return max(rows, key=lambda row: row["speedup"][ratio]["value"], default=None)
+
+
+def _lengths_of_batches(report: Json) -> list[DraftLength]:
+    lengths = []
+    for table in report.get("batches", ()):
+        for row in table["rows"]:
+            if row["family"] == "fixed_length":
+                (num_tokens,) = re.findall(r"num_tokens=(\d+)", row["name"])
+                pays = row["over_alone"] > 1
+                lengths.append(DraftLength(table["concurrency"], int(num_tokens) if pays else 0))
+    return sorted(lengths)
+
+
+def _vllm(given: EngineDrafting) -> str:
+    config: dict[str, object] = {
         "method": "draft_model",
         "model": given.draft,
         "num_speculative_tokens": given.longest,
     }
     if len(given.lengths) > 1:
-        firsts = [1, *(last + 1 for last, _ in given.lengths)]
-        bounds = [[first, *bound] for first, bound in zip(firsts, given.lengths, strict=False)]
+        bounds = []
+        first = 1
+        for last, num_tokens in given.lengths:
+            bounds.append([first, last, num_tokens])
+            first = last + 1
         config["num_speculative_tokens_per_batch_size"] = bounds
     return f"--speculative-config '{json.dumps(config)}'"
 
 
-def _tensorrt(given: Drafting) -> str:
+def _tensorrt(given: EngineDrafting) -> str:
     lines = [
+        "speculative_config:",
         "decoding_type: Draft_Target",
         f"max_draft_len: {given.longest}",
         f"speculative_model: {json.dumps(given.draft)}",
     ]
     if len(given.lengths) > 1:
-        lines += ["draft_len_schedule:  # up to so many requests, and none above"]
+        lines.append("draft_len_schedule:  # up to so many requests, and none above")
         lines += [f"  {last}: {length}" for last, length in given.lengths if length]
-    return "\n  ".join(["speculative_config:", *lines])
+    return "\n  ".join(lines)
 
 
-def _llama(given: Drafting) -> str:
+def _llama(given: EngineDrafting) -> str:
     least = given.least_probability or 0.0
     return (
         f"--spec-type draft-simple --spec-draft-n-max {given.longest} --spec-draft-p-min {least:g} "
@@ -244,7 +255,7 @@ def _llama(given: Drafting) -> str:
     )
 
 
-def _sglang(given: Drafting) -> str:
+def _sglang(given: EngineDrafting) -> str:
     steps = (
         f"--speculative-num-steps {given.longest} --speculative-num-draft-tokens"
         f" {given.longest + 1}"
@@ -256,7 +267,7 @@ def _sglang(given: Drafting) -> str:
 
 
 # By name the engine's version whose settings these are, and the function that returns them as text.
-ENGINES: dict[str, tuple[str, Callable[[Drafting], str]]] = {
+ENGINES: dict[str, tuple[str, Callable[[EngineDrafting], str]]] = {
     "vllm": ("vLLM 0.32", _vllm),
     "tensorrt-llm": ("TensorRT-LLM 1.3", _tensorrt),
     "llama.cpp": ("llama.cpp of 2026, llama-server", _llama),

@@ -1,8 +1,8 @@
 """How long drafts pay, by what rounds take and what is accepted where they run: learned while
 requests are served.
 
-A round takes a time of its own, a little for each token that the target verifies, and for each
-draft step a time that all requests share. Where `rate` tokens come per second, another step pays as
+A round takes a constant time, a little for each token that the target verifies, and for each draft
+step a time that all requests share. Where `rate` tokens come per second, another step pays as
 long as it adds more than come in its time otherwise:
 
     sum of gains >= rate * (step + verified * drafts that go on)
@@ -86,15 +86,23 @@ class _Line:
 
 
 @dataclass
-class _Way:
-    """Fading counts over the rounds of one number of requests that drafted with the head, or
-    without.
+class _RoundCounts:
+    """Counts over the rounds of one number of requests that drafted with the head, or without; all
+    but `rounds` fade.
     """
 
     rounds: int = 0
-    sums: np.ndarray = field(
-        default_factory=lambda: np.zeros(4)
-    )  # of rounds, tokens emitted, tokens read, draft steps
+    weight: float = 0.0  # of the rounds
+    emitted: float = 0.0  # tokens
+    read: float = 0.0  # tokens that the target has read
+    steps: float = 0.0  # of the draft
+
+    def add(self, emitted: int, read: int, steps: int) -> None:
+        self.rounds += 1
+        self.weight = SLOWLY * self.weight + 1
+        self.emitted = SLOWLY * self.emitted + emitted
+        self.read = SLOWLY * self.read + read
+        self.steps = SLOWLY * self.steps + steps
 
 
 @dataclass
@@ -118,20 +126,17 @@ class _Load:
     Times are those of the faster way, and `longer` compares trials with them.
     """
 
-    line: _Line = field(
-        default_factory=_Line
-    )  # seconds of a round outside the draft, by the tokens that the target reads
+    # Seconds of a round outside the draft, by the tokens that the target reads.
+    line: _Line = field(default_factory=_Line)
     others: _Mean = field(default_factory=_Mean)  # seconds of a round outside the draft
     read: _Mean = field(default_factory=_Mean)  # tokens of these rounds
-    first: _Mean = field(
-        default_factory=_Mean
-    )  # the first step of a round, which also reads what was accepted
-    step: _Mean = field(default_factory=_Mean)  # further ones
-    by_head: _Way = field(default_factory=_Way)
-    fixed: _Way = field(default_factory=_Way)
-    longer: _Mean = field(
-        default_factory=_Mean
-    )  # seconds that rounds with the head take more than `expected` says
+    # The first step of a round, which also reads what was accepted, and further ones.
+    first: _Mean = field(default_factory=_Mean)
+    step: _Mean = field(default_factory=_Mean)
+    by_head: _RoundCounts = field(default_factory=_RoundCounts)
+    fixed: _RoundCounts = field(default_factory=_RoundCounts)
+    # Seconds that rounds with the head take more than `expected` says.
+    longer: _Mean = field(default_factory=_Mean)
     head_leads: bool = True  # it is the faster way
     is_trial: bool = False  # the round is one of the slower way
     turns: int = 0
@@ -140,9 +145,10 @@ class _Load:
     def scaled(self, factor: float) -> "_Load":
         """Return what is expected of `factor` times as many requests until they are known."""
         made = deepcopy(self)
-        for way in (made.by_head, made.fixed):
-            way.rounds = 0
-            way.sums = way.sums * (1, factor, factor, 1)
+        for counts in (made.by_head, made.fixed):
+            counts.rounds = 0
+            counts.emitted *= factor
+            counts.read *= factor
         made.turns = 0
         made.guessed = True
         made.is_trial = False
@@ -160,13 +166,15 @@ class _Load:
         outside = self.others.value + self.line.slope() * (read - self.read.value)
         return outside + self.first.value + self.step.value * max(0.0, steps - 1) + head * steps
 
-    def rate(self, way: _Way, head: float) -> float:
-        by_head = way is self.by_head
-        more = self.longer.value
-        tokens, read, steps = (way.sums[1:] / way.sums[0]).tolist()
-        seconds = self.expected(read, steps, head if by_head else 0.0)
-        seconds += 0.0 if by_head == self.head_leads else more if by_head else -more
-        return tokens / seconds
+    def rate(self, counts: _RoundCounts, head: float) -> float:
+        """Return the tokens per second of such rounds."""
+        by_head = counts is self.by_head
+        weight = counts.weight
+        head_seconds = head if by_head else 0.0
+        seconds = self.expected(counts.read / weight, counts.steps / weight, head_seconds)
+        if by_head != self.head_leads:
+            seconds += self.longer.value if by_head else -self.longer.value
+        return counts.emitted / weight / seconds
 
     def asks_head(self, head: float) -> bool:
         """Return whether the head, which adds so many seconds to a step, ends the drafts of the
@@ -193,13 +201,11 @@ class Pace:
     """
 
     def __init__(self) -> None:
-        self._seen = np.full(
-            KNOTS, _BELIEVED
-        )  # fading numbers of tokens by the survival before them, and of accepted ones
+        # Fading numbers of tokens by the survival before them, and of accepted ones.
+        self._seen = np.full(KNOTS, _BELIEVED)
         self._accepted = _BELIEVED * USUAL * np.linspace(0, 1, KNOTS)
-        self._reached = np.full(
-            PLACES, _BELIEVED
-        )  # likewise by their place, where the head ended no draft before
+        # Likewise by their place in the draft, where the head ended no draft before.
+        self._reached = np.full(PLACES, _BELIEVED)
         self._passed = _BELIEVED * USUAL * np.ones(PLACES)
         self._loads: dict[int, _Load] = {}
         self._head = _Mean()  # seconds that the head adds to a step
@@ -229,17 +235,11 @@ class Pace:
         same = steady and num_requests == self._num_requests
         if self._began is not None and same:
             load = self._load(num_requests)
-            way = self._way(num_requests)
+            counts = self._counts(num_requests)
             outside = now - self._ended
             usual = load.expected(num_read, self._num_steps, self._head.value * self._by_head)
-            if self._steady and (way.rounds < KNOWN or now - self._began < _OUTLIER * usual):
-                way.rounds += 1
-                way.sums = SLOWLY * way.sums + (
-                    1,
-                    num_read - sum(rejected or ()),
-                    num_read,
-                    self._num_steps,
-                )
+            if self._steady and (counts.rounds < KNOWN or now - self._began < _OUTLIER * usual):
+                counts.add(num_read - sum(rejected or ()), num_read, self._num_steps)
                 if load.is_trial:
                     more = now - self._began - usual
                     load.longer.add(more if self._by_head else -more)
@@ -261,7 +261,7 @@ class Pace:
         places = np.arange(1 if self._by_head else min(PLACES, self._lengths.max(initial=0)))[
             :, None
         ]
-        self._count(
+        self._fade(
             self._reached,
             self._passed,
             np.minimum(self._lengths, accepted + 1) > places,
@@ -271,12 +271,10 @@ class Pace:
         followed = steps + 1 < self._lengths  # (steps, R): a token came next
         knots = np.rint(self._survivals * (KNOTS - 1)).astype(int)[followed]
         at_knot = np.arange(KNOTS)[:, None] == knots
-        self._count(
-            self._seen, self._accepted, at_knot, at_knot & (steps + 2 <= accepted)[followed]
-        )
+        self._fade(self._seen, self._accepted, at_knot, at_knot & (steps + 2 <= accepted)[followed])
 
     @staticmethod
-    def _count(
+    def _fade(
         seen: np.ndarray, accepted: np.ndarray, is_seen: np.ndarray, is_accepted: np.ndarray
     ) -> None:
         """Add to the first of the fading counts.
@@ -334,24 +332,25 @@ class Pace:
     def bounds(self, num_requests: int) -> Bounds | None:
         """Return when drafts of the round end; None: too little is known yet."""
         load = self._load(num_requests)
-        way = self._way(num_requests)
+        counts = self._counts(num_requests)
         head = self._head.value
-        if not (way.sums[0] and load.step.weight and (way.rounds >= KNOWN or load.guessed)):
+        is_known = counts.rounds >= KNOWN or load.guessed
+        if not (counts.weight and load.step.weight and is_known):
             return None
-        rate = load.rate(way, head)
+        rate = load.rate(counts, head)
         return Bounds(rate * (load.step.value + head * self._by_head), rate * load.line.slope())
 
-    def _way(self, num_requests: int) -> _Way:
+    def _counts(self, num_requests: int) -> _RoundCounts:
         load = self._load(num_requests)
         return load.by_head if self._by_head else load.fixed
 
     def _load(self, num_requests: int) -> _Load:
         """Return the figures of a number of requests, at first those of the nearest known one."""
         if num_requests not in self._loads:
+            new = _Load()
             known = [number for number, load in self._loads.items() if load.is_known]
-            nearest = min(known, key=lambda number: abs(number - num_requests), default=None)
-            new = (
-                _Load() if nearest is None else self._loads[nearest].scaled(num_requests / nearest)
-            )
+            if known:
+                nearest = min(known, key=lambda number: abs(number - num_requests))
+                new = self._loads[nearest].scaled(num_requests / nearest)
             self._loads[num_requests] = new
         return self._loads[num_requests]

@@ -24,7 +24,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import cache
 from importlib import import_module
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
@@ -32,6 +32,7 @@ from torch import Tensor, nn
 
 from specheads.decoding.engine.compiled_program import CPU_OPTIONS, OPTIONS, CompiledProgram
 from specheads.decoding.stopping import HeadThreshold
+from specheads.decoding.stopping.rule import State
 from specheads.errors import UserError
 from specheads.heads.features import drafting_features
 from specheads.heads.head import load_head
@@ -42,6 +43,7 @@ from specheads.pair.revisions import draft_temperature, revision_at
 
 logger = logging.getLogger(__name__)
 
+VllmObject: TypeAlias = Any  # a config or a model of vLLM, which need not be installed
 BOUNDS = ("threshold", "min_tokens", "max_tokens")
 KEYS = ("any_draft", "head", *BOUNDS)
 RUNNER = "vllm.v1.worker.gpu_model_runner"
@@ -53,7 +55,7 @@ class _DraftsEnded(Exception):
 
 
 class _Progress(NamedTuple):
-    state: Any  # of the stopping rule
+    state: State  # of the stopping rule
     lengths: Tensor  # (R,) long; those of ended drafts stay
     going: Tensor  # (R,) bool
 
@@ -63,13 +65,13 @@ class _AfterStep(nn.Module):
     draft.
     """
 
-    ends: Tensor  # the tokens that end a response
+    end_tokens: Tensor  # the tokens that end a response
 
-    def __init__(self, rule: HeadThreshold, ends: Tensor) -> None:
+    def __init__(self, rule: HeadThreshold, end_tokens: Tensor) -> None:
         super().__init__()
         self.rule = rule
         self.head = rule.head
-        self.register_buffer("ends", ends)
+        self.register_buffer("end_tokens", end_tokens)
 
     def forward(
         self,
@@ -91,7 +93,7 @@ class _AfterStep(nn.Module):
         below = place.floor().clamp(max=len(gains) - 2).long()
         gain = torch.lerp(gains[below], gains[below + 1], place - below)
         stop = stop | ((gain < least) & (state.num_drafted >= state.min_tokens))
-        still = going & ~stop & ~torch.isin(token, self.ends)
+        still = going & ~stop & ~torch.isin(token, self.end_tokens)
         totals = torch.stack([(still * gain).sum(), still.sum().to(gain)])
         return _Progress(state, lengths + going, still), totals
 
@@ -101,7 +103,7 @@ class DraftStopping:
     `drafts`.
     """
 
-    def __init__(self, given: Any, longest: int) -> None:
+    def __init__(self, given: object, longest: int) -> None:
         if not isinstance(given, dict) or not given.get("head"):
             raise UserError(
                 "vLLM's additional_config names no head to draft with; give it "
@@ -120,18 +122,21 @@ class DraftStopping:
         most = min(bounds_of(config.to_dict(), **bounds)["max_tokens"], longest)
         bounds = bounds_of(config.to_dict(), **bounds | {"max_tokens": most})
         self.pace = Pace() if given.get("threshold") is None else None
-        self._usual = (
-            1 - bounds["threshold"]
-        )  # the least gain, until times are known or where a threshold is given
+        # The least gain, until times are known or where a threshold is given.
+        self._usual = 1 - bounds["threshold"]
         self.rule = HeadThreshold(self.head, **bounds | ({"threshold": 1.0} if self.pace else {}))
-        self.draft_temperature = (
-            1.0  # which vLLM does not know; heads learned from logits that it divides
-        )
+        # vLLM does not know it; heads learned from logits that it divides.
+        self.draft_temperature = 1.0
         self.probs: list[Tensor] = []  # (R, V) for each step, where drafts are sampled
         self._start = cache(self._new_progress)
 
     def prepare(
-        self, draft: Any, config: Any, location: str, hidden_size: int, device: torch.device
+        self,
+        draft: VllmObject,
+        config: VllmObject,
+        location: str,
+        hidden_size: int,
+        device: torch.device,
     ) -> None:
         """Fit the head to vLLM's draft and its config, UserError if it is another's, and compile
         what follows its steps.
@@ -147,16 +152,16 @@ class DraftStopping:
         self.head.to(device).requires_grad_(False).eval()
         self.draft_temperature = draft_temperature(config)
         ends = getattr(draft.config, "eos_token_id", None)
-        ends = torch.tensor(
-            [] if ends is None else [ends] if isinstance(ends, int) else ends, dtype=torch.long
-        )
+        if ends is None or isinstance(ends, int):
+            ends = [] if ends is None else [ends]
+        end_tokens = torch.tensor(ends, dtype=torch.long, device=device)
         self._embed = draft.embed_input_ids
-        self._after = self._compiled(_AfterStep(self.rule, ends.to(device)), draft, device)
+        self._after = self._compiled(_AfterStep(self.rule, end_tokens), draft, device)
         logger.info("the head %s ends the drafts of %s", self.location, location)
 
     @torch.no_grad()
     def _compiled(
-        self, module: _AfterStep, draft: Any, device: torch.device
+        self, module: _AfterStep, draft: VllmObject, device: torch.device
     ) -> Callable[..., tuple[_Progress, Tensor]]:
         """Return the module's call, compiled for any number of requests.
 
@@ -225,11 +230,10 @@ class DraftStopping:
         if self.pace is not None:
             self._survivals.append(self._progress.state.survival)
             self.pace.step(began, time.perf_counter())
-        pays = (
-            gain >= self._bounds.step + self._bounds.each * going
-            or len(self._tokens) < self.rule.min_tokens
-        )
-        if len(self._tokens) >= min(longest, self.rule.max_tokens) or not (going and pays):
+        num_drafted = len(self._tokens)
+        pays = gain >= self._bounds.step + self._bounds.each * going
+        goes_on = going and (pays or num_drafted < self.rule.min_tokens)
+        if not goes_on or num_drafted >= min(longest, self.rule.max_tokens):
             raise _DraftsEnded
 
     def drafts(self) -> list[list[int]]:
@@ -243,14 +247,14 @@ class DraftStopping:
         return [row[:length] for row, length in zip(tokens, lengths, strict=True)]
 
 
-def _check_supported(vllm_config: Any) -> None:
+def _check_supported(vllm_config: VllmObject) -> None:
     """Raise UserError for settings of vLLM under which drafts of different lengths cannot be handed
     over.
     """
     spec = vllm_config.speculative_config
     if getattr(vllm_config.scheduler_config, "async_scheduling", False):
         raise UserError(
-            "a head gives each request a draft of its own length, which vLLM's asynchronous"
+            "a head gives the drafts of requests different lengths, which vLLM's asynchronous"
             " scheduling cannot take; add async_scheduling=False."
         )
     for name in ("parallel_drafting", "use_local_argmax_reduction", "use_heterogeneous_vocab"):
@@ -259,7 +263,7 @@ def _check_supported(vllm_config: Any) -> None:
                 f"speculative_config has {name}=True, under which a head cannot follow the draft;"
                 " leave it out."
             )
-    draft: Any = getattr(spec, "draft_model_config", None)
+    draft: VllmObject = getattr(spec, "draft_model_config", None)
     if getattr(getattr(draft, "hf_config", None), SIZE, None) is not None:
         raise UserError(
             f"the draft {draft.model} has an output over some tokens, which vLLM's draft models"
@@ -267,7 +271,7 @@ def _check_supported(vllm_config: Any) -> None:
         )
 
 
-def _check_asked(config: Any, uses_v2: bool) -> None:
+def _check_asked(config: VllmObject, uses_v2: bool) -> None:
     """Raise UserError where `additional_config` names a head that vLLM would draft without."""
     given = getattr(config, "additional_config", None)
     spec = getattr(config, "speculative_config", None)
@@ -294,7 +298,9 @@ def proposer_class(base: type) -> type:
     class HeadDraftModel(base):
         """vLLM's draft model; a head ends the draft of each request."""
 
-        def __init__(self, vllm_config: Any, device: torch.device, runner: Any = None) -> None:
+        def __init__(
+            self, vllm_config: VllmObject, device: torch.device, runner: VllmObject = None
+        ) -> None:
             self.stopping: DraftStopping | None = None
             config = getattr(vllm_config, "additional_config", None)
             if isinstance(config, dict) and (given := config.get("specheads")) is not None:
@@ -305,7 +311,7 @@ def proposer_class(base: type) -> type:
             super().__init__(vllm_config, device, runner)
             self.drafting = False
 
-        def load_model(self, target_model: Any) -> None:
+        def load_model(self, target_model: VllmObject) -> None:
             super().load_model(target_model)
             if self.stopping is not None:
                 draft = self.speculative_config.draft_model_config
@@ -313,44 +319,45 @@ def proposer_class(base: type) -> type:
                     self.model, draft.hf_config, draft.model, self.hidden_size, self.device
                 )
 
-        def propose(self, **given: Any) -> Any:
+        def propose(self, **given: VllmObject) -> VllmObject:
             """Return drafted tokens: of different lengths as lists, or what vLLM does without a
             head.
             """
             if self.stopping is None or not given["num_speculative_tokens"]:
                 return super().propose(**given)
-            about = given["common_attn_metadata"]
-            rejected = given.get("num_rejected_tokens_gpu")
-            pace = self.stopping.pace
-            num_requests = about.batch_size()
-            if pace is not None:
-                counts = None if rejected is None else rejected.tolist()
-                steady = about.max_query_len <= 1 + (
-                    0 if counts is None else self.speculative_config.num_speculative_tokens
-                )
-                pace.begin(
-                    time.perf_counter(), num_requests, about.num_actual_tokens, counts, steady
-                )
-                most = min(given["num_speculative_tokens"], self.stopping.rule.max_tokens)
-                if (length := pace.length(num_requests, most)) is not None:  # without the head
-                    drafts: list[list[int]] = (
-                        super().propose(**given | {"num_speculative_tokens": length}).tolist()
-                    )
-                    pace.end(
-                        time.perf_counter(), [length] * len(drafts), np.zeros((0, len(drafts)))
-                    )
+            stopping = self.stopping
+            num_requests = given["common_attn_metadata"].batch_size()
+            if stopping.pace is not None:
+                self._begin_round(stopping.pace, given)
+                most = min(given["num_speculative_tokens"], stopping.rule.max_tokens)
+                length = stopping.pace.length(num_requests, most)
+                if length is not None:  # without the head
+                    fixed = given | {"num_speculative_tokens": length}
+                    drafts: list[list[int]] = super().propose(**fixed).tolist()
+                    lengths = [length] * len(drafts)
+                    stopping.pace.end(time.perf_counter(), lengths, np.zeros((0, len(drafts))))
                     return drafts
-            self.stopping.begin(num_requests, self.device)
+            stopping.begin(num_requests, self.device)
             self.drafting = True
             with suppress(_DraftsEnded):
                 super().propose(**given)
             self.drafting = False
-            probs = self.stopping.probs
+            probs = stopping.probs
             self._last_draft_probs = torch.stack(probs, dim=1).contiguous() if probs else None
-            return self.stopping.drafts()
+            return stopping.drafts()
+
+        def _begin_round(self, pace: Pace, given: dict[str, VllmObject]) -> None:
+            about = given["common_attn_metadata"]
+            rejected = given.get("num_rejected_tokens_gpu")
+            counts = None if rejected is None else rejected.tolist()
+            # More than a draft and the target's token: a prompt is read.
+            most = self.speculative_config.num_speculative_tokens if counts is not None else 0
+            steady = about.max_query_len <= 1 + most
+            num_read = about.num_actual_tokens
+            pace.begin(time.perf_counter(), about.batch_size(), num_read, counts, steady)
 
         def _sample_draft_tokens(
-            self, hidden_states: Tensor, sampling_metadata: Any
+            self, hidden_states: Tensor, sampling_metadata: VllmObject
         ) -> tuple[Tensor, Tensor | None]:
             """Return a token for each request, and show it to the head."""
             if self.stopping is None:
@@ -381,7 +388,7 @@ def register() -> None:
         runner := getattr(config, "use_v2_model_runner", None), property
     ):  # each worker asks for it
 
-        def use_v2_model_runner(self: Any) -> bool:
+        def use_v2_model_runner(self: VllmObject) -> bool:
             assert runner.fget is not None
             uses_v2 = runner.fget(self)
             _check_asked(self, uses_v2)

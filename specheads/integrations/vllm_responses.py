@@ -1,4 +1,4 @@
-"""Answers many prompts with vLLM in a process of its own: `python -P vllm_responses.py
+"""Answers many prompts with vLLM in a separate process: `python -P vllm_responses.py
 <requests.json>`.
 
 The file holds `model` (arguments of vllm.LLM) and `requests`, one per prompt: `ids`, and `params`
@@ -16,7 +16,7 @@ import tempfile
 import threading
 from collections.abc import Generator
 from pathlib import Path
-from typing import IO, Any, cast
+from typing import IO, Any, TextIO, TypeAlias, cast
 
 ON_A_CPU = {  # environment variables of vLLM, where the user has not set them
     "VLLM_CPU_KVCACHE_SPACE": "4",  # GiB; it would take most of the memory
@@ -26,7 +26,11 @@ ON_A_CPU = {  # environment variables of vLLM, where the user has not set them
 }
 
 
-def lines_of(python: str, content: dict[str, Any], log_path: Path) -> Generator[dict[str, Any]]:
+Json: TypeAlias = dict[str, Any]
+VllmEngine: TypeAlias = Any
+
+
+def lines_of(python: str, content: Json, log_path: Path) -> Generator[Json]:
     """Yield the lines of a process that runs on a request file with `content`.
 
     UserError where it ends before the caller.
@@ -61,7 +65,7 @@ def _end_with_parent() -> None:
     os._exit(1)
 
 
-def _engine_of(model: dict[str, Any]) -> Any:
+def _engine_of(model: Json) -> VllmEngine:
     import torch
 
     os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
@@ -76,7 +80,7 @@ def _engine_of(model: dict[str, Any]) -> Any:
     return vllm.LLM(**model).llm_engine
 
 
-def _add(engine: Any, number: int, request: dict[str, Any]) -> None:
+def _add(engine: VllmEngine, number: int, request: Json) -> None:
     import vllm
 
     given = dict(request["params"])
@@ -86,7 +90,7 @@ def _add(engine: Any, number: int, request: dict[str, Any]) -> None:
     engine.add_request(str(number), {"prompt_token_ids": request["ids"]}, params)
 
 
-def answer(content: dict[str, Any], out: Any) -> None:
+def answer(content: Json, out: TextIO) -> None:
     """Write the response to every request, in the order in which they end."""
     engine = _engine_of(content["model"])
     for number, request in enumerate(content["requests"]):

@@ -3,7 +3,6 @@
 import copy
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -69,7 +68,9 @@ class _Skipped(nn.Module):
         if hasattr(layer, "attention_type"):  # some models choose a layer's mask by it
             self.attention_type = layer.attention_type
 
-    def forward(self, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Any:
+    def forward(
+        self, hidden_states: Tensor, *args: object, **kwargs: object
+    ) -> Tensor | tuple[Tensor]:
         return (hidden_states,) if self.returns_tuple else hidden_states
 
 

@@ -9,18 +9,19 @@ make up for an unlikely one before it, and the output is more likely than sample
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import log
-from typing import Any
 
 import torch
 from torch import Tensor
 
+from specheads.decoding.batching import BatchDecoder
 from specheads.decoding.decoder import Decoder
 from specheads.decoding.engine import Engine, make_engine
 from specheads.decoding.records import CHAIN, Clock, Mark, Round
-from specheads.decoding.rounds import ChainRounds, Drafter, RoundParts
-from specheads.decoding.rows import Rounds, Row, RowsDecoder, checked_window
+from specheads.decoding.request import Request, checked_window
+from specheads.decoding.rounds import ChainRounds, Drafter, RoundParts, Rounds
 from specheads.decoding.step_inputs import DraftMemory
 from specheads.decoding.stopping import FixedLength
+from specheads.decoding.stopping.rule import State
 from specheads.decoding.verification import AcceptanceDistribution, Block, VerificationRule
 from specheads.errors import UserError
 from specheads.pair.pair import Pair
@@ -164,7 +165,7 @@ class _BeamDrafter(TreeDrafter):
             return admitted, []
         return admitted, sorted(node for node in best if node not in self._ended)
 
-    def after(self, path: Sequence[int]) -> tuple[Any, int, int]:
+    def after(self, path: Sequence[int]) -> tuple[State, int, int]:
         return self.state_after(self._best), len(self._path), len(path)
 
     def keep(self, path: Sequence[int]) -> None:
@@ -182,7 +183,7 @@ class _BeamChains(Drafter):
     def warm_up(self, ends: Tensor) -> None:
         self.search.warm_up()
 
-    def draft(self, rows: Sequence[Row], ends: Tensor) -> None:
+    def draft(self, rows: Sequence[Request], ends: Tensor) -> None:
         (row,) = rows
         draft = self.search.draft(
             row.committed,
@@ -198,7 +199,7 @@ class _BeamChains(Drafter):
             row.num_drafted = 1
             self._memory.probs[0, 0] = torch.nan
 
-    def keep(self, row: Row, num_accepted: int) -> None:
+    def keep(self, row: Request, num_accepted: int) -> None:
         self.search.keep(range(num_accepted))
 
 
@@ -238,11 +239,11 @@ class BlockSearch(Decoder):
         self.pair = pair
         window = checked_window(pair, window)
         search_engine = make_engine(engine, pair.target_lm, window, Beam(beams).most_read(block))
-        self.single = RowsDecoder(
+        self.single = BatchDecoder(
             pair, _SearchRounds(pair, search_engine, block, beams, warp or Warp())
         )
 
-    def _batch_of(self, num_rows: int) -> RowsDecoder:
+    def _batch_of(self, num_rows: int) -> BatchDecoder:
         raise UserError("BlockSearch decodes one prompt at a time; use max_batch=1.")
 
 
@@ -260,10 +261,10 @@ class _SearchRounds(Rounds):
     def warm_up(self, ends: Tensor) -> None:
         self._search.warm_up()
 
-    def start(self, rows: Sequence[Row]) -> None:
+    def start(self, rows: Sequence[Request]) -> None:
         self._state = self._rule.start_prompt(1, self.engines[0].lm.device)
 
-    def take(self, rows: Sequence[Row], ends: Tensor, clock: Clock) -> tuple[list[Round], Mark]:
+    def take(self, rows: Sequence[Request], ends: Tensor, clock: Clock) -> tuple[list[Round], Mark]:
         (row,) = rows
         drafted = clock.mark()
         block = self._search.draft(

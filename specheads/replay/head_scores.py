@@ -22,6 +22,7 @@ from specheads.decoding.engine import bulk_operations
 from specheads.forecast import Advance, progress
 from specheads.heads.features import drafting_features, reads_logits
 from specheads.heads.head import AcceptanceHead
+from specheads.pair.language_model import LanguageModel
 from specheads.pair.padding import SLICE_ELEMENTS, slices
 from specheads.pair.pair import Pair
 from specheads.pair.sampling import Warp, accept_prob, check_numbers, computing_with
@@ -60,25 +61,20 @@ def add_predictions(
     stores = {name: _store(folder, name) for name in heads}
     missing = {name: store for name, store in stores.items() if not store.is_complete()}
     if missing:
-        _predict(
-            folder,
-            list(missing.values()),
-            _head_values(pair, [heads[name] for name in missing]),
-            advance,
-        )
+        values_of = _head_values([heads[name] for name in missing])
+        _predict(folder, list(missing.values()), pair.draft_lm, values_of, advance)
     elif heads:
         advance(num_rows)
     target_store = _store(folder, GROUND_TRUTH)
     if ground_truth and not target_store.is_complete():
-        _predict(folder, [target_store], _ground_truth(pair, warp), advance)
+        _predict(folder, [target_store], pair.target_lm, _ground_truth(warp), advance)
     elif ground_truth:
         advance(num_rows)
     return [*heads, *([GROUND_TRUTH] if ground_truth else [])]
 
 
-_Values = Callable[
-    [Mapping[str, Any], Branches], list[Tensor]
-]  # of each predictor, from a stored response and its branches
+# The values of each predictor, from a stored response and its branches, by a reader of one model.
+_Values = Callable[[TextReader, Mapping[str, Any], Branches], list[Tensor]]
 
 
 def record_sets(
@@ -92,17 +88,14 @@ def record_sets(
     """
     named = {head_fingerprint(head): head for head in heads}
     total = sum(map(len, sets.values()))
-    with computing_with(bulk_operations(recorder.pair.draft_lm.device)):
-        folders = recorder.record(list(sets.values()))
-        names: list[list[str]] = [[] for _ in folders]
-        for what, some, truth in (
-            ("heads", named, False),
-            ("the target", {}, ground_truth),
-        ):  # one takes longer than the other
-            if some or truth:
-                with progress(f"predicting by {what}", total) as advance:
-                    for folder, of_folder in zip(folders, names, strict=True):
-                        of_folder += add_predictions(folder, recorder.pair, some, truth, advance)
+    folders = recorder.record(list(sets.values()))
+    names: list[list[str]] = [[] for _ in folders]
+    # The target takes longer than heads.
+    for what, some, truth in (("heads", named, False), ("the target", {}, ground_truth)):
+        if some or truth:
+            with progress(f"predicting by {what}", total) as advance:
+                for folder, of_folder in zip(folders, names, strict=True):
+                    of_folder += add_predictions(folder, recorder.pair, some, truth, advance)
     return dict(zip(sets, map(load_recording, folders, names), strict=True))
 
 
@@ -112,7 +105,11 @@ def _store(folder: Path, name: str) -> ShardStore:
 
 
 def _predict(
-    folder: Path, stores: Sequence[ShardStore], values_of: _Values, advance: Advance
+    folder: Path,
+    stores: Sequence[ShardStore],
+    lm: LanguageModel,
+    values_of: _Values,
+    advance: Advance,
 ) -> None:
     """Write a shard of predictions for every shard of the recording.
 
@@ -135,7 +132,8 @@ def _predict(
         len(shards),
         folder,
     )
-    with ExitStack() as stack:
+    reader = TextReader(lm)
+    with computing_with(bulk_operations(lm.device)), ExitStack() as stack:
         missing = [
             stack.enter_context(store.missing(sorted(shards)))
             for store in sorted(stores, key=lambda each: each.folder)
@@ -146,9 +144,9 @@ def _predict(
                 continue
             predictions: list[list[dict[str, Any]]] = [[] for _ in stores]
             for row in pq.read_table(folder / shard, columns=columns).to_pylist():
-                for rows, values in zip(
-                    predictions, values_of(row, branches_of(row, max_tokens)), strict=True
-                ):
+                found = values_of(reader, row, branches_of(row, max_tokens))
+                check_numbers(lm.name, *found)
+                for rows, values in zip(predictions, found, strict=True):
                     rows.append({"values": values.float().cpu().numpy()})
                 advance(1)
             for store, rows in zip(stores, predictions, strict=True):
@@ -157,45 +155,37 @@ def _predict(
             store.complete(sorted(shards))
 
 
-def _head_values(pair: Pair, heads: Sequence[AcceptanceHead]) -> _Values:
+def _head_values(heads: Sequence[AcceptanceHead]) -> _Values:
     """Return what computes logits of heads, one for every node."""
     needs = frozenset(name for head in heads for name in head.config.inputs)
-    reader = TextReader(pair.draft_lm)
-    lm = reader.lm
-    for head in heads:
-        head.to(lm.device)
 
-    def of_nodes(tokens: Tensor, hidden: Tensor) -> list[Tensor]:
+    def of_nodes(lm: LanguageModel, tokens: Tensor, hidden: Tensor) -> list[Tensor]:
         logits = lm.logits(hidden) if reads_logits(needs) else hidden
         features = drafting_features(needs, logits, tokens, hidden, lm.embed, lm.kept_tokens)
-        check_numbers(pair.draft_id, *features.values())
-        return [head(features) for head in heads]
+        return [head.to(lm.device)(features) for head in heads]
 
     @torch.no_grad()
-    def of_row(row: Mapping[str, Any], branches: Branches) -> list[Tensor]:
+    def of_row(reader: TextReader, row: Mapping[str, Any], branches: Branches) -> list[Tensor]:
+        lm = reader.lm
         parts = list[list[Tensor]]()
         for tokens, hidden in node_states(reader, row["prompt_ids"], row["response_ids"], branches):
-            parts += [
-                of_nodes(tokens[piece], hidden[piece])
-                for piece in slices(len(tokens), lm.vocab_size, SLICE_ELEMENTS)
-            ]
+            for piece in slices(len(tokens), lm.vocab_size, SLICE_ELEMENTS):
+                parts.append(of_nodes(lm, tokens[piece], hidden[piece]))
         return [torch.cat(values) for values in zip(*parts, strict=True)]
 
     return of_row
 
 
-def _ground_truth(pair: Pair, warp: Warp) -> _Values:
+def _ground_truth(warp: Warp) -> _Values:
     """Return what computes the chance that token verification accepts each node after all nodes
     before it were accepted.
     """
-    reader = TextReader(pair.target_lm)
 
-    def of_row(row: Mapping[str, Any], branches: Branches) -> list[Tensor]:
+    def of_row(reader: TextReader, row: Mapping[str, Any], branches: Branches) -> list[Tensor]:
         draft_prob = torch.tensor(row["law_prob"])
         probs = target_probs(
             reader, warp, row["prompt_ids"], row["response_ids"], branches, draft_prob
         )
-        check_numbers(pair.target_id, probs)
         return [accept_prob(probs, draft_prob.to(probs))]
 
     return of_row

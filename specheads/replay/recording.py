@@ -16,13 +16,14 @@ import torch
 from torch import Tensor
 
 from specheads.decoding.branches import LOGITS_ELEMENTS, Branches
+from specheads.decoding.engine import bulk_operations
 from specheads.decoding.responses import Responder, row_uniforms
 from specheads.forecast import Advance, progress
 from specheads.heads.features import RECORDED
 from specheads.pair.needs import memory_of, memory_parts
 from specheads.pair.padding import BATCH_TOKENS, batches_of_tokens
 from specheads.pair.pair import Pair
-from specheads.pair.sampling import Warp
+from specheads.pair.sampling import Warp, computing_with
 from specheads.prompts.prompt import EncodedPrompt, ResponseLimits, response_provenance
 from specheads.replay.response_tree import (
     COLUMNS,
@@ -198,7 +199,8 @@ class Recorder:
                 missing = stack.enter_context(store.missing(list(shards)))
                 unfinished.append(_Unfinished(store, prompts, shards, missing))
             if unfinished:
-                self._make(unfinished)
+                with computing_with(bulk_operations(self.pair.draft_lm.device)):
+                    self._make(unfinished)
         return [store.folder for store in stores]
 
     def _store(self, prompts: Sequence[EncodedPrompt]) -> ShardStore:

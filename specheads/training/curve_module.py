@@ -4,11 +4,11 @@ holds.
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import lightning as L
 import torch
 from lightning.pytorch.loggers import CSVLogger
+from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import Tensor
 
 from specheads.training.settings import Optimizer
@@ -26,9 +26,8 @@ class CurveModule(L.LightningModule):
     def __init__(self) -> None:
         super().__init__()
         self.history: list[tuple[int, dict[str, float]]] = []
-        self._sums: list[
-            Tensor
-        ] = []  # each batch of this step, over all processes (2, n + m), see `loss_of_batch`
+        # Each batch of this step, over all processes (2, n + m), see `loss_of_batch`.
+        self._sums: list[Tensor] = []
         self._num_losses = 0
         self._history_is_logged = False
 
@@ -57,37 +56,28 @@ class CurveModule(L.LightningModule):
         sums, weights = torch.stack(self._sums).sum(0)
         weights = _or_one(weights)
         count = self.trainer.accumulate_grad_batches
-        if (
-            count > 1
-            # Lightning has divided every batch by it, even in an epoch's last step, which may have
-            # fewer batches
-        ):
+        # Lightning has divided every batch by it, even in an epoch's last step, which may have
+        # fewer batches.
+        if count > 1:
             self.scale_gradients(count * self._first_weights() / weights[: self._num_losses])
         values = sums / weights
         if self.global_step % self.trainer.log_every_n_steps == 0:
-            self.record(
-                {
-                    f"train/{name}": value
-                    for name, value in self.named_values(values.tolist()).items()
-                }
-            )
+            named = self.named_values(values.tolist())
+            self.record({f"train/{name}": value for name, value in named.items()})
         self.log("loss", values[: self._num_losses].mean(), prog_bar=True, logger=False)
 
     def _first_weights(self) -> Tensor:
         return _or_one(self._sums[0][1, : self._num_losses])
 
-    def scheduled(self, optimizer: torch.optim.Optimizer, settings: Optimizer) -> dict[str, Any]:
+    def scheduled(
+        self, optimizer: torch.optim.Optimizer, settings: Optimizer
+    ) -> OptimizerLRScheduler:
         """Return an optimizer with the schedule of its learning rate, for
         `configure_optimizers`.
         """
         share = cosine_after_warmup(self.trainer.estimated_stepping_batches, settings.warmup_share)
-        return {
-            "optimizer": optimizer,
-            "lr_scheduler": {
-                "scheduler": torch.optim.lr_scheduler.LambdaLR(optimizer, share),
-                "interval": "step",
-            },
-        }
+        schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, share)
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
     def scale_gradients(self, factors: Tensor) -> None:
         """Multiply the gradients of each loss's parameters by its factor (n,)."""
@@ -137,9 +127,8 @@ def cosine_after_warmup(num_steps: int, warmup_share: float) -> Callable[[int], 
     def share(step: int) -> float:
         if step < warmup:
             return (step + 1) / warmup
-        return 0.5 * (
-            1 + math.cos(math.pi * min(1.0, (step - warmup) / max(1, num_steps - warmup)))
-        )
+        progress = min(1.0, (step - warmup) / max(1, num_steps - warmup))
+        return 0.5 * (1 + math.cos(math.pi * progress))
 
     return share
 

@@ -234,7 +234,7 @@ def new_trainer(
         **settings.trainer.values() | placement(settings.trainer, device_type, Processes.this()),
         default_root_dir=str(run),
         num_sanity_val_steps=0,
-        use_distributed_sampler=False,  # EpochSampler splits rows over processes
+        use_distributed_sampler=False,  # `Batches` splits rows over processes
         enable_model_summary=False,
         logger=list(loggers),
         callbacks=[checkpoints, RichProgressBar()],

@@ -8,11 +8,11 @@ from specheads.commands.main import VERB_OF_PARENT, main
 @pytest.fixture
 def run(monkeypatch, capsys):
     """A function that gives `specheads` a command line and returns its exit code and what it
-    printed.
+    printed. `parent` is the verb of the process that starts it.
     """
-    monkeypatch.setenv(VERB_OF_PARENT, "")
 
-    def give(*words):
+    def give(*words, parent=""):
+        monkeypatch.setenv(VERB_OF_PARENT, parent)
         monkeypatch.setattr(sys, "argv", ["specheads", *map(str, words)])
         try:
             main()

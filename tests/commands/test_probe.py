@@ -27,7 +27,7 @@ def test_a_probe_says_what_to_do(monkeypatch, nano, tmp_path, capsys):
     monkeypatch.setattr(
         evaluate, "next_command", lambda *words: " ".join(["specheads", *words, "model=nano"])
     )
-    found = evaluate.probe_pair.run(composed(tmp_path))
+    found = evaluate.probe_pair(composed(tmp_path))
     out = capsys.readouterr().out
     assert (
         found.answer.text.split(":")[0] in " ".join(out.split())
@@ -55,7 +55,7 @@ def test_a_probe_says_what_to_do(monkeypatch, nano, tmp_path, capsys):
     )
     # A second probe reads the same recordings.
     made = sorted((tmp_path / "data" / "recordings").iterdir())
-    evaluate.probe_pair.run(composed(tmp_path))
+    evaluate.probe_pair(composed(tmp_path))
     assert sorted((tmp_path / "data" / "recordings").iterdir()) == made and len(made) == 2
 
 
@@ -64,7 +64,7 @@ def test_the_next_command_has_the_same_prompts(monkeypatch, nano, tmp_path, caps
     (file := tmp_path / "mine.jsonl").write_text("\n".join(rows))
     monkeypatch.setattr(evaluate, "load_configured_pair", lambda cfg, **keys: nano)
     monkeypatch.setattr(evaluate, "next_command", lambda *words: " ".join(["specheads", *words]))
-    found = evaluate.probe_pair.run(composed(tmp_path, "data=alpaca", f"prompts={file}"))
+    found = evaluate.probe_pair(composed(tmp_path, "data=alpaca", f"prompts={file}"))
     assert f" data.path={file}" in found.answer.command
     *_, report, following = capsys.readouterr().out.splitlines()
     assert (
@@ -88,4 +88,4 @@ def test_own_prompts_are_read_from_a_file(tmp_path):
 def test_too_few_prompts_are_named(monkeypatch, nano, tmp_path):
     monkeypatch.setattr(evaluate, "load_configured_pair", lambda cfg, **keys: nano)
     with pytest.raises(UserError, match="a probe needs 2; set num_prompts, data.num_dev"):
-        evaluate.probe_pair.run(composed(tmp_path, "data.num_dev=1", "data.num_test=1"))
+        evaluate.probe_pair(composed(tmp_path, "data.num_dev=1", "data.num_test=1"))

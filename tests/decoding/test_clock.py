@@ -74,13 +74,6 @@ def cuda(monkeypatch):
     return fake
 
 
-def test_only_gpus_on_which_a_model_lies_are_in_use(cuda):
-    Clock([FakeModel("cpu")]).mark()
-    assert not cuda.queues
-    Clock([FakeModel("cuda:2", "cuda:3", "cuda:2"), FakeModel("cuda:1"), FakeModel("cpu")]).mark()
-    assert list(cuda.queues) == [2, 3, 1]
-
-
 def test_marks_on_several_gpus_are_read_after_one_wait(cuda):
     clock = Clock([FakeModel("cuda:1"), FakeModel("cuda:3")])
     target = cuda.queues[1]

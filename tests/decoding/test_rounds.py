@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from specheads import Warp
-from specheads.decoding.engine import ForwardOutput
 from specheads.decoding.rounds import StepResult, VerifyStep
 from specheads.decoding.step_inputs import DraftMemory
 from specheads.decoding.verification import TokenVerification, VerificationRule
@@ -53,21 +52,6 @@ def decided(rule, draft_probs, target_probs, lengths=LENGTHS):
     return [StepResult.unpacked(row) for row in packed.tolist()]
 
 
-def test_the_rule_gets_lengths_and_its_own_uniform_numbers_and_the_host_its_verdict():
-    rule = Spy()
-    results = decided(rule, distributions(NUM_DRAFTED), distributions(NUM_DRAFTED + 1))
-    block, *uniforms = rule.given
-    assert block.lengths.tolist() == [4, 1, 0]
-    assert [numbers.tolist() for numbers in uniforms] == UNIFORMS.T.tolist()
-    assert torch.equal(block.draft_probs, distributions(4)) and torch.equal(
-        block.target_probs, distributions(5)
-    )
-    for row, result in enumerate(results):
-        tokens = [(4 * row + place) % VOCAB_SIZE for place in range(4)]
-        assert result == StepResult(row, row + 10, False, False, tokens)
-        assert result.draft_nan is False and result.target_nan is False
-
-
 @pytest.mark.parametrize("place", range(NUM_DRAFTED))
 def test_nan_counts_in_the_distributions_of_drafted_tokens(place):
     draft_probs = distributions(NUM_DRAFTED)
@@ -84,25 +68,6 @@ def test_nan_of_the_target_counts_anywhere(place):
     results = decided(Spy(), distributions(NUM_DRAFTED), target_probs)
     assert [result.target_nan for result in results] == [False, True, False]
     assert not any(result.draft_nan for result in results)
-
-
-def test_it_reads_the_drafts_memory_and_warps_the_targets_logits():
-    rule = Spy()
-    step = step_of(rule)
-    step.memory.probs.copy_(
-        torch.rand(step.memory.probs.shape, generator=torch.Generator().manual_seed(0))
-    )
-    output = ForwardOutput(
-        tokens=torch.tensor([[3, 1, 4, 1]]),
-        hidden=torch.rand(1, 4, 2),
-        logits=torch.randn(1, 4, VOCAB_SIZE, generator=torch.Generator().manual_seed(1)),
-    )
-    packed = step(output, UNIFORMS[0], torch.tensor([3]))
-    block, uniform, next_uniform = rule.given
-    assert block.tokens.tolist() == [[1, 4, 1]] and packed.tolist() == [[0, 10, 0, 0, 1, 4, 1]]
-    assert torch.equal(block.draft_probs, step.memory.probs[:, :3])
-    assert torch.equal(block.target_probs, (output.logits / 0.7).softmax(dim=-1))
-    assert (uniform.tolist(), next_uniform.tolist(), block.lengths.tolist()) == ([0.1], [0.2], [3])
 
 
 def test_tokens_beyond_the_length_of_a_draft_do_not_matter():

@@ -8,7 +8,7 @@ import pickle
 import signal
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from types import SimpleNamespace
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 
 from specheads import SpeculativeDecoder, UserError, Warp, load_pair, stopping
-from specheads.decoding import rows
+from specheads.decoding import batching
 from specheads.decoding.decoder import Baseline, BatchError
 from specheads.decoding.stopping.rule import CountingState
 
@@ -35,6 +35,21 @@ def greedy(pair, **choices):
     return SpeculativeDecoder(pair, warp=GREEDY, engine="eager", **choices)
 
 
+class Right(NamedTuple):
+    """What a fresh decoder makes of a prompt."""
+
+    tokens: list
+    text: str
+
+
+class Stream(NamedTuple):
+    """An open stream: its other pieces, what was read of it, and its whole text."""
+
+    pieces: object
+    read: str
+    text: str
+
+
 class Uses(RuleBasedStateMachine):
     """A decoder and at most one stream of it that is open."""
 
@@ -48,7 +63,7 @@ class Uses(RuleBasedStateMachine):
         """What a fresh decoder makes of a prompt; known until weights change."""
         if tuple(prompt) not in self.known:
             out = greedy(self.decoder.pair).generate(prompt, LONGEST)
-            self.known[tuple(prompt)] = SimpleNamespace(tokens=out.tokens.tolist(), text=out.text)
+            self.known[tuple(prompt)] = Right(out.tokens.tolist(), out.text)
         return self.known[tuple(prompt)]
 
     def compare(self, decoder, prompt):
@@ -70,9 +85,7 @@ class Uses(RuleBasedStateMachine):
     @rule(prompt=prompts)
     def open_a_stream(self, prompt):
         opened = self.decoder.stream(prompt, LONGEST)
-        self.stream = SimpleNamespace(
-            pieces=opened, read=next(opened), text=self.right(prompt).text
-        )
+        self.stream = Stream(opened, next(opened), self.right(prompt).text)
 
     @precondition(lambda self: self.stream is not None)
     @rule(whole=st.booleans())
@@ -218,7 +231,8 @@ def test_prompts_that_are_no_ids_are_refused(prompt):
 def test_ids_come_in_any_form(prompt):
     decoder = greedy(tiny_pair())
     assert (
-        decoder.generate(prompt, 4).tokens.tolist() == decoder.generate([1, 2], 4).tokens.tolist()
+        decoder.generate(prompt, np.int64(4)).tokens.tolist()
+        == decoder.generate([1, 2], 4).tokens.tolist()
     )
 
 
@@ -230,6 +244,13 @@ def test_a_single_prompt_is_no_batch(given):
         greedy(tiny_pair()).generate_batch(given, as_completed=True)
 
 
+@pytest.mark.parametrize("count", [0, -1, float("nan"), 2.5, True, "4"])
+@pytest.mark.parametrize("name", ["max_new_tokens", "max_batch"])
+def test_counts_are_positive_integers(name, count):
+    with pytest.raises(UserError, match=f"{name}={count!r} must be a positive integer"):
+        greedy(tiny_pair()).generate_batch([[1]], **{name: count})
+
+
 @pytest.mark.parametrize("seed", [-1, 1.5, "a", True, None, float("nan")])
 def test_seeds_are_integers(seed):
     decoder = greedy(tiny_pair())
@@ -239,6 +260,12 @@ def test_seeds_are_integers(seed):
     for seeds in (seed, [seed]):
         with pytest.raises(UserError, match="seeds?=.* must be a non-negative integer"):
             decoder.generate_batch([[1]], max_batch=2, max_new_tokens=4, seeds=seeds)
+
+
+def test_each_prompt_has_a_seed():
+    message = "seeds has 1 numbers for 2 prompts; give one for each, or the first"
+    with pytest.raises(UserError, match=message):
+        greedy(tiny_pair()).generate_batch([[1], [2]], seeds=[0])
 
 
 @pytest.mark.parametrize("window", [float("nan"), "many", True, 2.5, 1, 65])
@@ -303,25 +330,14 @@ def test_the_prompts_of_a_batch_have_seeds_that_count_up():
     ] != [out.text for out in outs]
 
 
-def test_a_list_of_responses_is_in_the_order_of_the_prompts():
-    decoder = greedy(tiny_pair(7, 2.0), window=20)
-    asked = [[1] * 3, [2] * 18, [3]]
-    yielded = list(decoder.generate_batch(asked, max_batch=3, max_new_tokens=12, as_completed=True))
-    assert yielded[0][0] == 1  # the window ends it first
-    outs = decoder.generate_batch(asked, max_batch=3, max_new_tokens=12)
-    assert [out.tokens.tolist() for out in outs] == [
-        dict(yielded)[number].tokens.tolist() for number in range(3)
-    ]
-
-
-def test_bad_prompts_are_named_before_anything_is_decoded(monkeypatch):
+def test_bad_prompts_are_named_before_anything_is_decoded():
     decoder = greedy(tiny_pair(7))
-    monkeypatch.setattr(decoder._batch_of(2).rounds, "take", None)
     with pytest.raises(
         UserError, match="^prompt 1: the prompt is empty.*; prompt 3: .* must be a text"
     ) as error:
         decoder.generate_batch([[1], [], [2], [0.5]], max_batch=2, max_new_tokens=4)
     assert "prompt 0" not in str(error.value)
+    assert not isinstance(error.value, BatchError)  # which has the responses to others
     with pytest.raises(UserError, match="prompt 7: .*; and 92 more$"):
         decoder.generate_batch([[]] * 100, max_batch=2, max_new_tokens=4)
 
@@ -409,10 +425,10 @@ def test_a_fork_can_decode(begins, nano):
     try:
         expected = decoder.generate(prompt, LONGEST).tokens.tolist()
         if begins:
-            rows._lock.acquire()
+            batching._lock.acquire()
         process = os.fork()
         if process and begins:
-            rows._lock.release()
+            batching._lock.release()
         if not process:
             signal.alarm(60)  # ends one that waits for ever
             try:
@@ -479,12 +495,3 @@ def test_objects_are_shown_on_a_line():
     assert repr(out).startswith(
         f"Generation({out.text!r}, 20 tokens in {len(out.rounds)} target forward passes"
     )
-    shown = out._repr_html_()
-    assert (
-        shown.count("line-through")
-        == sum(len(made.rejected) for made in out.rounds)
-        == out.stats.num_discarded
-        > 0
-    )
-    assert shown.count("#b6e3b6") == out.stats.num_accepted
-    assert shown.count("<span") == 20 + out.stats.num_discarded

@@ -5,11 +5,10 @@ they are asked for.
 import json
 import logging
 import platform
-from types import SimpleNamespace
 
 import pytest
 
-from specheads import UserError
+from specheads import AcceptanceHead, HeadConfig, UserError
 from specheads.commands import evaluate
 from specheads.commands.compose import command_config
 from specheads.commands.evaluate import evaluation_settings, named_test_sets, prompt_data
@@ -49,10 +48,11 @@ def folder(tmp_path, monkeypatch):
 
 def sets_of(pair, *overrides, **heads):
     cfg = command_config("evaluate", ["model=nano", *FILE, *COUNTS, *overrides, "paths.run=run"])
-    located = {
-        name: LocatedHead(SimpleNamespace(train_prompts=train_prompts), name)
-        for name, train_prompts in heads.items()
-    }
+    located = {}
+    for name, train_prompts in heads.items():
+        head = AcceptanceHead(HeadConfig(4, width=4))
+        head.train_prompts = train_prompts
+        located[name] = LocatedHead(head, name)
     return PromptSets(prompt_data(cfg), pair, located, evaluation_settings(cfg))
 
 
@@ -134,36 +134,25 @@ def test_a_file_yields_rows_that_no_head_learned_from(folder, nano):
     assert "24 prompts of humaneval were left out" in " ".join(sets.notes())
 
 
-def test_a_file_with_some_train_prompts_of_a_head_yields_the_rest(folder, nano):
-    sets = sets_of(
-        nano,
-        "test_sets={humaneval: half.jsonl}",
-        "num_dev_prompts=1",
-        mine=TrainPrompts.of(texts_of(range(20))),
-    )
-    more = sets.recorded["humaneval"]
-    assert rows_of(more) == list(range(21, 29)) and more.num_left_out == 11
-
-
-def test_a_file_of_train_prompts_only_is_refused(folder, nano):
-    sets = sets_of(
-        nano, "test_sets={humaneval: first.jsonl}", mine=TrainPrompts.of(texts_of(range(20)))
-    )
-    with pytest.raises(
-        UserError,
-        match=(
-            r"humaneval cannot be reported on: all 20 .*head=mine.*test_sets=\{humaneval: <file>\}"
+@pytest.mark.parametrize(
+    ("words", "rows", "message"),
+    [
+        (
+            ["test_sets={humaneval: first.jsonl}"],
+            20,
+            r"humaneval cannot be reported on: all 20 .*head=mine.*test_sets=\{humaneval: <file>\}",
         ),
-    ):
-        _ = sets.recorded
-
-
-def test_a_split_of_train_prompts_only_is_refused(folder, nano):
-    with pytest.raises(
-        UserError,
-        match=r"rows cannot be reported on: all 14 of its prompts .*head=mine.*data\.num_test",
-    ):
-        _ = sets_of(nano, mine=TrainPrompts.of(texts_of(range(NUM_ROWS)))).decoded
+        (
+            [],
+            NUM_ROWS,
+            r"rows cannot be reported on: all 14 of its prompts .*head=mine.*data\.num_test",
+        ),
+    ],
+)
+def test_train_prompts_only_are_refused(folder, nano, words, rows, message):
+    sets = sets_of(nano, "num_dev_prompts=1", *words, mine=TrainPrompts.of(texts_of(range(rows))))
+    with pytest.raises(UserError, match=message):
+        _ = sets.reported, sets.recorded
 
 
 def test_a_name_without_a_file_yields_the_test_prompts_of_its_split(folder, nano, tmp_path):
@@ -255,12 +244,6 @@ def test_prompts_are_spread_over_their_groups():
     assert len(PromptSet("some", "dev", encoded).spread(100).prompts) == 8
 
 
-def test_a_prompt_without_a_group_is_a_group_by_itself(folder, nano):
-    sets = sets_of(nano)
-    ids = [prompt.prompt_id for prompt, _ in sets.recorded["rows"].prompts]
-    assert sets.recorded["rows"].groups == ids
-
-
 def test_a_final_part_is_named_in_the_report(nano_sets, monkeypatch):
     monkeypatch.setattr("specheads.prompts.sources.NUM_READ", 20)
     sets = nano_sets("split=final", "data.num_test=20", "data.final_part=[1,4]", "num_prompts=1000")
@@ -283,7 +266,7 @@ def test_a_trained_head_is_evaluated_on_rows_that_it_never_saw(folder, nano, mon
         "head.width=8",
         "calibration=2",
     ]
-    exported = train_head.run(
+    exported = train_head(
         command_config("train", [*small, *head, "paths.run=trained"]), nano
     ).folder
     rules = [
@@ -305,7 +288,7 @@ def test_a_trained_head_is_evaluated_on_rows_that_it_never_saw(folder, nano, mon
     assert learned.train.tolist() == sorted(map(text_hash, texts_of(range(20))))
     assert learned.dev.tolist() == sorted(map(text_hash, texts_of([20, 21])))
     monkeypatch.setattr(evaluate, "load_configured_pair", lambda cfg: nano)
-    report = evaluate.main.run(cfg)
+    report = evaluate.evaluate_rules(cfg)
     assert (
         report.context["prompts"]["humaneval"]["num_left_out"] == 24
     )  # 20 and 2, and two more that rules are tuned on

@@ -8,9 +8,9 @@ import torch
 from fakes import tiny_pair
 
 from specheads import Warp
+from specheads.decoding.batching import BatchDecoder
 from specheads.decoding.responses import Responder, row_uniforms
 from specheads.decoding.rounds import TargetRounds
-from specheads.decoding.rows import RowsDecoder
 from specheads.prompts.prompt import ResponseLimits
 
 PROMPTS = [[number % 4, 1, 2][: 1 + number % 3] for number in range(6)]
@@ -37,7 +37,7 @@ def test_fewer_rows_are_decoded_together_with_the_same_responses(where, error, m
     calls = []
     whole = responses(pair)
     take = TargetRounds.take
-    init = RowsDecoder.__init__
+    init = BatchDecoder.__init__
 
     def taken(self, rows, *args):
         calls.append(len(rows))
@@ -51,7 +51,7 @@ def test_fewer_rows_are_decoded_together_with_the_same_responses(where, error, m
         init(self, pair, rounds)
 
     monkeypatch.setattr(TargetRounds, "take", taken)
-    monkeypatch.setattr(RowsDecoder, "__init__", allocated)
+    monkeypatch.setattr(BatchDecoder, "__init__", allocated)
     counted = []
     assert responses(pair, lambda made, left: counted.append(made)) == whole
     assert caplog.text.count("5 rows do not fit into memory; 2 are decoded together") == 1

@@ -10,7 +10,7 @@ import sys
 import pytest
 from commands import ROOT, shell
 
-from specheads.commands.main import VERBS
+from specheads.commands.verbs import VERBS
 
 COMMANDS = {verb: [str(ROOT / "specheads" / "__main__.py"), *verb.split()] for verb in VERBS}
 COMMANDS |= {

@@ -1,5 +1,3 @@
-from types import SimpleNamespace
-
 import numpy as np
 import pytest
 import torch
@@ -8,8 +6,6 @@ from specheads.errors import UserError
 from specheads.heads import batch as batch_module
 from specheads.heads.batch import HeadBatch, collate, head_features
 from specheads.training.heads.mixed_responses import MixedResponses, checked_share
-from specheads.training.heads.settings import HeadTraining
-from specheads.training.loaders import EpochSampler, ResumableData
 
 KINDS = ["input_token", "next_token"]
 ALL = frozenset({"hidden", "embedding", "draft_prob", "max_prob", "entropy", "second_prob"})
@@ -173,76 +169,6 @@ def test_a_batch_moves_as_a_whole():
         *moved.features.values(),
     ]
     assert {value.device.type for value in tensors} == {"meta"} and len(tensors) == 6
-
-
-# --- the sampler
-
-
-@pytest.mark.parametrize("world_size", [1, 2, 3, 4])
-@pytest.mark.parametrize("num_rows", [1, 3, 12, 13, 24, 31])
-@pytest.mark.parametrize("shuffle", [False, True])
-def test_batches_are_the_same_for_any_number_of_processes(num_rows, world_size, shuffle):
-    """Each process has an equal part of each batch, and one row of it where there is none left."""
-    batch_size = 12
-    each = batch_size // world_size
-    samplers = [
-        EpochSampler(num_rows, 5, shuffle, rank, world_size, batch_size)
-        for rank in range(world_size)
-    ]
-    orders = [list(sampler) for sampler in samplers]
-    assert [len(order) for order in orders] == [len(sampler) for sampler in samplers]
-    whole = list(EpochSampler(num_rows, 5, shuffle, batch_size=batch_size))
-    assert sorted(row for _, row in whole) == list(range(num_rows))
-    num_batches = -(-num_rows // batch_size)
-    for number in range(num_batches):
-        batch = whole[number * batch_size : (number + 1) * batch_size]
-        parts = [order[number * each : (number + 1) * each] for order in orders]
-        with_rows = [
-            part for rank, part in enumerate(parts) if number * batch_size + rank < num_rows
-        ]
-        assert sorted(key for part in with_rows for key in part) == sorted(batch)
-        assert all(part == batch[:1] for part in parts[len(with_rows) :])
-    assert {-(-len(order) // each) for order in orders} == {num_batches}
-
-
-def test_a_batch_tells_whether_its_rows_are_those_of_this_process():
-    data = ResumableData({"train": range(9)}, 4, seed=0, collate=list)
-    for rank, expected in ((0, [True, True, True]), (1, [True, True, False])):
-        data.trainer = SimpleNamespace(global_rank=rank, world_size=2)
-        assert [data.has_rows("train", number) for number in range(3)] == expected
-        assert (
-            data.loader("train").batch_size == 2
-            and data.loader("train", shared=False).batch_size == 4
-        )
-
-
-def test_batches_that_cannot_be_split_are_refused():
-    HeadTraining(loader={"batch_size": 6}).check_processes(3)
-    with pytest.raises(
-        UserError, match=r"loader.batch_size=16 rows .* over 3 processes; .* loader.batch_size=18"
-    ):
-        HeadTraining(loader={"batch_size": 16}).check_processes(3)
-
-
-def test_a_shuffling_sampler_has_a_new_order_and_the_epochs_number_every_epoch():
-    sampler = EpochSampler(50, 5, shuffle=True)
-    orders = []
-    for epoch in range(3):
-        sampler.set_epoch(epoch)
-        keys = list(sampler)
-        assert {number for number, _ in keys} == {epoch}
-        orders.append(tuple(row for _, row in keys))
-    assert len(set(orders)) == 3 and tuple(range(50)) not in orders
-    sampler.set_epoch(1)
-    assert tuple(row for _, row in sampler) == orders[1]
-    assert tuple(row for _, row in EpochSampler(50, 6, shuffle=True)) != orders[0]
-
-
-def test_a_sampler_that_does_not_shuffle_gives_epoch_zero_in_order_every_time():
-    sampler = EpochSampler(4, 5, shuffle=False)
-    for epoch in (0, 3):
-        sampler.set_epoch(epoch)
-        assert list(sampler) == [(0, 0), (0, 1), (0, 2), (0, 3)]
 
 
 # --- features

@@ -112,16 +112,6 @@ def best_fixed(num_requests, **world):
     return best
 
 
-def test_times_are_learned():
-    world = World(base=20.0, verified=0.3, step=1.5, head=0.2)
-    world.rate_of(4, 600)
-    load = world.pace._load(4)
-    assert (load.first.value, load.step.value, world.pace._head.value) == pytest.approx(
-        (1.0, 1.5, 0.2)
-    )
-    assert load.line.slope() == pytest.approx(0.3, rel=0.2)
-
-
 def test_a_heads_confidence_is_put_right():
     """Drafts by argmax of a head that learned from sampled ones: it believes in far too much."""
     world = World(confidence=3.0)
@@ -163,20 +153,6 @@ def test_a_head_that_knows_nothing_costs_little(num_requests):
     assert world.lengths.count(None) < 0.1 * len(world.lengths)
 
 
-def test_lengths_follow_what_costs():
-    def drafted(**costs):
-        world = World(**costs)
-        world.rate_of(4, 300)
-        world.drafted = world.steps = 0
-        world.rate_of(4, 300)
-        return world.drafted, world.steps
-
-    usual = drafted()
-    dear_steps = drafted(step=6.0)
-    dear_tokens = drafted(verified=2.0)
-    assert dear_steps[1] < usual[1] and dear_tokens[0] < usual[0]
-
-
 def test_nothing_is_drafted_where_no_draft_pays():
     world = World(verified=5.0, base=1.0, easy=0.3, hard=0.1)
     world.rate_of(16, 2 * KNOWN + 4 * PERIOD)
@@ -204,15 +180,6 @@ def test_other_numbers_of_requests_begin_with_what_is_known():
     for _ in range(3):  # and go on with it until they have their own
         world.round(8)
         assert world.pace.bounds(8) is not None
-
-
-def test_rounds_in_which_requests_were_awaited_do_not_count():
-    world = World()
-    world.rate_of(4, 100)
-    before = world.pace._load(4).others.value
-    world.now += 1000.0
-    world.round(4)
-    assert world.pace._load(4).others.value == pytest.approx(before, rel=0.02)
 
 
 def test_rounds_with_new_requests_do_not_count():

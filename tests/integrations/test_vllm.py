@@ -51,6 +51,11 @@ def folder(request, nano, tmp_path):
     return save_head(head, tmp_path / "head")
 
 
+def vllm_object(**fields):
+    """A config or other object of vLLM with some of its fields."""
+    return SimpleNamespace(**fields)
+
+
 class StandIn:
     """As much of vLLM's SpecDecodeBaseProposer as a subclass meets: a draft, and a loop over steps
     of all requests.
@@ -68,10 +73,8 @@ class StandIn:
         lm: LanguageModel = self.speculative_config.pair.draft_lm
         self.lm = lm
         self.hidden_size = lm.hidden_size
-        ends = SimpleNamespace(eos_token_id=self.speculative_config.end)
-        self.model = SimpleNamespace(
-            compute_logits=lm.logits, embed_input_ids=lm.embed, config=ends
-        )
+        ends = vllm_object(eos_token_id=self.speculative_config.end)
+        self.model = vllm_object(compute_logits=lm.logits, embed_input_ids=lm.embed, config=ends)
 
     def _sample_from_logits(self, logits, metadata):
         if metadata.all_greedy:
@@ -116,17 +119,17 @@ class StandIn:
 
 def made(pair, head=None, end=None, longest=LONGEST, temperature=None, **given):
     """Return a proposer with its draft loaded, and settings like vLLM's."""
-    spec = SimpleNamespace(num_speculative_tokens=longest, pair=pair, end=end)
-    text = SimpleNamespace(**({} if temperature is None else {"draft_temperature": temperature}))
-    spec.draft_model_config = SimpleNamespace(
-        model="embedded:nano/draft", hf_config=SimpleNamespace(get_text_config=lambda: text)
+    spec = vllm_object(num_speculative_tokens=longest, pair=pair, end=end)
+    text = vllm_object(**({} if temperature is None else {"draft_temperature": temperature}))
+    spec.draft_model_config = vllm_object(
+        model="embedded:nano/draft", hf_config=vllm_object(get_text_config=lambda: text)
     )
     additional = (
         {} if head is None else {"specheads": {"head": str(head), "threshold": THRESHOLD, **given}}
     )
-    vllm_config = SimpleNamespace(
+    vllm_config = vllm_object(
         speculative_config=spec,
-        scheduler_config=SimpleNamespace(async_scheduling=False),
+        scheduler_config=vllm_object(async_scheduling=False),
         additional_config=additional,
     )
     proposer = proposer_class(StandIn)(vllm_config, torch.device("cpu"))
@@ -135,8 +138,8 @@ def made(pair, head=None, end=None, longest=LONGEST, temperature=None, **given):
 
 
 def proposed(proposer, texts, longest=LONGEST, **metadata):
-    common = SimpleNamespace(batch_size=lambda: len(texts))
-    sampling = SimpleNamespace(**{"all_greedy": True, **metadata})
+    common = vllm_object(batch_size=lambda: len(texts))
+    sampling = vllm_object(**{"all_greedy": True, **metadata})
     return proposer.propose(
         num_speculative_tokens=longest,
         texts=texts,
@@ -213,16 +216,6 @@ def test_requests_stop_drafting_together_where_a_step_pays_no_more(nano, folder,
     )
     assert proposed(proposer, texts[-count:]) == [draft[:steps] for draft in drafts]
     assert proposer.steps == steps
-
-
-def test_without_a_head_nothing_changes(nano, texts):
-    proposer = made(nano)
-    tokens = proposed(proposer, texts)
-    assert (
-        torch.is_tensor(tokens)
-        and tokens.shape == (len(texts), LONGEST)
-        and proposer.stopping is None
-    )
 
 
 @pytest.fixture
@@ -306,19 +299,20 @@ def test_mistakes_are_named(given, message):
 
 
 @pytest.mark.parametrize(
-    ("where", "name"),
+    ("settings", "message"),
     [
-        ("scheduler_config", "async_scheduling"),
-        ("speculative_config", "parallel_drafting"),
-        ("speculative_config", "use_heterogeneous_vocab"),
+        ({"async_scheduling": True}, "async_scheduling=False"),
+        ({"parallel_drafting": True}, "parallel_drafting=True"),
+        ({"use_heterogeneous_vocab": True}, "use_heterogeneous_vocab=True"),
+        ({"draft_vocab_size": 60}, "an output over some tokens, which vLLM's draft models"),
     ],
 )
-def test_settings_that_exclude_each_other_are_refused(where, name):
-    settings = {"scheduler_config": SimpleNamespace(), "speculative_config": SimpleNamespace()}
-    _check_supported(SimpleNamespace(**settings))
-    setattr(settings[where], name, True)
-    with pytest.raises(UserError, match=name):
-        _check_supported(SimpleNamespace(**settings))
+def test_settings_under_which_no_head_can_draft_are_refused(settings, message):
+    given = vllm_object(**settings, model="some/draft", hf_config=vllm_object(**settings))
+    given.draft_model_config = given
+    config = vllm_object(scheduler_config=given, speculative_config=given)
+    with pytest.raises(UserError, match=message):
+        _check_supported(config)
 
 
 @pytest.mark.parametrize(
@@ -334,36 +328,20 @@ def test_settings_that_exclude_each_other_are_refused(where, name):
     ],
 )
 def test_a_head_that_would_be_ignored_is_refused(method, uses_v2, message):
-    spec = None if method is None else SimpleNamespace(method=method)
-    asked = SimpleNamespace(additional_config={"specheads": {"head": "h"}}, speculative_config=spec)
+    spec = None if method is None else vllm_object(method=method)
+    asked = vllm_object(additional_config={"specheads": {"head": "h"}}, speculative_config=spec)
     with pytest.raises(UserError, match=message):
         _check_asked(asked, uses_v2)
     _check_asked(
-        SimpleNamespace(additional_config={}, speculative_config=spec), uses_v2
+        vllm_object(additional_config={}, speculative_config=spec), uses_v2
     )  # nobody asks for a head
     _check_asked(
-        SimpleNamespace(
+        vllm_object(
             additional_config=asked.additional_config,
-            speculative_config=SimpleNamespace(method="draft_model"),
+            speculative_config=vllm_object(method="draft_model"),
         ),
         False,
     )
-
-
-def test_a_draft_with_a_cut_output_is_refused():
-    draft = SimpleNamespace(model="some/draft", hf_config=SimpleNamespace(draft_vocab_size=60))
-    spec = SimpleNamespace(draft_model_config=draft)
-    with pytest.raises(
-        UserError,
-        match="the draft some/draft has an output over some tokens, which vLLM's draft models",
-    ):
-        _check_supported(
-            SimpleNamespace(scheduler_config=SimpleNamespace(), speculative_config=spec)
-        )
-
-
-def test_both_kinds_of_heads_are_tried():
-    assert {kind["predicts"] for kind in KINDS.values()} == {"next_token", "input_token"}
 
 
 def test_where_nothing_can_be_compiled_the_head_runs_as_it_is(nano, folder, texts, request, caplog):
@@ -381,13 +359,13 @@ def test_without_a_threshold_drafts_end_by_the_pace(nano, folder, texts, monkeyp
     pace = proposer.stopping.pace
     times = iter(range(10**6))
     monkeypatch.setattr(
-        "specheads.integrations.vllm.time", SimpleNamespace(perf_counter=lambda: float(next(times)))
+        "specheads.integrations.vllm.time", vllm_object(perf_counter=lambda: float(next(times)))
     )
     drafts = [[]] * len(texts)
     drafted = []
     for _ in range(100):
         read = sum(map(len, drafts)) + len(texts)
-        about = SimpleNamespace(
+        about = vllm_object(
             batch_size=lambda: len(texts), max_query_len=1 + LONGEST, num_actual_tokens=read
         )
         rejected = torch.tensor([len(draft) for draft in drafts])  # everything
@@ -395,7 +373,7 @@ def test_without_a_threshold_drafts_end_by_the_pace(nano, folder, texts, monkeyp
             num_speculative_tokens=LONGEST,
             texts=texts,
             common_attn_metadata=about,
-            sampling_metadata=SimpleNamespace(all_greedy=True),
+            sampling_metadata=vllm_object(all_greedy=True),
             num_rejected_tokens_gpu=rejected,
         )
         assert all(len(draft) <= LONGEST for draft in drafts) and len(drafts) == len(texts)

@@ -86,14 +86,6 @@ def test_beams_are_ranked_more_finely_than_single_precision_tells(pair):
         assert (rows.tolist(), tokens.tolist()) == ([better], [1])
 
 
-def test_more_beams_than_possible_continuations_leave_those_that_are_possible(pair):
-    narrow = Warp(1.0, top_k=1)
-    assert (
-        draft_of(pair, papers.Beam(3), warp=narrow)[0].tokens
-        == draft_of(pair, papers.Beam(1), warp=narrow)[0].tokens
-    )
-
-
 @pytest.mark.parametrize("way", [papers.Beam, papers.Multi])
 def test_a_single_chain_may_be_as_long_as_any_usual_rule_lets_it_grow(pair, way):
     draft, _ = draft_of(pair, way(1), length=20)
@@ -164,9 +156,3 @@ def test_a_beam_search_that_meets_nan_is_told_of_the_draft(where):
         UserError, match="^tiny-draft produced NaN logits.* after 0 tokens of the response"
     ):
         decoder.generate(TEXT, 8)
-
-
-def test_a_beam_keeps_eight_unless_it_is_told_otherwise():
-    assert papers.Beam().num_beams == 8
-    with pytest.raises(UserError, match="^drafting.num_beams=0 must"):
-        papers.Beam(0)

@@ -61,15 +61,6 @@ def test_a_copy_has_the_same_choices():
     assert torch.equal(other.generate([0, 1], 6).tokens, search.generate([0, 1], 6).tokens)
 
 
-def test_more_beams_find_more_likely_blocks():
-    pair = tiny_pair(9, scale=1.5)
-    joint_probs = []
-    for beams in (1, 2, 16):
-        out = BlockSearch(pair, 6, beams).generate([0, 1], 6, stop_tokens=[])
-        joint_probs.append(joint(pair, [0, 1], out.tokens.tolist()))
-    assert joint_probs[0] <= joint_probs[1] <= joint_probs[2] and joint_probs[0] < joint_probs[2]
-
-
 def test_a_response_ends_with_a_stop_token_and_at_its_length():
     pair = tiny_pair(4, scale=2.0)
     whole = BlockSearch(pair, 4, 8).generate([0, 1], 10, stop_tokens=[])
@@ -77,18 +68,6 @@ def test_a_response_ends_with_a_stop_token_and_at_its_length():
     stop = whole.tokens.tolist()[0]
     out = BlockSearch(pair, 4, 8).generate([0, 1], 10, stop_tokens=[stop])
     assert out.finish_reason in ("stop", "length") and out.tokens.tolist().count(stop) <= 1
-
-
-def test_blocks_are_four_tokens_of_eight_beams_unless_told_otherwise():
-    pair = tiny_pair(4, scale=2.0)
-    decoders = []
-    for given in ((), (4, 8)):
-        decoders.append(BlockSearch(pair, *given, engine="eager"))
-        out = decoders[-1].generate([0, 1], 8, stop_tokens=[])
-        assert [len(done.tokens) for done in out.rounds] == [4, 4]
-    assert (
-        decoders[0].single.engines[0].memory_bytes == decoders[1].single.engines[0].memory_bytes
-    )  # of all beams
 
 
 def test_a_response_ends_with_the_window():
@@ -110,9 +89,3 @@ def test_nan_is_told_of_the_target():
         UserError, match="^tiny-target produced NaN logits.* after 0 tokens of the response"
     ):
         BlockSearch(pair, 2, 4, engine="eager").generate([0, 1], 4)
-
-
-@pytest.mark.parametrize("given", [{"block": 0}, {"beams": 0.5}])
-def test_impossible_sizes_are_refused(given):
-    with pytest.raises(UserError, match=f"{next(iter(given))}="):
-        BlockSearch(tiny_pair(3), **given)

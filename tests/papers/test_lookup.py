@@ -40,11 +40,6 @@ def test_rules_that_look_at_the_drafts_distribution_are_refused():
         SpeculativeDecoder(tiny_pair(4), KnownText(), stopping.MaxProbability(0.5))
 
 
-def test_an_impossible_length_is_refused():
-    with pytest.raises(UserError, match="drafting.max_ngram=0"):
-        KnownText(max_ngram=0)
-
-
 def test_a_draft_ends_with_a_token_that_ends_the_response():
     decoder = SpeculativeDecoder(tiny_pair(4), KnownText(), stopping.FixedLength(4), engine="eager")
     drafter = decoder.single.rounds.drafter

@@ -11,7 +11,7 @@ from benchmarks.papers import reproduce
 from benchmarks.papers.measures import METRICS, Claim, checked, measured, priced, samples
 from benchmarks.papers.page import PAPERS
 from benchmarks.papers.reproduce import EXPERIMENTS, Experiment, Method
-from specheads import AcceptanceHead, HeadConfig, UserError
+from specheads import AcceptanceHead, HeadConfig, UserError, Warp, generate_baseline
 from specheads.heads.head import save_head
 
 ITEMS = {item["id"] for paper in yaml.safe_load(PAPERS.read_text()) for item in paper["items"]}
@@ -174,6 +174,18 @@ def test_replayed_rounds_are_those_that_are_decoded(tmp_path, heads):
     assert 0 <= with_head["auroc"] <= 1 and with_head["divergence"] > 0
     fixed = replayed["K=2"]
     assert fixed["tokens_per_draft_step"] == fixed["tokens_per_charged_step"]
+
+
+def test_nats_are_those_of_transformers_without_the_warp(nano, prompts):
+    """A response that was sampled at a low temperature, token by token by transformers."""
+    prompt = prompts[0]
+    response = generate_baseline(nano, prompt, 9, warp=Warp(0.7, top_k=5)).tokens.tolist()
+    expected = 0.0
+    for place, token in enumerate(response):
+        logits = nano.target(input_ids=torch.tensor([prompt + response[:place]])).logits[0, -1]
+        expected -= logits.log_softmax(-1)[token].item()
+    found = reproduce.response_nats(nano.target_lm, prompt, response)
+    assert found == pytest.approx(expected, rel=1e-4)
 
 
 @pytest.mark.parametrize(

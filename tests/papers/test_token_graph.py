@@ -5,7 +5,7 @@ import torch
 from fakes import tiny_pair
 
 from benchmarks.papers.counted_trees import CountedGraph, CountedTree, recurring
-from specheads import SpeculativeDecoder, UserError, Warp, papers, stopping
+from specheads import SpeculativeDecoder, Warp, papers, stopping
 from specheads.pair.sampling import Uniforms
 from specheads.papers.gsd import unmerge
 from specheads.papers.trees.verification import ROOT, Draft
@@ -56,14 +56,6 @@ def test_a_merged_node_after_a_merged_node_gets_copies_too():
     nodes = tree((ROOT, 1), (0, 2), (ROOT, 3), (1, 1), (2, 2))
     unmerge(nodes, {3: 0, 4: 1}, depth=5, most=64)
     assert paths(nodes) == [[1, 2, 1, 2, 1], [3, 2, 1, 2, 1]]
-
-
-def test_copies_are_made_level_by_level():
-    # 1 2 3 4 5 6, and 9 after it; 1 again after the context, and again at the end: the shallow
-    # one's copies come first.
-    nodes = tree((ROOT, 1), (0, 2), (1, 3), (2, 4), (3, 5), (ROOT, 8), (4, 1))
-    unmerge(nodes, {5: 0, 6: 0}, depth=9, most=11)
-    assert nodes.depth[7:] == [1, 2, 3, 4] and {nodes.path(node)[0] for node in range(7, 11)} == {5}
 
 
 def test_no_more_nodes_than_asked_for_shallow_ones_first():
@@ -152,20 +144,3 @@ def test_a_counted_tree_drafts_like_others_and_counts_what_repeats(study):
         assert counts["merges"] > 0 and counts["merge_nats"] > 0
     else:
         assert not {"in_runs", "merges"} & counts.keys()
-
-
-@pytest.mark.parametrize(
-    ("choices", "message"),
-    [
-        ({"tau": 0}, "drafting.tau=0 must be a positive integer"),
-        (
-            {"max_nodes": 80, "max_verified": 70},
-            "drafting.max_verified=70 must be an integer of at least 80",
-        ),
-        ({"theta_prob": 2}, "drafting.theta_prob=2 must be a number from 0 to 1"),
-        ({"top_k": 0}, "drafting.top_k=0 must be a positive integer"),
-    ],
-)
-def test_impossible_choices_are_refused(choices, message):
-    with pytest.raises(UserError, match=message):
-        papers.Graph(**choices)

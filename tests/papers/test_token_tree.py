@@ -155,11 +155,6 @@ def test_independent_chains_are_sampled_from_the_distribution_and_merged(pair):
         )
 
 
-def test_chains_side_by_side(pair):
-    side, _ = draft_of(pair, papers.Multi(4, merge=False), stopping.FixedLength(3), Warp(1.0))
-    assert len(side.tokens) == 12 == len(side.order)
-
-
 def test_a_rule_whose_drafts_exceed_the_memory_is_refused(pair):
     SpeculativeDecoder(pair, engine="eager").with_stopping(
         stopping.FixedLength(30)
@@ -188,24 +183,3 @@ def test_a_text_may_fill_the_window_to_its_end(pair):
         )
         out = decoder.generate([0, 1, 2], 200, stop_tokens=[])
         assert len(out.tokens) == pair.window - 3 and out.finish_reason == "context"
-
-
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda: papers.Multi(0), "drafting.num_chains=0"),
-        (lambda: papers.Multi(merge="yes"), "drafting.merge=yes must be true or false"),
-        (lambda: papers.Beam(0), "drafting.num_beams=0"),
-    ],
-)
-def test_impossible_choices_are_refused(make, message):
-    with pytest.raises(UserError, match=message):
-        make()
-
-
-def test_several_drafts_are_four_that_share_what_they_have_in_common():
-    assert vars(papers.Multi()) == {"num_chains": 4, "merge": True}
-    with pytest.raises(UserError, match="^drafting.num_chains=0 must"):
-        papers.Multi(0)
-    with pytest.raises(UserError, match="^drafting.merge=1 must"):
-        papers.Multi(merge=1)

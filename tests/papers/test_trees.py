@@ -115,30 +115,6 @@ def test_the_factor_of_spectr_solves_its_equation():
         assert ((rho >= 1) & (rho <= k)).all()
 
 
-def test_more_samples_are_accepted_more_often():
-    target = Model(4, 3)
-    draft = Model(4, 4)
-    for rule in (MultiRound(), SpecTr()):
-        probs = []
-        for count in (1, 2, 4):
-            distributions = (
-                (
-                    rule.distribution(
-                        TreeBlock.of(
-                            drafted(n, distributions_after(draft, n)[0]),
-                            distributions_after(target, n)[0],
-                        )
-                    ),
-                    p,
-                )
-                for n, p in trees_of(draft, count, 1)
-            )
-            probs.append(
-                sum(p * distribution.moves.sum().item() for distribution, p in distributions)
-            )
-        assert probs[0] < probs[1] < probs[2]
-
-
 def siblings(moves):
     """Return the distribution of a tree with two nodes at the context and one below the second."""
     nodes = Draft()
@@ -199,12 +175,6 @@ def test_trees_that_do_not_fit_their_rule_are_refused():
             rule.distribution(chosen)
 
 
-def test_half_precision_distributions_of_trees_are_verified_in_float32():
-    nodes = of_chains([(0, 1), (0, 2)])
-    block = TreeBlock.of(drafted(nodes, torch.ones(4, 3).bfloat16()), torch.ones(4, 3).bfloat16())
-    assert block.draft_probs.dtype == block.target_probs.dtype == torch.float32
-
-
 def test_a_chain_has_a_row_after_its_last_token_from_which_nothing_was_drafted():
     """A draft has a distribution for each of its tokens.
 
@@ -219,18 +189,6 @@ def test_a_chain_has_a_row_after_its_last_token_from_which_nothing_was_drafted()
     assert empty.samples.shape == (1, 0) and empty.samples.dtype == torch.long
     uneven = TreeBlock.of(of_chains([(0, 1), (0, 2), (1, 1)]), torch.rand(6, 3))
     assert uneven.samples.tolist() == [[0, 0, 1], [2, 3, -1], [4, -1, -1], *3 * [[-1, -1, -1]]]
-
-
-def test_several_rows_have_the_distributions_of_each():
-    """Where nothing is left of a row, it is the target's, whatever is left of others."""
-    nodes = of_chains([(0, 1), (0, 2)])
-    block = TreeBlock.of(drafted(nodes, torch.rand(4, 3)), torch.rand(4, 3))
-    rest = torch.tensor([[0.0, 0.5, 0.0], [0.0, 0.0, 0.0], [0.1, 0.2, 0.3], [0.0, 0.0, 0.0]])
-    distribution = TreeDistribution(torch.zeros(3), rest, block)
-    expected = torch.stack([rest[0], block.target_probs[1], rest[2], block.target_probs[3]])
-    assert torch.equal(distribution.next_probs(torch.arange(4)), expected)
-    for row in range(4):
-        assert torch.equal(distribution.next_probs(torch.tensor([row])), expected[row : row + 1])
 
 
 @pytest.mark.parametrize("distribution_of", [MultiRound().distribution, SpecTr().distribution])

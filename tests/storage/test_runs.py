@@ -8,7 +8,7 @@ import time
 import pytest
 from omegaconf import OmegaConf
 
-from specheads.commands.command import NoteRunKey, _run_key, may_resume
+from specheads.commands.command import NoteRunKey, may_resume, run_key
 from specheads.errors import UserError
 from specheads.storage import runs
 from specheads.storage.files import lock
@@ -63,14 +63,14 @@ def test_the_key_of_a_run_depends_on_its_settings_and_not_on_its_folder():
     ]
     moved = config()
     moved.hydra.run.dir = "elsewhere"
-    assert len({_run_key(settings) for settings in [*same, moved]}) == 1
+    assert len({run_key(settings) for settings in [*same, moved]}) == 1
     others = [
         config(seed=1),
         config(command="evaluate"),
         config(task=["head.depth=1,2"]),
         config(task=["head.depth=1,3"]),
     ]
-    assert len({_run_key(settings) for settings in [config(), *others]}) == 5
+    assert len({run_key(settings) for settings in [config(), *others]}) == 5
 
 
 def test_the_key_of_a_run_does_not_depend_on_where_it_trains():
@@ -91,8 +91,8 @@ def test_the_key_of_a_run_does_not_depend_on_where_it_trains():
         },
         task=words,
     )
-    assert _run_key(plain) == _run_key(moved) != _run_key(config(trainer={"max_epochs": 4}))
-    assert _run_key(config(trainer=None)) not in (_run_key(plain), _run_key(config()))
+    assert run_key(plain) == run_key(moved) != run_key(config(trainer={"max_epochs": 4}))
+    assert run_key(config(trainer=None)) not in (run_key(plain), run_key(config()))
 
 
 def test_what_a_launcher_restarts_resumes(monkeypatch):
@@ -108,7 +108,7 @@ def test_what_a_launcher_restarts_resumes(monkeypatch):
 
 
 def test_the_order_of_overrides_does_not_matter():
-    assert _run_key(config(task=["a=1", "b=2"])) == _run_key(config(task=["b=2", "a=1"]))
+    assert run_key(config(task=["a=1", "b=2"])) == run_key(config(task=["b=2", "a=1"]))
 
 
 def test_an_interrupted_run_is_found_again(tmp_path):

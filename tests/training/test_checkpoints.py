@@ -18,7 +18,7 @@ from specheads.storage.files import write_json
 from specheads.training.heads.bank import HeadBank, HeadSpec
 from specheads.training.heads.head_module import HeadModule
 from specheads.training.heads.mixed_responses import MixedResponses
-from specheads.training.loaders import EpochSampler, ResumableData, ResumableLoader
+from specheads.training.loaders import ResumableData
 from specheads.training.settings import Optimizer
 from specheads.training.trainer import Checkpoints, checkpoint_to_resume, differences
 
@@ -285,40 +285,6 @@ def test_other_arguments_of_the_trainer_change_nothing(
     assert_same(
         attempt(nano, rows, tmp_path, "next_token", **changes), whole_run("next_token", **changes)
     )
-
-
-# --- the loader
-
-
-def loader(num_rows=10, batch_size=3, seed=5):
-    return ResumableLoader(
-        range(num_rows), batch_size=batch_size, sampler=Keys(num_rows, seed, True), collate_fn=list
-    )
-
-
-class Keys(EpochSampler):
-    """Rows of a `range`: the keys themselves."""
-
-    def __iter__(self):
-        return iter([row for _, row in super().__iter__()])
-
-
-@pytest.mark.parametrize("position", range(4))
-def test_a_loader_resumes_at_its_saved_state(position):
-    first = loader()
-    first.sampler.set_epoch(2)
-    batches = list(first)
-    stopped = loader()
-    stopped.sampler.set_epoch(2)
-    for _ in zip(range(position), stopped, strict=False):
-        pass
-    resumed = loader()
-    resumed.load_state_dict(stopped.state_dict())
-    assert list(resumed) == batches[position:]
-    resumed.sampler.set_epoch(3)
-    whole = loader()
-    whole.sampler.set_epoch(3)
-    assert list(resumed) == list(whole)  # the next epoch leaves nothing out
 
 
 # --- what a checkpoint is of

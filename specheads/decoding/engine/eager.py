@@ -295,7 +295,7 @@ class EagerEngine:
     ) -> None:
         """Prepare a step in rows for arguments like these `examples`; empties the memory.
 
-        A compiler takes a size for a constant that equals one; see `RowsExample`.
+        A compiler takes a size for a constant that equals one; see `ExampleSizes`.
         """
 
     def padded(self, count: int) -> int:

@@ -10,7 +10,14 @@ import torch
 from torch import Tensor
 
 from specheads.decoding.step_costs import StepCosts
-from specheads.decoding.stopping.rule import MAX_TOKENS, filled
+from specheads.decoding.stopping.rule import (
+    MAX_TOKENS,
+    Arguments,
+    Features,
+    Fitting,
+    RecordedHead,
+    State,
+)
 from specheads.decoding.stopping.survival import (
     REJECTION,
     HeadThreshold,
@@ -21,29 +28,37 @@ from specheads.errors import UserError
 from specheads.settings import Number, PositiveNumber, Probability, argument, check
 
 MARGIN = 1e-6  # probabilities keep this distance from 0 and 1, so that their logarithms are finite
-# The inputs of a logistic, by name: the feature, and its transformation with the logarithm of
-# tensors or of arrays.
-LOGISTIC_INPUTS: Mapping[str, tuple[str, Callable[[Any, Callable[[Any], Any]], Any]]] = {
-    "logit_max_prob": ("max_prob", lambda p, log: log(_inner(p) / (1 - _inner(p)))),
-    "log_draft_prob": ("draft_prob", lambda p, log: log(_inner(p))),
-    "max_prob": ("max_prob", lambda p, log: p),
-    "entropy": ("entropy", lambda nats, log: nats),
+
+
+def _log(probs: Tensor) -> Tensor:
+    return probs.clamp(MARGIN, 1 - MARGIN).log()
+
+
+def _logit(probs: Tensor) -> Tensor:
+    inner = probs.clamp(MARGIN, 1 - MARGIN)
+    return (inner / (1 - inner)).log()
+
+
+# The inputs of a logistic, by name: the feature, and its transformation if there is one.
+LOGISTIC_INPUTS: Mapping[str, tuple[str, Callable[[Tensor], Tensor] | None]] = {
+    "logit_max_prob": ("max_prob", _logit),
+    "log_draft_prob": ("draft_prob", _log),
+    "max_prob": ("max_prob", None),
+    "entropy": ("entropy", None),
 }
 
 
-def _inner(probs: Any) -> Any:
-    return probs.clip(MARGIN, 1 - MARGIN)
-
-
-def logistic_inputs(names: Sequence[str], features: Mapping[str, Tensor]) -> Tensor:
+def logistic_inputs(names: Sequence[str], features: Features) -> Tensor:
     """Return a logistic's inputs, (..., len(names)) float64, from features (...).
 
     `names` from LOGISTIC_INPUTS, and `bias`.
     """
-    sources = [(name, *LOGISTIC_INPUTS[name]) for name in names if name != "bias"]
-    columns = {
-        name: transform(features[source].double(), torch.log) for name, source, transform in sources
-    }
+    columns = dict[str, Tensor]()
+    for name in names:
+        if name != "bias":
+            feature, transform = LOGISTIC_INPUTS[name]
+            value = features[feature].double()
+            columns[name] = value if transform is None else transform(value)
     columns["bias"] = torch.ones_like(next(iter(columns.values())))
     return torch.stack([columns[name] for name in names], dim=-1)
 
@@ -70,15 +85,18 @@ class Logistic(SurvivalRule):
         self.compile_key = ("logistic", *self.weights)
 
     @classmethod
-    def open_parameters(cls, arguments: Mapping[str, Any]) -> frozenset[str]:
+    def open_parameters(cls, arguments: Arguments) -> frozenset[str]:
         weights = arguments.get("weights")
-        return frozenset(
-            {"weights"} if isinstance(weights, Mapping) and None in weights.values() else ()
-        )
+        is_open = isinstance(weights, Mapping) and None in weights.values()
+        return frozenset({"weights"} if is_open else ())
 
     @classmethod
     def fit(
-        cls, arguments: Mapping[str, Any], fitting: Any, head: Any, costs: StepCosts | None
+        cls,
+        arguments: Arguments,
+        fitting: Fitting,
+        head: RecordedHead,
+        costs: StepCosts | None,
     ) -> dict[str, Any]:
         fitted = dict(arguments)
         if cls.open_parameters(arguments):
@@ -86,11 +104,10 @@ class Logistic(SurvivalRule):
         return fitted
 
     def initial_memory(self, batch: int, device: torch.device) -> Tensor:
-        return torch.tensor(
-            [list(self.weights.values())], dtype=torch.float64, device=device
-        ).repeat(batch, 1)
+        weights = torch.tensor([list(self.weights.values())], dtype=torch.float64, device=device)
+        return weights.repeat(batch, 1)
 
-    def acceptance(self, state: SurvivalState, features: Mapping[str, Tensor]) -> Tensor:
+    def acceptance(self, state: SurvivalState, features: Features) -> Tensor:
         return (state.memory * logistic_inputs(tuple(self.weights), features)).sum(dim=-1).sigmoid()
 
 
@@ -124,8 +141,8 @@ class _OnlineMemory(NamedTuple):
     weights: Tensor  # (B, n) float64, of the inputs
     information: Tensor  # (B, n, n) float64
     inputs: Tensor  # (B, max_tokens, n) float64, by the assessed token's index in this round
-    slope: Any = ()
-    intercept: Any = ()
+    slope: Tensor | tuple[()] = ()
+    intercept: Tensor | tuple[()] = ()
 
 
 class _OnlineNewton(SurvivalRule):
@@ -137,7 +154,7 @@ class _OnlineNewton(SurvivalRule):
     (Hazan et al. 2007) on the logistic loss.
     """
 
-    def inputs(self, state: SurvivalState, features: Mapping[str, Tensor]) -> Tensor:
+    def inputs(self, state: SurvivalState, features: Features) -> Tensor:
         """Return the inputs of the logistic, (B, n) float64, for the token that this step
         assesses.
         """
@@ -148,17 +165,16 @@ class _OnlineNewton(SurvivalRule):
     ) -> _OnlineMemory:
         """Return the memory at the start of a prompt, where A is `prior` times the identity."""
         size = len(weights)
-        information = prior * torch.eye(size, dtype=torch.float64, device=device).repeat(
-            batch, 1, 1
-        )
-        inputs = filled(batch * self.max_tokens * size, 0.0, device).view(
-            batch, self.max_tokens, size
-        )
+        start = torch.tensor([weights], dtype=torch.float64, device=device)
+        identity = torch.eye(size, dtype=torch.float64, device=device)
+        shape = batch, self.max_tokens, size
         return _OnlineMemory(
-            torch.stack([filled(batch, w, device) for w in weights], dim=1), information, inputs
+            weights=start.repeat(batch, 1),
+            information=prior * identity.repeat(batch, 1, 1),
+            inputs=torch.zeros(shape, dtype=torch.float64, device=device),
         )
 
-    def assess(self, state: SurvivalState, features: Mapping[str, Tensor]) -> tuple[Any, Tensor]:
+    def assess(self, state: SurvivalState, features: Features) -> tuple[State, Tensor]:
         inputs = self.inputs(state, features)
         index = state.num_drafted - self.lag
         acceptance = (state.memory.weights * inputs).sum(dim=-1).sigmoid()
@@ -180,12 +196,10 @@ class _OnlineNewton(SurvivalRule):
         weighted = inputs * (decided * probs * (1 - probs))[..., None]
         information = memory.information + weighted.mT @ inputs
         gradient = (inputs * (decided * (accepted.double() - probs))[..., None]).sum(dim=1)
-        step = torch.linalg.solve_ex(
-            information, gradient
-        ).result  # unlike solve, does not wait for the device
-        return state._replace(
-            memory=memory._replace(weights=memory.weights + step, information=information)
-        )
+        # Unlike solve, solve_ex does not wait for the device.
+        step = torch.linalg.solve_ex(information, gradient).result
+        learned = memory._replace(weights=memory.weights + step, information=information)
+        return state._replace(memory=learned)
 
 
 @dataclass(eq=False)
@@ -214,7 +228,7 @@ class OnlineLogistic(_OnlineNewton):
     def initial_memory(self, batch: int, device: torch.device) -> _OnlineMemory:
         return self.prior_memory([self.slope, self.intercept], self.prior, batch, device)
 
-    def inputs(self, state: SurvivalState, features: Mapping[str, Tensor]) -> Tensor:
+    def inputs(self, state: SurvivalState, features: Features) -> Tensor:
         return logistic_inputs(("logit_max_prob", "bias"), features)
 
 
@@ -242,6 +256,6 @@ class OnlineHead(_OnlineNewton, HeadThreshold):
         logistic = self.prior_memory([1.0, 0.0, 0.0], self.prior, batch, device)
         return logistic._replace(slope=head.slope, intercept=head.intercept)
 
-    def inputs(self, state: SurvivalState, features: Mapping[str, Tensor]) -> Tensor:
+    def inputs(self, state: SurvivalState, features: Features) -> Tensor:
         head_logit = self.head_logit(state, features).double()[:, None]
         return torch.cat([head_logit, logistic_inputs(("logit_max_prob", "bias"), features)], dim=1)

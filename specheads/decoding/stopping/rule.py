@@ -2,10 +2,10 @@
 draft is.
 """
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, Protocol, TypeAlias
 
 import torch
 from torch import Tensor
@@ -18,6 +18,21 @@ from specheads.pair.pair import Pair
 from specheads.settings import PositiveCount, Probability, argument, check_arguments
 
 MAX_TOKENS = 20
+
+State: TypeAlias = Any  # of a rule: a NamedTuple of tensors (B, ...)
+Features: TypeAlias = Mapping[str, Tensor]  # (B, ...) by name, see `specheads.decoding.stopping`
+Arguments: TypeAlias = Mapping[str, Any]  # of a rule's constructor
+RecordedHead: TypeAlias = Any  # of specheads.replay
+
+
+class Fitting(Protocol):
+    """Fits to recorded drafts of dev prompts."""
+
+    def logistic(self, names: Sequence[str]) -> dict[str, float]:
+        """Return the weights of a logistic of the draft's confidence; see `logistic_inputs`."""
+
+    def auto_threshold(self, head: RecordedHead, max_tokens: int, costs: StepCosts) -> float:
+        """Return the threshold at which one more draft step yields no more than the throughput."""
 
 
 class StoppingRule:
@@ -33,9 +48,8 @@ class StoppingRule:
     needs: frozenset[str] = frozenset(RECORDED)  # the features that `step` reads
     max_tokens: int = MAX_TOKENS  # the longest draft that the rule lets grow
     uses_head: ClassVar[bool] = False  # whether its constructor takes a `head`
-    fitted_to_costs: ClassVar[frozenset[str]] = (
-        frozenset()
-    )  # those open parameters whose values depend on what steps cost
+    # Those open parameters whose values depend on what steps cost.
+    fitted_to_costs: ClassVar[frozenset[str]] = frozenset()
 
     def __post_init__(self) -> None:
         """Raise UserError for an `argument` that is of another type."""
@@ -64,26 +78,26 @@ class StoppingRule:
 
     __repr__ = short_repr
 
-    def start_prompt(self, batch: int, device: torch.device) -> Any:
+    def start_prompt(self, batch: int, device: torch.device) -> State:
         """Return the state (B = `batch`) before the first round."""
         raise NotImplementedError
 
-    def start_round(self, state: Any) -> Any:
+    def start_round(self, state: State) -> State:
         """Return the state at the start of a round."""
         return state._replace(num_drafted=constants(0, state.num_drafted))
 
-    def num_expected(self, state: Any) -> Tensor | None:
+    def num_expected(self, state: State) -> Tensor | None:
         """Return how many tokens of the prompt's drafts it expected to be accepted, (B,).
 
         None if it does not predict each.
         """
         return None
 
-    def step(self, state: Any, features: Mapping[str, Tensor]) -> tuple[Any, Tensor]:
+    def step(self, state: State, features: Features) -> tuple[State, Tensor]:
         """Take in one drafted token; return the new state and `stop` (B,) bool."""
         raise NotImplementedError
 
-    def end_round(self, state: Any, num_drafted: Tensor, num_accepted: Tensor) -> Any:
+    def end_round(self, state: State, num_drafted: Tensor, num_accepted: Tensor) -> State:
         """Take in a round's outcome, (B,) long each.
 
         Return the state, unchanged in rows that drafted nothing.
@@ -91,7 +105,7 @@ class StoppingRule:
         new = self.learn(state, num_drafted, num_accepted)
         return state if new is state else unless(num_drafted == 0, state, new)
 
-    def learn(self, state: Any, num_drafted: Tensor, num_accepted: Tensor) -> Any:
+    def learn(self, state: State, num_drafted: Tensor, num_accepted: Tensor) -> State:
         """Return the state after a round's outcome.
 
         What it returns for rows that drafted nothing is ignored.
@@ -99,7 +113,7 @@ class StoppingRule:
         return state
 
     @classmethod
-    def open_parameters(cls, arguments: Mapping[str, Any]) -> frozenset[str]:
+    def open_parameters(cls, arguments: Arguments) -> frozenset[str]:
         """Return the names of the constructor's arguments that are left to be fitted on dev
         prompts.
         """
@@ -107,13 +121,16 @@ class StoppingRule:
 
     @classmethod
     def fit(
-        cls, arguments: Mapping[str, Any], fitting: Any, head: Any, costs: StepCosts | None
+        cls,
+        arguments: Arguments,
+        fitting: Fitting,
+        head: RecordedHead,
+        costs: StepCosts | None,
     ) -> dict[str, Any]:
         """Return the constructor's arguments with the open ones fitted.
 
-        `fitting` fits to recorded drafts of dev prompts, by the methods of
-        `specheads.evaluation.candidates.Tuning`; `head` is a recorded one; `costs` are those of the
-        rule's steps, None if no open parameter is in `fitted_to_costs`.
+        `head` is a recorded one; `costs` are those of the rule's steps, None if no open parameter
+        is in `fitted_to_costs`.
         """
         return dict(arguments)
 
@@ -133,15 +150,14 @@ def _constant(value: float, shape: torch.Size, dtype: torch.dtype, device: torch
     return torch.full(shape, value, dtype=dtype, device=device)
 
 
-def unless(rows: Tensor, old: Any, new: Any) -> Any:
+def unless(rows: Tensor, old: State, new: State) -> State:
     """Return the state `new`, in the types of `old`, but `old` in some `rows` (B,) bool."""
 
     def chosen(old: Tensor, new: Tensor) -> Tensor:
-        return (
-            old
-            if new is old
-            else torch.where(rows.reshape(-1, *[1] * (new.dim() - 1)), old, new.to(old.dtype))
-        )
+        if new is old:
+            return old
+        of_rows = rows.reshape(-1, *[1] * (new.dim() - 1))
+        return torch.where(of_rows, old, new.to(old.dtype))
 
     return tree_map(chosen, old, new)
 
@@ -171,14 +187,12 @@ class _CountingRule(StoppingRule):
         zeros = torch.zeros(batch, dtype=torch.long, device=device)
         return CountingState(zeros, zeros + self.max_tokens, filled(batch, self.threshold, device))
 
-    def step(
-        self, state: CountingState, features: Mapping[str, Tensor]
-    ) -> tuple[CountingState, Tensor]:
+    def step(self, state: CountingState, features: Features) -> tuple[CountingState, Tensor]:
         state = state._replace(num_drafted=state.num_drafted + 1)
         stop = state.num_drafted >= state.max_tokens
-        return state, (
-            stop if self.feature is None else stop | (features[self.feature] < state.threshold)
-        )
+        if self.feature is not None:
+            stop = stop | (features[self.feature] < state.threshold)
+        return state, stop
 
 
 @dataclass(eq=False)
@@ -210,7 +224,7 @@ class MaxProbability(_CountingRule):
 class Confidence(_CountingRule):
     """Stop at the first token that the draft gave a probability below `threshold`.
 
-    Source: `assistant_confidence_threshold` of assisted generation in transformers, as it is before
+    Source: `assistant_confidence_threshold` of assisted generation in transformers, before
     it is retuned.
     """
 

@@ -2,7 +2,6 @@
 rules without and with a head.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -10,7 +9,17 @@ import torch
 from torch import Tensor
 
 from specheads.decoding.step_costs import StepCosts
-from specheads.decoding.stopping.rule import MAX_TOKENS, StoppingRule, constants, filled
+from specheads.decoding.stopping.rule import (
+    MAX_TOKENS,
+    Arguments,
+    Features,
+    Fitting,
+    RecordedHead,
+    State,
+    StoppingRule,
+    constants,
+    filled,
+)
 from specheads.errors import UserError, is_count
 from specheads.heads.calibration import IndexCalibration, calibrated
 from specheads.heads.head import AcceptanceHead
@@ -24,16 +33,15 @@ class SurvivalState(NamedTuple):
     """The state of these rules."""
 
     num_drafted: Tensor  # (B,) long, in this round so far
-    survival: (
-        Tensor  # (B,) float64, estimated probability that every token assessed so far is accepted
-    )
+    # (B,) float64, estimated probability that every token assessed so far is accepted
+    survival: Tensor
     threshold: Tensor  # (B,) float64
     min_tokens: Tensor  # (B,) long
     max_tokens: Tensor  # (B,) long
     # (B,) float64, drafted tokens of this prompt that were expected to be accepted; means nothing
     # where rows step on after a stop
     num_expected: Tensor
-    memory: Any = ()  # a rule's other numbers and what it remembers, tensors (B, ...)
+    memory: State = ()  # a rule's other numbers and what it remembers, tensors (B, ...)
 
 
 class SurvivalRule(StoppingRule):
@@ -56,28 +64,28 @@ class SurvivalRule(StoppingRule):
                 " max_tokens."
             )
 
-    def initial_memory(self, batch: int, device: torch.device) -> Any:
+    def initial_memory(self, batch: int, device: torch.device) -> State:
         """Return what a state has in its `memory` at the start of a prompt, tensors (B, ...)."""
         return ()
 
-    def acceptance(self, state: SurvivalState, features: Mapping[str, Tensor]) -> Tensor:
+    def acceptance(self, state: SurvivalState, features: Features) -> Tensor:
         """Return the estimated acceptance probability (B,) of the token that this step assesses."""
         raise NotImplementedError
 
-    def assess(self, state: SurvivalState, features: Mapping[str, Tensor]) -> tuple[Any, Tensor]:
+    def assess(self, state: SurvivalState, features: Features) -> tuple[State, Tensor]:
         """Return the state's `memory` after this step, and `acceptance`."""
         return state.memory, self.acceptance(state, features)
 
     def start_prompt(self, batch: int, device: torch.device) -> SurvivalState:
         zeros = torch.zeros(batch, dtype=torch.long, device=device)
-        ones = filled(batch, 1.0, device)
-        bounds = (
-            filled(batch, self.threshold, device),
-            zeros + self.min_tokens,
-            zeros + self.max_tokens,
-        )
         return SurvivalState(
-            zeros, ones, *bounds, filled(batch, 0.0, device), self.initial_memory(batch, device)
+            num_drafted=zeros,
+            survival=filled(batch, 1.0, device),
+            threshold=filled(batch, self.threshold, device),
+            min_tokens=zeros + self.min_tokens,
+            max_tokens=zeros + self.max_tokens,
+            num_expected=filled(batch, 0.0, device),
+            memory=self.initial_memory(batch, device),
         )
 
     def start_round(self, state: SurvivalState) -> SurvivalState:
@@ -88,9 +96,7 @@ class SurvivalRule(StoppingRule):
         # their survival.
         return state.num_expected
 
-    def step(
-        self, state: SurvivalState, features: Mapping[str, Tensor]
-    ) -> tuple[SurvivalState, Tensor]:
+    def step(self, state: SurvivalState, features: Features) -> tuple[SurvivalState, Tensor]:
         memory, acceptance = self.assess(state, features)
         survival = state.survival * acceptance
         num_drafted = state.num_drafted + 1
@@ -117,7 +123,7 @@ class DraftProduct(SurvivalRule):
     def num_expected(self, state: SurvivalState) -> Tensor | None:
         return None  # the draft's probability of a token is not that of its acceptance
 
-    def acceptance(self, state: SurvivalState, features: Mapping[str, Tensor]) -> Tensor:
+    def acceptance(self, state: SurvivalState, features: Features) -> Tensor:
         return features["draft_prob"]
 
 
@@ -139,9 +145,8 @@ class HeadRule(SurvivalRule):
 
     uses_head = True
     head: AcceptanceHead = field(repr=False)  # a head that was trained for the draft in use
-    threshold: Any = argument(
-        0.7, f"{REJECTION}, or auto", Probability
-    )  # auto: what the head's config recommends
+    # auto: what the head's config recommends
+    threshold: Any = argument(0.7, f"{REJECTION}, or auto", Probability)
     min_tokens: Any = None  # None: 2 for `input_token` heads, 1 for `next_token` heads
     max_tokens: int = MAX_TOKENS
 
@@ -168,17 +173,15 @@ class HeadRule(SurvivalRule):
         self.head.check_fits(pair)
         self.head.to(device)
 
-    def initial_memory(self, batch: int, device: torch.device) -> Any:
-        return _HeadMemory(
-            *IndexCalibration.from_dict(self.head.config.calibration).rows(batch, device)
-        )
+    def initial_memory(self, batch: int, device: torch.device) -> State:
+        fitted = IndexCalibration.from_dict(self.head.config.calibration)
+        return _HeadMemory(*fitted.rows(batch, device))
 
     def num_expected(self, state: SurvivalState) -> Tensor | None:
-        return (
-            None if self.lag else state.num_expected
-        )  # the last token of a draft has no prediction then
+        # With a lag the last token of a draft has no prediction.
+        return None if self.lag else state.num_expected
 
-    def head_logit(self, state: SurvivalState, features: Mapping[str, Tensor]) -> Tensor:
+    def head_logit(self, state: SurvivalState, features: Features) -> Tensor:
         """Return the head's calibrated logit (B,)."""
         return calibrated(
             self.head(features),
@@ -187,10 +190,9 @@ class HeadRule(SurvivalRule):
             state.memory.intercept,
         )
 
-    def acceptance(self, state: SurvivalState, features: Mapping[str, Tensor]) -> Tensor:
-        return torch.where(
-            state.num_drafted >= self.lag, self.head_logit(state, features).sigmoid(), 1.0
-        )
+    def acceptance(self, state: SurvivalState, features: Features) -> Tensor:
+        predicted = self.head_logit(state, features).sigmoid()
+        return torch.where(state.num_drafted >= self.lag, predicted, 1.0)
 
 
 class HeadThreshold(HeadRule):
@@ -209,12 +211,16 @@ class HeadThreshold(HeadRule):
         self.compile_key = ("head_threshold", self.head)
 
     @classmethod
-    def open_parameters(cls, arguments: Mapping[str, Any]) -> frozenset[str]:
+    def open_parameters(cls, arguments: Arguments) -> frozenset[str]:
         return frozenset({"threshold"} if arguments.get("threshold") == "auto" else ())
 
     @classmethod
     def fit(
-        cls, arguments: Mapping[str, Any], fitting: Any, head: Any, costs: StepCosts | None
+        cls,
+        arguments: Arguments,
+        fitting: Fitting,
+        head: RecordedHead,
+        costs: StepCosts | None,
     ) -> dict[str, Any]:
         fitted = dict(arguments)
         if costs is not None and "threshold" in cls.open_parameters(arguments):

@@ -18,7 +18,8 @@ from plotly.offline import get_plotlyjs
 from specheads.evaluation import conclusions
 from specheads.evaluation.page.figures import Figures, figures_of
 from specheads.evaluation.report import Answer, Report, TextSample
-from specheads.evaluation.tables import Table, batch_table, live_table, verdict_table, winners_table
+from specheads.evaluation.tables import batch_table, live_table, verdict_table, winners_table
+from specheads.table import Table
 
 PLOTS = {  # titles of figures' sections
     "speed": "Speed-up by threshold",

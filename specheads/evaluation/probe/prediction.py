@@ -273,7 +273,7 @@ def _head_option(
 
 
 @dataclass(frozen=True)
-class Answer:
+class Recommendation:
     """The recommended way to decode, why, and the next command."""
 
     choice: str
@@ -284,54 +284,44 @@ class Answer:
 CommandLine = Callable[..., str]  # it takes a verb and its words
 
 
-def answer_of(options: Sequence[Option], command_line: CommandLine) -> Answer:
-    """Return the answer that options give.
+def recommended(options: Sequence[Option], command_line: CommandLine) -> Recommendation:
+    """Return the simplest way to decode that no other one beats by what its trouble is worth.
 
-    `command_line` writes the command that comes next, with the pair.
+    `command_line` writes the next command, with the pair.
     """
     known = {option.name: option for option in options}
-    chosen = known[PLAIN]
-    better = known[BETTER]
-    ladder = [(known[FIXED_NAME], NOTICEABLE), (known[LOGISTIC], WORTH_A_RULE)]
     heads = [option for option in options if option.width is not None]
-    ladder += (
-        [(max(heads, key=lambda option: option.speedup.value), WORTH_TRAINING)] if heads else []
-    )
+    ladder = [(known[FIXED_NAME], NOTICEABLE), (known[LOGISTIC], WORTH_A_RULE)]
+    if heads:
+        ladder.append((max(heads, key=lambda option: option.speedup.value), WORTH_TRAINING))
+    chosen = known[PLAIN]
     for option, least in ladder:
         if option.speedup.value > chosen.speedup.value * (1 + least):
             chosen = option
-    evaluate = ("evaluate", "head=null")
-    said, following = {
-        PLAIN: (
-            "Do not speculate with this draft: nothing is clearly faster than",
-            ("probe", "model.draft=<another draft>"),
-        ),
-        FIXED_NAME: (f"Draft a fixed number of tokens ({chosen.value})", evaluate),
-        LOGISTIC: (
-            f"Stop by a logistic ({chosen.value})",
-            (*evaluate, "stopping=[fixed_length,logistic]"),
-        ),
-    }.get(
-        chosen.name,
-        (f"Train a head ({chosen.width} wide)", ("train", f"head.width={chosen.width}")),
-    )
-    text = (
-        f"{said}{'' if chosen is known[PLAIN] else f': {_times(chosen.speedup)} the speed of'} the"
-        " target alone"
-    )
-    if chosen.name not in (PLAIN, FIXED_NAME):
-        gain = chosen.gain
-        text += (
-            f", {gain.value - 1:+.1%} [{gain.low - 1:+.1%}, {gain.high - 1:+.1%}] over the best"
-            " fixed length"
-        )
+    speed = f"{_times(chosen.speedup)} the speed of the target alone"
+    gain = chosen.gain
+    over = f"{gain.value - 1:+.1%} [{gain.low - 1:+.1%}, {gain.high - 1:+.1%}]"
+    over = f"{over} over the best fixed length"
+    if chosen.name == PLAIN:
+        text = "Do not speculate with this draft: nothing is clearly faster than the target alone"
+        words = ["probe", "model.draft=<another draft>"]
+    elif chosen.name == FIXED_NAME:
+        text = f"Draft a fixed number of tokens ({chosen.value}): {speed}"
+        words = ["evaluate", "head=null"]
+    elif chosen.name == LOGISTIC:
+        text = f"Stop by a logistic ({chosen.value}): {speed}, {over}"
+        words = ["evaluate", "head=null", "stopping=[fixed_length,logistic]"]
+    else:
+        text = f"Train a head ({chosen.width} wide): {speed}, {over}"
+        words = ["train", f"head.width={chosen.width}"]
+    better = known[BETTER]
     if better.gain.value > 1 + WORTH_DISTILLING and better.speedup.value > chosen.speedup.value:
         text += (
             f". A draft with {MORE_OVERLAP:.0%} more overlap would bring {_times(better.speedup)}"
             " by itself: distil it first"
         )
-        following = ("distill",)
-    return Answer(chosen.name, f"{text}.", command_line(*following))
+        words = ["distill"]
+    return Recommendation(chosen.name, f"{text}.", command_line(*words))
 
 
 def _times(speedup: Interval) -> str:

@@ -14,7 +14,7 @@ import torch
 
 from specheads.decoding.decoder import SpeculativeDecoder
 from specheads.decoding.records import DecodeStats
-from specheads.decoding.rows import checked_window
+from specheads.decoding.request import checked_window
 from specheads.decoding.step_costs import StepCosts
 from specheads.decoding.step_times import LONGEST, StepTimes, step_times
 from specheads.decoding.stopping import FixedLength, HeadThreshold, Logistic, StoppingRule
@@ -25,10 +25,10 @@ from specheads.evaluation.probe import prediction
 from specheads.evaluation.probe.prediction import (
     HEAD,
     LOGISTIC,
-    Answer,
     CommandLine,
     LiveCheck,
     Option,
+    Recommendation,
 )
 from specheads.evaluation.prompt_sets import PromptData
 from specheads.evaluation.replayed_sets import RecordedSet, survival
@@ -121,7 +121,7 @@ class Probed:
     times: StepTimes
     live: LiveCheck
     options: Sequence[Option]
-    answer: Answer
+    answer: Recommendation
     doubts: Sequence[str]  # why the times are unreliable; empty if they are not
     context: Mapping[str, Any]
 
@@ -189,7 +189,7 @@ def probe(
         times=times,
         live=live,
         options=options,
-        answer=prediction.answer_of(options, command_line),
+        answer=prediction.recommended(options, command_line),
         doubts=[*prediction.doubts_of(times, live, options)],
         context={"warp": settings.warp.values(), "versions": versions(), **context},
     )
@@ -242,9 +242,9 @@ def _prompts(pair: Pair, settings: Probe, data: PromptData) -> list[EncodedPromp
     Test prompts where there are no dev prompts.
     """
     loaded = unique(data.source.load(pair.chats))
-    of_split = [prompt for prompt in loaded if prompt.split == "dev"] or [
-        each for each in loaded if each.split == "test"
-    ]
+    of_split = [prompt for prompt in loaded if prompt.split == "dev"]
+    if not of_split:
+        of_split = [prompt for prompt in loaded if prompt.split == "test"]
     prompts = encode_prompts(pair, of_split, data.limits)[: settings.num_prompts]
     if len(prompts) < 2:
         raise UserError(
@@ -258,15 +258,18 @@ def _prompts(pair: Pair, settings: Probe, data: PromptData) -> list[EncodedPromp
 def _recorded(
     pair: Pair, settings: Probe, data: PromptData, folder: Path, prompts: Sequence[EncodedPrompt]
 ) -> list[RecordedSet]:
+    """Return the recordings of both halves of the prompts, which share no group."""
     limits = replace(data.limits, max_new_tokens=settings.max_new_tokens)
     recorder = Recorder(pair, settings.warp, limits, RecordSettings(), settings.seed, folder)
     groups = groups_of([prompt for prompt, _ in prompts])
     first = halves(groups)
-    parts = {
-        name: np.flatnonzero(half).tolist() for name, half in (("first", first), ("second", ~first))
+    of_half = {
+        "first": np.flatnonzero(first).tolist(),
+        "second": np.flatnonzero(~first).tolist(),
     }
-    sets = {name: [prompts[number] for number in part] for name, part in parts.items()}
-    return [
-        RecordedSet(name, "dev", recording, [groups[number] for number in parts[name]])
-        for name, recording in record_sets(recorder, sets, [], ground_truth=True).items()
-    ]
+    sets = {name: [prompts[number] for number in numbers] for name, numbers in of_half.items()}
+    recorded = []
+    for name, recording in record_sets(recorder, sets, [], ground_truth=True).items():
+        of_prompts = [groups[number] for number in of_half[name]]
+        recorded.append(RecordedSet(name, "dev", recording, of_prompts))
+    return recorded

@@ -9,7 +9,8 @@ from specheads.evaluation.conclusions import change, information_text, percent, 
 from specheads.evaluation.probe.prediction import BETTER, HEAD, MORE_OVERLAP, Option
 from specheads.evaluation.probe.probe import Probed
 from specheads.evaluation.reporting import write_page
-from specheads.evaluation.tables import Cell, Table, estimate_cell, table_of, terminal
+from specheads.evaluation.tables import estimate_cell, table_of
+from specheads.table import Cell, Table, print_table
 
 MICRO = 1e6
 
@@ -19,68 +20,54 @@ def print_probe(probed: Probed, console: Console | None = None) -> None:
     console = console or Console()
     for name, text in _measured(probed):
         console.print(f"{name}: {text}", highlight=False)
-    for part in terminal(_options(probed), console.width):
-        console.print(part)
+    print_table(_options(probed), console)
     for doubt in probed.doubts:
         console.print(f"unreliable: {doubt}", highlight=False, style="yellow")
     console.print(probed.answer.text, highlight=False, style="bold")
 
 
 def _measured(probed: Probed) -> list[tuple[str, str]]:
+    """Return what was measured: titles with texts."""
     costs = probed.times.costs
     live = probed.live
-    verified = ", ".join(
-        f"{count} {costs.verification[count] / costs.target_seconds:.2f}x" for count in VERIFIED
-    )
-    widths = sorted(option.width for option in probed.options if option.width is not None)
-    shares = {width: probed.times.share(f"{HEAD}{width}") for width in widths}
-    heads = ", ".join(
-        f"{width} wide {f'{share:+.0%}' if share < 1 else 'more than a step'}"
-        for width, share in shares.items()
-    )
+    titled = {
+        "pair": probed.pair,
+        "prompts": f"{probed.num_prompts}, with responses of {probed.num_tokens:,} tokens",
+        "overlap": f"{percent(probed.overlap)}, the expected acceptance of a drafted token",
+    }
+    if probed.unknown is not None:
+        titled["probability of tokens that the draft never proposes"] = f"{probed.unknown:.2%}"
     survived = " ".join(f"{share:.0%}" for share in probed.survival)
-    speed = f"{live.tokens_per_second:,.0f} tokens/s, {live.speedup:.2f}x the target alone"
-    lost = (
-        []
-        if probed.unknown is None
-        else [("probability of tokens that the draft never proposes", f"{probed.unknown:.2%}")]
+    titled[f"at least 1 to {len(probed.survival)} tokens accepted"] = survived
+    if probed.information is not None:
+        uncertainty = information_text(probed.information)
+        titled["uncertainty of a drafted token's acceptance"] = uncertainty
+    titled["a step of the target"] = (
+        f"{costs.target_seconds * MICRO:,.0f} us, {costs.ratio:.1f} draft steps of"
+        f" {costs.draft_seconds * MICRO:,.0f} us"
     )
-    about = probed.information
-    known = (
-        []
-        if about is None
-        else [("uncertainty of a drafted token's acceptance", information_text(about))]
+    verified = list[str]()
+    for count in VERIFIED:
+        verified.append(f"{count} {costs.verification[count] / costs.target_seconds:.2f}x")
+    titled["verifying drafted tokens, over such a step"] = ", ".join(verified)
+    heads = list[str]()
+    for width in sorted(option.width for option in probed.options if option.width is not None):
+        share = probed.times.share(f"{HEAD}{width}")
+        heads.append(f"{width} wide {f'{share:+.0%}' if share < 1 else 'more than a step'}")
+    titled["what a head adds to a draft step"] = ", ".join(heads)
+    titled[f"decoded as a check ({live.what}, K={live.length})"] = (
+        f"{live.tokens_per_second:,.0f} tokens/s, {live.speedup:.2f}x the target alone"
+        f" ({live.alone_tokens_per_second:,.0f})"
     )
-    return [
-        ("pair", probed.pair),
-        ("prompts", f"{probed.num_prompts}, with responses of {probed.num_tokens:,} tokens"),
-        ("overlap", f"{percent(probed.overlap)}, the expected acceptance of a drafted token"),
-        *lost,
-        (f"at least 1 to {len(probed.survival)} tokens accepted", survived),
-        *known,
-        (
-            "a step of the target",
-            (
-                f"{costs.target_seconds * MICRO:,.0f} us, {costs.ratio:.1f} draft steps of"
-                f" {costs.draft_seconds * MICRO:,.0f} us"
-            ),
-        ),
-        ("verifying drafted tokens, over such a step", verified),
-        ("what a head adds to a draft step", heads),
-        (
-            f"decoded as a check ({live.what}, K={live.length})",
-            f"{speed} ({live.alone_tokens_per_second:,.0f})",
-        ),
-    ]
+    return list(titled.items())
 
 
 def _options(probed: Probed) -> Table:
-
     def title(option: Option) -> Cell:
         more = f" ({MORE_OVERLAP:+.0%} overlap)" if option.name == BETTER else ""
-        tag = (
-            "best" if option.name == probed.answer.choice else "bound" if option.is_bound else None
-        )
+        tag = "bound" if option.is_bound else None
+        if option.name == probed.answer.choice:
+            tag = "best"
         return Cell(option.name + more, option.name, tag=tag)
 
     columns = {

@@ -23,9 +23,8 @@ from transformers.generation.candidate_generator import AssistedCandidateGenerat
 from specheads.heads.features import drafting_features
 from specheads.heads.portable.standalone_head import DraftRound, StandaloneHead
 
-REPLACED = (  # a method of a target, not part of transformers' public interface
-    "_get_candidate_generator"
-)
+# A method of a target, not part of transformers' public interface.
+REPLACED = "_get_candidate_generator"
 _LOCK = threading.Lock()
 
 
@@ -67,19 +66,16 @@ class HeadCandidates(AssistedCandidateGenerator):
 
     def __init__(self, assisted: "Assisted", **arguments: Any) -> None:
         super().__init__(assistant_model=assisted.draft, **arguments)
-        # transformers warns of a config beside settings of generation that are not in it.
+        # transformers warns of a config next to settings of generation that are not in it.
         self.generation_config.use_cache = self.assistant_kwargs.pop("use_cache", True)
         self._assisted = assisted
         self._rounds = assisted.rounds
-        self.generation_config.assistant_confidence_threshold = (
-            0.0  # switches off its rule; None would mean the default
-        )
-        self.generation_config.stop_strings = (
-            None  # the target looks for them, as it has the tokenizer
-        )
-        self._prepared: tuple[Any, Any] | None = (
-            None  # processors of logits and settings, once transformers has made them
-        )
+        # Switches off its rule; None would mean the default.
+        self.generation_config.assistant_confidence_threshold = 0.0
+        # The target looks for them, as it has the tokenizer.
+        self.generation_config.stop_strings = None
+        # Processors of logits and settings, once transformers has made them.
+        self._prepared: tuple[Any, Any] | None = None
 
     def get_candidates(self, input_ids: Tensor, **kwargs: Any) -> tuple[Tensor, Tensor | None]:
         """Return the text (1, T) followed by a draft, and the logits that the draft was sampled
@@ -110,9 +106,8 @@ class HeadCandidates(AssistedCandidateGenerator):
 
     def _prepare_generation_args(self, *arguments: Any) -> dict[str, Any]:
         given = super()._prepare_generation_args(*arguments)
-        config = copy.copy(
-            given["generation_config"]
-        )  # lengths go into it for the same reason as use_cache
+        # Lengths go into the config for the same reason as use_cache.
+        config = copy.copy(given["generation_config"])
         config.min_new_tokens = given.pop("min_new_tokens")
         config.max_new_tokens = given.pop("max_new_tokens")
         return given | {
@@ -124,7 +119,7 @@ class HeadCandidates(AssistedCandidateGenerator):
         """Return the text (1, T) followed by a draft, and the processed logits (1, drafted, V).
 
         transformers calls the draft's `generate` for every draft, which prepares the same things
-        anew and costs as much as two steps of a small draft. Here it does so for the first one; the
+        again and costs as much as two steps of a small draft. Here it does so for the first one; the
         steps of later ones are those of transformers' `_sample`.
         """
         model = self.assistant_model
@@ -132,36 +127,28 @@ class HeadCandidates(AssistedCandidateGenerator):
         inputs = dict(self.assistant_kwargs)
         bounds = given["generation_config"]
         scores = list[Tensor]()
+        cache = inputs.get("past_key_values")
         masked = inputs.get("attention_mask") is not None and inputs.get("position_ids") is None
-        if (
-            self._prepared is None
-            or inputs.get("past_key_values") is None
-            or masked
-            or bounds.min_new_tokens
-        ):
+        if self._prepared is None or cache is None or masked or bounds.min_new_tokens:
             return super()._generate_candidates(given | {"custom_generate": self._first_draft})
         processors, config = self._prepared
-        ends = (
-            {config.eos_token_id}
-            if isinstance(config.eos_token_id, int)
-            else set(config.eos_token_id or ())
-        )
+        ends = config.eos_token_id
+        end_tokens = {ends} if isinstance(ends, int) else set(ends or ())
         while len(scores) < bounds.max_new_tokens:
             unread = text.shape[1] - inputs["past_key_values"].get_seq_length()
             read = model.prepare_inputs_for_generation(text, next_sequence_length=unread, **inputs)
             with torch.no_grad():
                 output = model(**read, return_dict=True)
             inputs = model._update_model_kwargs_for_generation(output, inputs)
-            scores.append(
-                processors(text, output.logits[:, -1].to(text.device, torch.float32, copy=True))
-            )
-            token = (
-                scores[-1].softmax(-1).multinomial(1)
-                if config.do_sample
-                else scores[-1].argmax(-1, keepdim=True)
-            )
+            logits = output.logits[:, -1].to(text.device, torch.float32, copy=True)
+            score = processors(text, logits)
+            scores.append(score)
+            if config.do_sample:
+                token = score.softmax(-1).multinomial(1)
+            else:
+                token = score.argmax(-1, keepdim=True)
             text = torch.cat((text, token), dim=1)
-            if self._stops(text).item() or token.item() in ends:
+            if self._stops(text).item() or token.item() in end_tokens:
                 break
         return text, torch.stack(scores, dim=1)
 
@@ -228,10 +215,9 @@ class Assisted:
         self._num_generations = 0
         _check(target, draft, head)
         device = draft.get_input_embeddings().weight.device
+        # The original may serve another draft elsewhere.
         same = head.readout.weight.device == device
-        self.head = (
-            head if same else copy.deepcopy(head).to(device)
-        )  # the original may serve another draft elsewhere
+        self.head = head if same else copy.deepcopy(head).to(device)
         self.new_round()
         with _LOCK:
             present = vars(target).get(REPLACED)

@@ -72,9 +72,8 @@ class StandaloneHead(Network):
         """Return the calibrated chances (B,) that tokens at `index` (B,) long in their drafts are
         accepted.
         """
-        device = (
-            self.readout.weight.device
-        )  # a draft may be spread over several, its head is on one
+        # A draft may be spread over several devices, its head is on one.
+        device = self.readout.weight.device
         index = index.to(device)
         logits = self({name: value.to(device) for name, value in features.items()})
         return calibrated(logits, index, *self._lines(len(index), device)).sigmoid()

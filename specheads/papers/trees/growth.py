@@ -4,7 +4,6 @@ them in one forward pass.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -14,10 +13,12 @@ from torch.utils._pytree import tree_map
 from specheads.decoding.drafting import Drafting
 from specheads.decoding.engine import Engine, ForwardOutput, TreeSlots
 from specheads.decoding.records import Clock, Mark, Round
-from specheads.decoding.rounds import RoundParts
-from specheads.decoding.rows import Rounds, Row
+from specheads.decoding.request import Request
+from specheads.decoding.rounds import RoundParts, Rounds
 from specheads.decoding.step_inputs import HostNumbers
 from specheads.decoding.stopping import MAX_TOKENS, StoppingRule
+from specheads.decoding.stopping.rule import State
+from specheads.decoding.verification import Verification
 from specheads.errors import UserError
 from specheads.heads.features import drafting_features
 from specheads.pair.sampling import Uniforms, Warp, has_nan
@@ -32,7 +33,7 @@ class _Read:
 
 
 class TreeReader:
-    """A model's KV memory of a tree: reads nodes, each attending to its path, and forgets those
+    """A model's KV cache of a tree: reads nodes, each attending to its path, and forgets those
     that were not accepted.
     """
 
@@ -113,7 +114,7 @@ class Frontier:
     nodes: list[int]
     logits: Tensor  # (n, V)
     hidden: Tensor  # (n, H)
-    states: Any  # the stopping rule's, (n, ...)
+    states: State  # the stopping rule's, (n, ...)
 
 
 @dataclass(frozen=True)
@@ -134,7 +135,7 @@ class RowDrafter:
         """Prepare the engine for all that drafting runs."""
 
     def draft(
-        self, committed: Sequence[int], state: Any, limit: int, uniforms: Uniforms, ends: Tensor
+        self, committed: Sequence[int], state: State, limit: int, uniforms: Uniforms, ends: Tensor
     ) -> Draft:
         """Return a draft after the committed tokens.
 
@@ -145,7 +146,7 @@ class RowDrafter:
         """
         raise NotImplementedError
 
-    def after(self, path: Sequence[int]) -> tuple[Any, int, int]:
+    def after(self, path: Sequence[int]) -> tuple[State, int, int]:
         """Return the stopping rule's state along the path of the last draft that begins with the
         accepted nodes `path`.
 
@@ -180,12 +181,12 @@ class TreeDrafter(RowDrafter):
         self._reader.warm_up()
 
     def draft(
-        self, committed: Sequence[int], state: Any, limit: int, uniforms: Uniforms, ends: Tensor
+        self, committed: Sequence[int], state: State, limit: int, uniforms: Uniforms, ends: Tensor
     ) -> Draft:
         limit = min(limit, self.rule.max_tokens)
         self.tree = Draft()
         self._was_read = limit >= 1
-        self._states: dict[int, tuple[Any, int]] = {
+        self._states: dict[int, tuple[State, int]] = {
             ROOT: (state, 0)
         }  # each node's level with its states (c, ...), and its row
         self.begin(committed, limit)
@@ -194,7 +195,7 @@ class TreeDrafter(RowDrafter):
         return self.finish()
 
     def _grow(
-        self, pending: Sequence[int], state: Any, limit: int, uniforms: Uniforms, ends: Tensor
+        self, pending: Sequence[int], state: State, limit: int, uniforms: Uniforms, ends: Tensor
     ) -> None:
         """Grow the tree to at most `limit` levels after the committed tokens, of which `pending`
         are not read yet.
@@ -255,12 +256,12 @@ class TreeDrafter(RowDrafter):
         """Return what is verified of the grown tree."""
         return self.tree
 
-    def state_after(self, node: int) -> Any:
+    def state_after(self, node: int) -> State:
         """Return the stopping rule's state (1, ...) after a node."""
         states, row = self._states[node]
         return tree_map(lambda value: value[row : row + 1], states)
 
-    def after(self, path: Sequence[int]) -> tuple[Any, int, int]:
+    def after(self, path: Sequence[int]) -> tuple[State, int, int]:
         """Return them for the accepted nodes as far as they were drafted, and then first
         children.
         """
@@ -281,7 +282,7 @@ class TreeDrafter(RowDrafter):
 class TreeDrafting(Drafting):
     """The base of methods whose drafts have several candidates, or are chosen among several."""
 
-    def usual_verification(self) -> Any:
+    def usual_verification(self) -> Verification:
         return TreeMatch()
 
     def most_verified(self, max_tokens: int) -> int:
@@ -328,10 +329,10 @@ class _TreeRounds(Rounds):
     def warm_up(self, ends: Tensor) -> None:
         self.drafter.warm_up()
 
-    def start(self, rows: Sequence[Row]) -> None:
+    def start(self, rows: Sequence[Request]) -> None:
         self.state = self.stopping.start_prompt(1, self.engines[-1].lm.device)
 
-    def take(self, rows: Sequence[Row], ends: Tensor, clock: Clock) -> tuple[list[Round], Mark]:
+    def take(self, rows: Sequence[Request], ends: Tensor, clock: Clock) -> tuple[list[Round], Mark]:
         (row,) = rows
         self.state = self.stopping.start_round(self.state)
         draft = self.drafter.draft(
@@ -356,7 +357,7 @@ class _TreeRounds(Rounds):
         )
         return [done], drafted
 
-    def _verify(self, row: Row, draft: Draft) -> tuple[Sequence[int], int]:
+    def _verify(self, row: Request, draft: Draft) -> tuple[Sequence[int], int]:
         """Verify a draft, and keep the accepted part in memory.
 
         Return the accepted nodes, from the context down, and the target's token.

@@ -1,4 +1,6 @@
-"""Several heads trained side by side on the same hidden states; a single head is a bank of one."""
+"""Several heads trained side by side on the same hidden states, and their loss; a single head is a
+bank of one.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -6,11 +8,10 @@ from typing import cast
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import linear, silu
+from torch.nn.functional import linear, silu, softplus
 
 from specheads.heads.head import AcceptanceHead, HeadConfig, set_scale
 from specheads.heads.portable.network import Network, assemble
-from specheads.training.heads.head_loss import weighted_bce
 
 
 @dataclass(frozen=True)
@@ -38,15 +39,13 @@ class HeadStack(nn.Module):
         self.inputs = first.inputs
         self.register_buffer("input_mean", first.get_buffer("input_mean").clone())
         self.register_buffer("input_scale", first.get_buffer("input_scale").clone())
-        self.projection = (
-            _Stacked(networks, "projection") if isinstance(first.projection, nn.Linear) else None
-        )
-        stacked = [
-            _Stacked(networks, f"blocks.{level}.linear") for level in range(len(first.blocks))
-        ]
-        self.blocks = nn.ModuleList(
-            nn.ModuleDict({"linear": block}) for block in stacked
-        )  # names are those of the networks
+        self.projection = None
+        if isinstance(first.projection, nn.Linear):
+            self.projection = _Stacked(networks, "projection")
+        self.blocks = nn.ModuleList()  # names are those of the networks
+        for level in range(len(first.blocks)):
+            linear_maps = _Stacked(networks, f"blocks.{level}.linear")
+            self.blocks.append(nn.ModuleDict({"linear": linear_maps}))
         self.readout = _Stacked(networks, "readout")
 
     def forward(self, inputs: Tensor) -> Tensor:
@@ -72,33 +71,31 @@ class HeadStack(nn.Module):
     def scale_gradients(self, factors: Tensor) -> None:
         """Multiply each network's gradient by its factor (G,)."""
         for parameter in self.parameters():
-            if parameter.grad is not None:
-                parameter.grad.mul_(
-                    factors.to(parameter.grad.dtype).reshape(-1, *[1] * (parameter.grad.dim() - 1))
-                )
+            gradient = parameter.grad
+            if gradient is not None:
+                ones = [1] * (gradient.dim() - 1)
+                gradient.mul_(factors.to(gradient.dtype).reshape(-1, *ones))
 
     @torch.no_grad()
     def clip_gradients(self, largest: float) -> None:
         """Scale each network's gradient down to the norm `largest` if it is longer, as if the
         network were trained alone.
         """
-        gradients = [
-            parameter.grad for parameter in self.parameters() if parameter.grad is not None
-        ]
-        squares = sum(gradient.flatten(1).double().square().sum(dim=1) for gradient in gradients)
-        self.scale_gradients((largest / (torch.as_tensor(squares).sqrt() + 1e-6)).clamp_max(1.0))
+        squares = torch.zeros(self.count, dtype=torch.float64, device=self.input_mean.device)
+        for parameter in self.parameters():
+            if parameter.grad is not None:
+                squares += parameter.grad.flatten(1).double().square().sum(dim=1)
+        self.scale_gradients((largest / (squares.sqrt() + 1e-6)).clamp_max(1.0))
 
 
 class _Stacked(nn.Module):
+    """Linear maps of several networks: `weight` (G, O, I) and `bias` (G, O)."""
+
     def __init__(self, networks: Sequence[Network], name: str) -> None:
         super().__init__()
         maps = [cast(nn.Linear, network.get_submodule(name)) for network in networks]
-        self.weight = nn.Parameter(
-            torch.stack([linear_map.weight.detach() for linear_map in maps])
-        )  # (G, O, I)
-        self.bias = nn.Parameter(
-            torch.stack([linear_map.bias.detach() for linear_map in maps])
-        )  # (G, O)
+        self.weight = nn.Parameter(torch.stack([each.weight.detach() for each in maps]))
+        self.bias = nn.Parameter(torch.stack([each.bias.detach() for each in maps]))
 
     def forward(self, x: Tensor) -> Tensor:
         """Return (G, N, O) of inputs (G, N, I)."""
@@ -124,14 +121,15 @@ class HeadBank(nn.Module):
         for number, spec in enumerate(specs):
             with torch.random.fork_rng(devices=[]):
                 torch.manual_seed(seed)
-                heads.append(AcceptanceHead(spec.config))
-            groups.setdefault((heads[-1].inputs, spec.config.width, spec.config.depth), []).append(
-                number
-            )
+                head = AcceptanceHead(spec.config)
+            heads.append(head)
+            shape = (head.inputs, spec.config.width, spec.config.depth)
+            groups.setdefault(shape, []).append(number)
         # Each stack with the numbers of its heads.
-        self.stacks_and_groups = [
-            (HeadStack([heads[number] for number in group]), group) for group in groups.values()
-        ]
+        self.stacks_and_groups: list[tuple[HeadStack, list[int]]] = []
+        for group in groups.values():
+            stack = HeadStack([heads[number] for number in group])
+            self.stacks_and_groups.append((stack, group))
         self.stacks = nn.ModuleList(stack for stack, _ in self.stacks_and_groups)
 
     @property
@@ -145,24 +143,19 @@ class HeadBank(nn.Module):
     @property
     def heads(self) -> dict[str, AcceptanceHead]:
         """The heads by name; they share the bank's memory."""
-        heads = [
-            AcceptanceHead(spec.config).requires_grad_(False).train(self.training)
-            for spec in self.specs
-        ]
+        heads = []
+        for spec in self.specs:
+            heads.append(AcceptanceHead(spec.config).requires_grad_(False).train(self.training))
         for stack, group in self.stacks_and_groups:
             stack.lend([heads[number] for number in group])
         return {spec.name: head for spec, head in zip(self.specs, heads, strict=True)}
 
     def forward(self, features: Mapping[str, Tensor]) -> Tensor:
         """Return logits (heads, N)."""
-        logits = torch.cat(
-            [stack(self._assembled(stack, features)) for stack, _ in self.stacks_and_groups]
-        )
-        numbers = torch.tensor(
-            [number for _, group in self.stacks_and_groups for number in group],
-            device=logits.device,
-        )
-        return logits[numbers.argsort()]
+        rows: dict[int, Tensor] = {}
+        for stack, group in self.stacks_and_groups:
+            rows |= zip(group, stack(self._assembled(stack, features)), strict=True)
+        return torch.stack([rows[number] for number in range(len(rows))])
 
     def standardise(self, features: Mapping[str, Tensor]) -> None:
         for stack, _ in self.stacks_and_groups:
@@ -183,8 +176,27 @@ class HeadBank(nn.Module):
         """Return sums of losses and sums of weights, (heads,) both, for logits (heads, N) and
         acceptance probabilities (N,).
         """
-        rows = zip(logits, self.specs, strict=True)
-        sums, weights = zip(
-            *(weighted_bce(row, label, spec.reject_weight) for row, spec in rows), strict=True
-        )
+        sums = []
+        weights = []
+        for row, spec in zip(logits, self.specs, strict=True):
+            total, weight = weighted_bce(row, label, spec.reject_weight)
+            sums.append(total)
+            weights.append(weight)
         return torch.stack(sums), torch.stack(weights)
+
+
+def weighted_bce(
+    logits: Tensor, labels: Tensor, reject_weight: float = 1.0
+) -> tuple[Tensor, Tensor]:
+    """Return the sum of losses and the sum of weights over positions; their ratio is the loss.
+
+    Weighted binary cross-entropy with soft labels (SpecDec++, section 3.3). A batch that is spread
+    over devices is divided by its global sum of weights.
+
+    Args:
+        logits: (N,) of the acceptance probability.
+        labels: (N,) acceptance probabilities in [0, 1].
+    """
+    reject = reject_weight * (1 - labels)
+    losses = labels * softplus(-logits) + reject * softplus(logits)
+    return losses.sum(), (labels + reject).sum()

@@ -2,9 +2,9 @@
 
 from collections.abc import Sequence
 from itertools import islice
-from typing import Any
 
 import torch
+from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import Tensor
 
 from specheads.errors import UserError
@@ -31,9 +31,8 @@ class HeadModule(CurveModule):
         self.lm = draft  # no module, so that its weights are not registered as this one's
         self._collected: list[tuple[Tensor, Tensor, Tensor]] = []  # see `_collect`
         self.test_results: dict[str, dict[str, float]] = {}
-        self.divergences: dict[
-            str, dict[str, float]
-        ] = {}  # each head's KL on train and dev prompts (SpecDec++, table 3)
+        # Each head's KL on train and dev prompts (SpecDec++, table 3).
+        self.divergences: dict[str, dict[str, float]] = {}
 
     def features(
         self, batch: HeadBatch, needs: frozenset[str] | None = None, predicts: str | None = None
@@ -41,16 +40,18 @@ class HeadModule(CurveModule):
         """Return the features of a batch: those that the bank reads, or those that `needs` and
         `predicts` ask for.
         """
-        lm = self.lm
         predicts = predicts or self.bank.predicts
         needs = needs or self.bank.needs
-        stored = batch.features if predicts == self.bank.predicts else {}
-        features = {name: value for name, value in stored.items() if name in needs}
+        features = {}
+        if predicts == self.bank.predicts:
+            features = {name: batch.features[name] for name in needs & batch.features.keys()}
         missing = needs - features.keys()
         if missing == {"embedding"}:  # it is looked up, not computed
             with torch.no_grad():
-                return features | {"embedding": lm.embed(batch.drafted)}
-        return features | (head_features(lm, batch, predicts, missing) if missing else {})
+                features["embedding"] = self.lm.embed(batch.drafted)
+        elif missing:
+            features |= head_features(self.lm, batch, predicts, missing)
+        return features
 
     def on_fit_start(self) -> None:
         """Move the draft to the device of the heads.
@@ -59,11 +60,10 @@ class HeadModule(CurveModule):
         """
         self.lm.model.to(self.device)
         if self.bank.predicts == "next_token" and self.trainer.ckpt_path is None:
-            loader = self.trainer.datamodule.loader("train", shared=False)
-            parts = [self.features(batch.to(self.device)) for batch in islice(loader, 8)]
-            self.bank.standardise(
-                {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
-            )
+            batches = self.trainer.datamodule.batches("train", shared=False)
+            parts = [self.features(batch.to(self.device)) for batch in islice(batches, 8)]
+            columns = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
+            self.bank.standardise(columns)
         self.log_history()
 
     def training_step(self, batch: HeadBatch, batch_index: int) -> Tensor:
@@ -117,17 +117,20 @@ class HeadModule(CurveModule):
         for name, value in self._measured(logits, labels).items():
             head, metric = name.split("/")
             self.test_results[head][metric] = value
-        loader = self.trainer.datamodule.loader("train", shared=False)
-        train = [batch.to(self.device) for batch in islice(loader, TRAIN_BATCHES)]
-        known = torch.cat([batch.label.cpu() for batch in train])
-        inputs = torch.cat([self.rival_features(batch).cpu() for batch in train])
-        self.test_results |= _rivals(torch.cat(rivals), labels, fit_logistic(inputs, known))
-        predicted = torch.cat([self.bank(self.features(batch)).cpu() for batch in train], dim=1)
-        last = {
-            name: value for _, metrics in self.history for name, value in metrics.items()
-        }  # the last validation's
-        for spec, row in zip(self.bank.specs, predicted, strict=True):
-            self.divergences[spec.name] = {"train": binary_kl(row, known).item()}
+        # What the heads know of the prompts that they learned from.
+        known, inputs, predicted = [], [], []
+        for batch in islice(self.trainer.datamodule.batches("train", shared=False), TRAIN_BATCHES):
+            batch = batch.to(self.device)
+            known.append(batch.label.cpu())
+            inputs.append(self.rival_features(batch).cpu())
+            predicted.append(self.bank(self.features(batch)).cpu())
+        weights = fit_logistic(torch.cat(inputs), torch.cat(known))
+        self.test_results |= _rivals(torch.cat(rivals), labels, weights)
+        last: dict[str, float] = {}  # the last validation's
+        for _, metrics in self.history:
+            last |= metrics
+        for spec, row in zip(self.bank.specs, torch.cat(predicted, dim=1), strict=True):
+            self.divergences[spec.name] = {"train": binary_kl(row, torch.cat(known)).item()}
             if (dev := last.get(f"dev/{spec.name}/kl")) is not None:
                 self.divergences[spec.name]["dev"] = dev
         for name, metrics in self.test_results.items():
@@ -135,12 +138,11 @@ class HeadModule(CurveModule):
 
     def _measured(self, logits: Tensor, labels: Tensor) -> dict[str, float]:
         """Return metrics of all heads, for logits (heads, n) and labels (n,)."""
-        rows = zip(self.bank.specs, logits, strict=True)
-        return {
-            f"{spec.name}/{name}": value
-            for spec, row in rows
-            for name, value in prediction_metrics(row, labels).items()
-        }
+        measured = {}
+        for spec, row in zip(self.bank.specs, logits, strict=True):
+            for name, value in prediction_metrics(row, labels).items():
+                measured[f"{spec.name}/{name}"] = value
+        return measured
 
     def rival_features(self, batch: HeadBatch) -> Tensor:
         """Return (n, 3) the features of rules without a head, log d(y), max d and entropy, of
@@ -163,21 +165,22 @@ class HeadModule(CurveModule):
         self._collected.clear()
         return torch.cat(logits, dim=1), torch.cat(labels), list(more)
 
-    def configure_optimizers(self) -> dict[str, Any]:
-        optimizer = torch.optim.AdamW(
-            self.bank.parameters(), lr=self.optimizer.lr, weight_decay=self.optimizer.weight_decay
-        )
-        return self.scheduled(optimizer, self.optimizer)
+    def configure_optimizers(self) -> OptimizerLRScheduler:
+        settings = self.optimizer
+        weights = self.bank.parameters()
+        optimizer = torch.optim.AdamW(weights, settings.lr, weight_decay=settings.weight_decay)
+        return self.scheduled(optimizer, settings)
 
+    @torch.no_grad()
     def check_not_constant(self, features: dict[str, Tensor]) -> None:
-        with torch.no_grad():
-            for name, head in self.bank.heads.items():
-                if not head(features).std().item() >= LEAST_SPREAD:  # also where it is NaN
-                    raise UserError(
-                        f"head {name} predicts a constant, or NaN, after training; train longer"
-                        " (trainer.max_epochs), on more prompts (data.num_train), or with another"
-                        " learning rate (optimizer.lr). Its checkpoint is kept."
-                    )
+        """Raise UserError for a head whose predictions do not vary, or are NaN."""
+        for name, head in self.bank.heads.items():
+            if not head(features).std().item() >= LEAST_SPREAD:
+                raise UserError(
+                    f"head {name} predicts a constant, or NaN, after training; train longer"
+                    " (trainer.max_epochs), on more prompts (data.num_train), or with another"
+                    " learning rate (optimizer.lr). Its checkpoint is kept."
+                )
 
 
 def _rivals(features: Tensor, labels: Tensor, weights: Tensor) -> dict[str, dict[str, float]]:

@@ -8,26 +8,28 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import torch
+from lightning import Trainer
 from lightning.pytorch.loggers import Logger
 
 from specheads.errors import UserError
-from specheads.heads.batch import collate
+from specheads.heads.batch import HeadBatch, collate
 from specheads.heads.head import NUM_GOLDEN, save_head
 from specheads.heads.train_prompts import TrainPrompts
 from specheads.interrupts import deferred
+from specheads.pair.language_model import LanguageModel
 from specheads.pair.needs import memory_of, memory_parts
 from specheads.pair.pair import Pair
-from specheads.prompts.prompt import SPLITS, GeneratedData
+from specheads.prompts.prompt import SPLITS, GeneratedData, encode_prompts
+from specheads.replay.calibration import Calibrated
 from specheads.replay.information import Information
 from specheads.replay.recording import Recorder
 from specheads.replay.response_tree import RecordSettings
 from specheads.storage.data_set import load_split
 from specheads.storage.files import write_json
 from specheads.training.heads.bank import HeadBank
-from specheads.training.heads.calibrate import Calibrated, calibrate
+from specheads.training.heads.calibrate import calibrate
 from specheads.training.heads.head_module import HeadModule
 from specheads.training.heads.mixed_responses import FeatureStore, MixedResponses
 from specheads.training.heads.settings import HeadTraining
@@ -75,105 +77,110 @@ def train_heads(
     settings = settings.for_pair(pair)
     kinds = settings.kinds()
     made = cache(data) if callable(data) else lambda: data
-    results = dict[str, dict[str, float]]()
-    names = list[str]()
-    is_first = True
+    results: dict[str, dict[str, float]] = {}
+    names: list[str] = []
+    is_first = True  # whether this is the first process of a distributed run, which writes files
     for kind in kinds:
-        specs, found, is_first = _train_kind(
-            pair, made, kind, run, loggers, "last" if len(kinds) == 1 else kind.heads
-        )
-        names += specs
-        for (
-            name,
-            metrics,
-        ) in found.items():  # rules without a head are measured on each kind's texts
-            results[name if name in specs or len(kinds) == 1 else f"{name}, {kind.heads}"] = metrics
+        checkpoint = "last" if len(kinds) == 1 else kind.heads
+        trainer, module = _train_kind(pair, made, kind, run, loggers, checkpoint)
+        is_first = trainer.is_global_zero
+        heads = [spec.name for spec in module.bank.specs]
+        names += heads
+        for name, metrics in module.test_results.items():
+            # Rules without a head are measured on each kind's texts.
+            of_kind = name not in heads and len(kinds) > 1
+            results[f"{name}, {kind.heads}" if of_kind else name] = metrics
     if not is_first:
-        return TrainedHeads(run, names)  # the first process of a distributed run writes the files
+        return TrainedHeads(run, names)
     write_json(run / "test.json", results)
     folder = run / "heads" / (names[0] if len(names) == 1 else "")
     if settings.calibration is None:
         return TrainedHeads(folder, names, results)
-    limits = made().limits
-    parent = made().folder.parent
-    recorder = Recorder(pair, settings.warp, limits, RecordSettings(), settings.seed, parent)
+    generated = made()
+    dev = [prompt for prompt in generated.prompts if prompt.split == "dev"]
+    recorder = Recorder(
+        pair,
+        settings.warp,
+        generated.limits,
+        RecordSettings(),
+        settings.seed,
+        generated.folder.parent,
+    )
     calibrated, known = calibrate(
-        settings.calibration, recorder, made().prompts, [run / "heads" / name for name in names]
+        settings.calibration,
+        recorder,
+        encode_prompts(pair, dev, generated.limits),
+        [run / "heads" / name for name in names],
     )
     return TrainedHeads(folder, names, results, calibrated, known)
 
 
 def _train_kind(
     pair: Pair,
-    data: Callable[[], GeneratedData],
+    made: Callable[[], GeneratedData],
     settings: HeadTraining,
     run: Path,
     loggers: Sequence[Logger],
     checkpoint: str,
-) -> tuple[list[str], dict[str, dict[str, float]], bool]:
-    """Train and export the heads of one kind.
-
-    Return their names, the metrics on test prompts, and whether files were written.
-    """
+) -> tuple[Trainer, HeadModule]:
+    """Train and export the heads of one kind; return what trained them, and their module."""
+    draft = pair.draft_lm
     specs = settings.specs(pair)
-    provenance = {
-        "head": json.dumps([asdict(spec) for spec in specs], sort_keys=True)
-    } | settings.cache_key()
+    described = json.dumps([asdict(spec) for spec in specs], sort_keys=True)
+    provenance = {"head": described} | settings.cache_key()
     trainer, checkpoints = new_trainer(
-        settings, run, loggers, pair.draft_lm.device.type, provenance, checkpoint
+        settings, run, loggers, draft.device.type, provenance, checkpoint
     )
-    folder = data().folder
+    folder = made().folder
     checkpoints.provenance["data"] = folder.name
-    module = HeadModule(HeadBank(specs, settings.seed), pair.draft_lm, settings.optimizer)
-    loaders = _loaders(folder, settings, pair, module)
+    module = HeadModule(HeadBank(specs, settings.seed), draft, settings.optimizer)
+    data = _data(folder, settings, draft, module.bank.needs)
     train = load_split(folder, "train")
     counts = {"num_prompts": len(set(train["prompt_id"][:])), "num_responses": len(train)}
     earlier = checkpoint_to_resume(checkpoints)
-    names = [spec.name for spec in specs]
     with deferred() as checkpoints.request:
         logger.info(
             "training %s: %d responses to %d train prompts, %d epochs, %s, into %s%s, %s",
-            names[0] if len(names) == 1 else f"{len(names)} heads",
+            specs[0].name if len(specs) == 1 else f"{len(specs)} heads",
             counts["num_responses"],
             counts["num_prompts"],
             trainer.max_epochs,
-            "each on texts mixed anew" if settings.response_share < 1 else "all on the same texts",
+            "re-mixed each epoch" if settings.response_share < 1 else "all on the same texts",
             run,
             f", resumed from {earlier}" if earlier else "",
-            memory_of(
-                "training", pair.draft_lm, memory_parts(pair.draft_lm)
-            ),  # it reads the test texts
+            memory_of("training", draft, memory_parts(draft)),  # it reads the test texts
         )
-        trainer.fit(module, loaders, ckpt_path=earlier)
-        trainer.test(module, loaders, verbose=False)
+        trainer.fit(module, data, ckpt_path=earlier)
+        trainer.test(module, data, verbose=False)
     if trainer.is_global_zero:
         trained = counts | {"seconds": round(checkpoints.seconds, 1)}
-        _export(module, loaders, run, trained, TrainPrompts.of(train["prompt"][:]))
-    return names, module.test_results, trainer.is_global_zero
+        _export(module, data, run / "heads", trained, TrainPrompts.of(train["prompt"][:]))
+    return trainer, module
 
 
-def _loaders(folder: Path, settings: HeadTraining, pair: Pair, module: HeadModule) -> ResumableData:
-    """Return the loaders of all splits of a data set.
+def _data(
+    folder: Path, settings: HeadTraining, draft: LanguageModel, needs: frozenset[str]
+) -> ResumableData[HeadBatch]:
+    """Return the batches of all splits of a data set.
 
     The draft's states are stored first if the settings ask for it.
     """
-    mixing = settings.predicts, settings.response_share, settings.seed
-    splits: dict[str, Any] = {
-        split: MixedResponses(load_split(folder, split), *mixing) for split in SPLITS
-    }
+    splits: dict[str, MixedResponses] = {}
+    for split in SPLITS:
+        rows = load_split(folder, split)
+        share = settings.response_share
+        splits[split] = MixedResponses(rows, settings.predicts, share, settings.seed)
     if settings.response_share == 1:  # mixed texts differ from epoch to epoch
-        read = {split: splits[split] for split in ("train", "dev")}  # these are read in every epoch
-        splits |= FeatureStore(folder, pair.draft_lm, read, module.bank.needs).stored(
-            settings.features_budget
-        )
-    return ResumableData(splits, **settings.loader.values(), seed=settings.seed, collate=collate)
+        read_in_every_epoch = {split: splits[split] for split in ("train", "dev")}
+        FeatureStore(folder, draft, read_in_every_epoch, needs).store(settings.features_budget)
+    return ResumableData(splits, settings.loader.batch_size, settings.seed, collate)
 
 
 def _export(
     module: HeadModule,
-    loaders: ResumableData,
-    run: Path,
-    trained: Mapping[str, Any],
+    data: ResumableData[HeadBatch],
+    folder: Path,
+    trained: Mapping[str, float],
     learned: TrainPrompts,
 ) -> None:
     """Write every head, how it was `trained` and on which prompts.
@@ -183,7 +190,7 @@ def _export(
     device = module.lm.device
     module.to(device)  # Lightning leaves the heads on the CPU
     with torch.no_grad():
-        features = module.features(next(iter(loaders.loader("dev", shared=False))).to(device))
+        features = module.features(next(iter(data.batches("dev", shared=False))).to(device))
     module.check_not_constant(features)
     heads = module.bank.heads
     for spec in module.bank.specs:
@@ -198,4 +205,4 @@ def _export(
         head.config = replace(head.config, train=provenance)
         head.train_prompts = learned
         inputs = head.assemble({name: value[:NUM_GOLDEN] for name, value in features.items()})
-        save_head(head, run / "heads" / spec.name, inputs)
+        save_head(head, folder / spec.name, inputs)

@@ -3,8 +3,8 @@ values in lists.
 """
 
 import itertools
-from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Literal
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import AfterValidator, model_validator
 
@@ -26,11 +26,11 @@ from specheads.settings import (
 from specheads.training.heads.bank import HeadSpec
 from specheads.training.settings import Optimizer, Training
 
-# The paper mixes because its heads read the drafted token. A look-ahead head does not, and the
+T = TypeVar("T")
+# SpecDec++ mixes because its heads read the drafted token. A look-ahead head does not, and the
 # probability that a round survives is a product of probabilities that each assume that all earlier
 # tokens are accepted: the context to learn from is the target's response. Measured on nano:
-# docs/measurements/archive.md, kinds of
-# heads.
+# docs/measurements/archive.md, kinds of heads.
 Predicts = Literal["next_token", "input_token"]
 KINDS: Mapping[str, Predicts] = {
     "lookahead": "next_token",
@@ -65,6 +65,11 @@ def _alike(value: tuple[str | tuple[str, ...], ...]) -> tuple[str | tuple[str, .
     return value
 
 
+_LOOKAHEAD_ONLY = [
+    name for name in KNOWN_INPUTS["next_token"] if name not in KNOWN_INPUTS["input_token"]
+]
+
+
 class _HeadShape(Settings):
     depth: OneOrMore[Count] = setting(
         3, "the number of residual blocks; 0: a linear head; or a list"
@@ -77,9 +82,9 @@ class _HeadShape(Settings):
     inputs: Annotated[tuple[str | tuple[str, ...], ...], AfterValidator(_alike)] = setting(
         (),
         f"a list of {', '.join(KNOWN_INPUTS['input_token'])} and, for lookahead,"
-        f" {', '.join(name for name in KNOWN_INPUTS['next_token'] if name not in KNOWN_INPUTS['input_token'])};"
-        f" []: {', '.join(DEFAULT_INPUTS['input_token'])} for specdecpp,"
-        f" {', '.join(DEFAULT_INPUTS['next_token'])} for lookahead; or a list of such lists",
+        f" {', '.join(_LOOKAHEAD_ONLY)}; []: {', '.join(DEFAULT_INPUTS['input_token'])} for"
+        f" specdecpp, {', '.join(DEFAULT_INPUTS['next_token'])} for lookahead; or a list of such"
+        " lists",
     )
 
 
@@ -87,7 +92,7 @@ class _Mixing(Settings):
     response_share: Number | None = setting(
         None,
         "the probability that a position keeps the target's token in place of the drafted one;"
-        " null: 0.15 (the paper's) for specdecpp, 1 (no mixing) for lookahead",
+        " null: 0.15 (as in SpecDec++) for specdecpp, 1 (no mixing) for lookahead",
     )
 
 
@@ -97,8 +102,8 @@ class HeadTraining(Training):
     heads: Literal["both", "lookahead", "specdecpp"] = setting(
         "both",
         "the kind of heads: lookahead predicts whether a token is accepted before the draft has"
-        " read it; specdecpp (the paper's) after the draft has read it, and learns from mixed texts"
-        " with a weight on rejections; both, one after the other",
+        " read it; specdecpp (as in SpecDec++) after the draft has read it, and learns from mixed"
+        " texts with a weight on rejections; both, one after the other",
         decides=False,
     )
     head: _HeadShape = setting(
@@ -109,8 +114,8 @@ class HeadTraining(Training):
     reject_weight: OneOrMore[PositiveNumber | None] = setting(
         None,
         "the weight of a token's rejection in the loss, where that of its acceptance is 1; above 1"
-        " the head predicts more rejections; null: 6 (the paper's) for specdecpp, 1 for lookahead;"
-        " or a list",
+        " the head predicts more rejections; null: 6 (as in SpecDec++) for specdecpp, 1 for"
+        " lookahead; or a list",
         key="loss.reject_weight",
         decides=False,
     )
@@ -148,67 +153,47 @@ class HeadTraining(Training):
         return KINDS[self.heads]
 
     def specs(self, pair: Pair | None = None) -> list[HeadSpec]:
-        """Return the heads to train for a pair.
+        """Return the heads to train for a pair, one for each combination of values.
 
-        Without one sizes are 1, to check settings before models are loaded.
+        Without a pair sizes are 1, to check settings before models are loaded. A head's name has
+        those of its settings that have several values.
         """
         if self.heads not in KINDS:
             return [spec for part in self.kinds() for spec in part.specs(pair)]
-        choices = self._choices()
-        if empty := [key for key, values in choices.items() if not values]:
-            raise UserError(f"{empty[0]}=[] names no value; give one, or several.")
-        combinations = itertools.product(*choices.values())
-        specs = [
-            self._spec(dict(zip(choices, values, strict=True)), choices, pair)
-            for values in combinations
-        ]
-        if len({spec.name for spec in specs}) < len(specs):
-            raise UserError(
-                "the same head is asked for twice; give each value of each setting once."
-            )
-        return specs
-
-    def _choices(self) -> dict[str, Sequence[Any]]:
-        head = self.head
         inputs = self.head.inputs
-        alternatives = inputs if inputs and not isinstance(inputs[0], str) else (inputs,)
-        several: dict[str, Any] = {
-            "head.depth": head.depth,
-            "head.width": head.width,
-            "head.inputs": alternatives,
+        several_inputs = bool(inputs) and not isinstance(inputs[0], str)
+        choices: dict[str, tuple] = {
+            "head.depth": _choices(self.head.depth),
+            "head.width": _choices(self.head.width),
+            "head.inputs": inputs if several_inputs else (inputs,),
+            "loss.reject_weight": _choices(self.reject_weight),
         }
-        several["loss.reject_weight"] = self.reject_weight
-        return {
-            key: value if isinstance(value, tuple) else (value,) for key, value in several.items()
-        }
-
-    def _spec(
-        self, values: Mapping[str, Any], choices: Mapping[str, Sequence[Any]], pair: Pair | None
-    ) -> HeadSpec:
-        """Return the head of these values, by key.
-
-        Its name has those settings of which there are several `choices`.
-        """
-        predicts = self.predicts
-        inputs = values["head.inputs"] or DEFAULT_INPUTS[self.predicts]
-        of_pair: dict[str, Any] = {"hidden_size": 1, "embedding_size": 1}
-        if pair is not None:
-            of_pair = {
-                "hidden_size": pair.draft_lm.hidden_size,
-                "embedding_size": pair.draft.get_input_embeddings().weight.shape[1],
-                "vocab_size": pair.vocab_size,
-                "draft": pair.origin("draft"),
-                "target": pair.origin("target"),
-            }
-        shape = {"depth": values["head.depth"], "width": values["head.width"], "inputs": inputs}
-        config = HeadConfig(predicts=predicts, warp=self.warp.values(), **shape, **of_pair)
-        weight = values["loss.reject_weight"] or REJECT_WEIGHT[predicts]
-        tags = {"head.width": f"w{config.width}", "head.inputs": "+".join(config.inputs)}
-        different = [tag for key, tag in tags.items() if len(choices[key]) > 1]
-        name = "-".join([predicts, f"d{config.depth}", f"r{weight:g}", *different]).replace(
-            ".", "_"
-        )
-        return HeadSpec(name, config, weight)
+        for key, values in choices.items():
+            if not values:
+                raise UserError(f"{key}=[] names no value; give one, or several.")
+        specs: dict[str, HeadSpec] = {}
+        for depth, width, names, given_weight in itertools.product(*choices.values()):
+            config = HeadConfig(
+                depth=depth,
+                width=width,
+                inputs=names or DEFAULT_INPUTS[self.predicts],
+                predicts=self.predicts,
+                warp=self.warp.values(),
+                **_properties(pair),
+            )
+            weight = given_weight or REJECT_WEIGHT[self.predicts]
+            name = f"{self.predicts}-d{depth}-r{weight:g}"
+            if len(choices["head.width"]) > 1:
+                name += f"-w{config.width}"
+            if several_inputs and len(inputs) > 1:
+                name += f"-{'+'.join(config.inputs)}"
+            name = name.replace(".", "_")
+            if name in specs:
+                raise UserError(
+                    "the same head is asked for twice; give each value of each setting once."
+                )
+            specs[name] = HeadSpec(name, config, weight)
+        return list(specs.values())
 
     @property
     def response_share(self) -> float:
@@ -224,3 +209,20 @@ class HeadTraining(Training):
             | self.trainer.cache_key()
             | {"mixing.response_share": shares[0] if len(shares) == 1 else shares}
         )
+
+
+def _choices(value: T | tuple[T, ...]) -> tuple[T, ...]:
+    return value if isinstance(value, tuple) else (value,)
+
+
+def _properties(pair: Pair | None) -> dict[str, Any]:
+    """Return what a head's config says about its pair."""
+    if pair is None:
+        return {"hidden_size": 1, "embedding_size": 1}
+    return {
+        "hidden_size": pair.draft_lm.hidden_size,
+        "embedding_size": pair.draft.get_input_embeddings().weight.shape[1],
+        "vocab_size": pair.vocab_size,
+        "draft": pair.origin("draft"),
+        "target": pair.origin("target"),
+    }

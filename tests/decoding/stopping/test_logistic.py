@@ -5,7 +5,6 @@ import pytest
 import torch
 from fakes import drafted_length
 
-from specheads import UserError
 from specheads.decoding.stopping import Logistic, logistic_inputs
 
 
@@ -57,50 +56,6 @@ def test_a_logistic_stops_by_its_weights():
 
 
 LOGIT = {"logit_max_prob": 1.0}
-
-
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (
-            lambda: Logistic(),
-            (
-                "weights=None must be numbers; specheads evaluate fits them .*, for example {l.*:"
-                " 1.0, bias: 0.0}[.]$"
-            ),
-        ),
-        (
-            lambda: Logistic({"logit_max_prob": None, "bias": 0.0}),
-            "specheads evaluate fits them on dev prompts",
-        ),
-        (
-            lambda: Logistic({"bias": 1.0}),
-            "must be a set of keys with numbers, some of logit_max_prob, ",
-        ),
-        (lambda: Logistic({}), "must be a set of keys with numbers, some of logit_max_prob, "),
-        (lambda: Logistic([1.0]), "must be a set of keys with numbers, some of logit_max_prob, "),
-        (
-            lambda: Logistic({"max_probability": 1.0}),
-            "weights.max_probability is not known; expected one of logit_max_prob, ",
-        ),
-        (
-            lambda: Logistic({"max_prob": "1"}),
-            r"weights\.max_prob=1 .*; it is a weight, for example 1[.]$",
-        ),
-        (lambda: Logistic(LOGIT, threshold=2), "threshold=2"),
-        (lambda: Logistic(LOGIT, min_tokens=3, max_tokens=2), "min_tokens=3 and max_tokens=2"),
-    ],
-)
-def test_bad_arguments_are_named(make, message):
-    with pytest.raises(UserError, match=message):
-        make()
-
-
-def test_weights_are_exact():
-    (weight,) = (
-        Logistic({"max_prob": 0.1}).initial_memory(1, torch.device("cpu")).flatten().tolist()
-    )
-    assert weight == 0.1
 
 
 def test_weights_that_are_left_open_are_fitted():

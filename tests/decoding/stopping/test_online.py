@@ -4,9 +4,8 @@ import numpy as np
 import pytest
 import torch
 from fakes import drafted_length
-from torch import nn
 
-from specheads import AcceptanceHead, HeadConfig, UserError
+from specheads import AcceptanceHead, HeadConfig
 from specheads.decoding.stopping import HeadThreshold, OnlineHead, OnlineLogistic
 
 CPU = torch.device("cpu")
@@ -106,19 +105,6 @@ def test_an_online_head_learns_from_the_tokens_that_it_predicted(predicts):
         )
 
 
-def test_an_online_logistic_converges_to_the_outcomes():
-    rule = OnlineLogistic(threshold=0.5)
-    state = rule.start_prompt(1, CPU)
-    lengths = []
-    for _ in range(40):
-        count, state = drafted_length(rule, state, features(max_prob=0.8))
-        lengths.append(count)
-        state = rule.start_round(
-            rule.end_round(state, torch.tensor([count]), torch.tensor([count]))
-        )
-    assert lengths[0] == 4 and lengths[-1] == 20 and lengths == sorted(lengths)
-
-
 @pytest.mark.parametrize("predicts", ["next_token", "input_token"])
 def test_an_online_head_begins_as_the_head_and_corrects_it(predicts):
     head, values = (
@@ -146,49 +132,3 @@ def test_an_online_head_begins_as_the_head_and_corrects_it(predicts):
     assert lengths[0] == [expected] * 3
     assert all(counts[:2] == [expected] * 2 for counts in lengths)
     assert lengths[-1][2] == 20
-
-
-def test_an_online_head_weighs_the_calibrated_logit():
-    calibration = {"slope": [0.5], "intercept": [0.25]}
-    head = AcceptanceHead(
-        HeadConfig(1, depth=1, predicts="next_token", inputs=("entropy",), calibration=calibration)
-    )
-    nn.init.normal_(head.readout.weight, generator=torch.Generator().manual_seed(0))
-    values = features(entropy=0.7, max_prob=0.6)
-    for dtype in (torch.float32, torch.float64):
-        cast_head = head.to(dtype).requires_grad_(False)
-        given = {name: value.to(dtype) for name, value in values.items()}
-        plain = HeadThreshold(cast_head)
-        online = OnlineHead(cast_head)
-        survivals = [
-            rule.step(rule.start_prompt(1, CPU), given)[0].survival for rule in (plain, online)
-        ]
-        torch.testing.assert_close(*survivals, atol=1e-6, rtol=0)
-
-
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda: OnlineLogistic(slope=None), "slope=None"),
-        (lambda: OnlineLogistic(intercept=float("inf")), "intercept=inf"),
-        (lambda: OnlineLogistic(prior=0), "prior=0"),
-        (lambda: OnlineLogistic(threshold=-1), "threshold=-1"),
-        (lambda: OnlineLogistic(max_tokens=0), "max_tokens=0"),
-        (
-            lambda: OnlineHead(entropy_head(), prior=None),
-            (
-                "prior=None .*; it is the weight of the head at the start of a prompt, for example"
-                " 10[.]$"
-            ),
-        ),
-        (
-            lambda: OnlineHead(entropy_head(), threshold=1.5),
-            r"threshold=1\.5 must be a number from 0 to 1",
-        ),
-        (lambda: OnlineHead(entropy_head(), threshold="auto"), "recommends none"),
-        (lambda: OnlineHead(entropy_head(), min_tokens=0), "min_tokens=0"),
-    ],
-)
-def test_bad_arguments_are_named(make, message):
-    with pytest.raises(UserError, match=message):
-        make()

@@ -215,24 +215,6 @@ def test_a_prompt_starts_afresh(rule):
         assert all(map(torch.equal, tree_leaves(again), tree_leaves(kept)))
 
 
-@pytest.mark.parametrize("pair", PAIRS, ids=named)
-def test_equal_compile_keys_take_equal_steps(pair):
-    first, other = pair
-    assert first.compile_key == other.compile_key and hash(first.compile_key) == hash(
-        other.compile_key
-    )
-    generator = torch.Generator().manual_seed(4)
-    state = other.start_prompt(6, CPU)
-    for _ in range(4):
-        features = random_features(6, generator)
-        (new, stop) = first.step(state, features)
-        (same, same_stop) = other.step(state, features)
-        assert torch.equal(stop, same_stop) and all(
-            map(torch.equal, tree_leaves(new), tree_leaves(same))
-        )
-        state = new
-
-
 def test_compile_keys_differ_where_shapes_or_networks_do():
     logit = {"logit_max_prob": 1.0}
     groups = [
@@ -357,16 +339,3 @@ def test_configs_have_every_parameter(path):
             for name, value in chosen.items()
         }
         assert kind(**head, **chosen).max_tokens > 0
-
-
-def test_every_rule_with_a_config_is_tested_here():
-    assert {get_class(OmegaConf.load(path)["_target_"]) for path in CONFIGS} == {
-        type(rule) for rule in RULES
-    }
-
-
-def test_a_rule_of_ones_own_is_fitted_as_the_base_says():
-    Own = stopping.FixedLength
-    given = {"first": None, "second": 2}
-    assert Own.open_parameters(given) == frozenset()
-    assert Own.fit(given, None, None, None) == given

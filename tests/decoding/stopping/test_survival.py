@@ -5,7 +5,6 @@ from fakes import constant_head
 from specheads import UserError
 from specheads.decoding.step_costs import StepCosts
 from specheads.decoding.stopping import DraftProduct, HeadThreshold
-from specheads.decoding.stopping.survival import HeadRule
 
 
 def lengths(rule, num_steps=30, batch=1, rounds=1, **features):
@@ -37,46 +36,6 @@ def test_the_default_bounds_are_those_of_the_kind(predicts, smallest):
     assert lengths(HeadThreshold(constant_head(1 - 1e-9, predicts), 0.9)) == [[20]]
 
 
-def test_threshold_one_never_stops_before_the_maximum():
-    assert lengths(HeadThreshold(constant_head(0.0), 1.0, max_tokens=9)) == [[9]]
-
-
-def test_threshold_zero_stops_at_the_first_doubt():
-    assert lengths(HeadThreshold(constant_head(0.999), 0.0, min_tokens=3)) == [[3]]
-
-
-def test_rows_stop_independently():
-    def head(features):
-        return features["hidden"][:, 0]
-
-    head.config = constant_head(0.5).config
-    rule = HeadThreshold(head, 0.5)
-    state = rule.start_prompt(2, torch.device("cpu"))
-    _, stop = rule.step(state, {"hidden": torch.tensor([[3.0], [-3.0]])})
-    assert stop.tolist() == [False, True]
-
-
-@pytest.mark.parametrize("threshold", [-0.1, 1.01, float("nan"), "best"])
-def test_a_threshold_outside_0_to_1_is_refused(threshold):
-    with pytest.raises(UserError, match="threshold"):
-        HeadThreshold(constant_head(0.5), threshold)
-
-
-def test_bounds_out_of_order_are_refused():
-    with pytest.raises(UserError, match="min_tokens=5 and max_tokens=4"):
-        HeadThreshold(constant_head(0.5), 0.5, min_tokens=5, max_tokens=4)
-
-
-def test_what_is_no_head_is_refused():
-    with pytest.raises(
-        UserError,
-        match=(
-            r"^head='outputs/heads/0' must be a head, for example specheads\.load_head\(folder\)\.$"
-        ),
-    ):
-        HeadThreshold("outputs/heads/0")
-
-
 def test_auto_takes_the_threshold_that_the_head_recommends():
     head = constant_head(0.8)
     for recommended in (None, {}, {"cost_ratio": 10}):
@@ -101,35 +60,6 @@ def test_the_product_of_the_drafts_probabilities():
     assert lengths(DraftProduct(0.5, min_tokens=6), draft_prob=0.8) == [[6]]
     assert lengths(DraftProduct(1.0, max_tokens=7), draft_prob=0.1) == [[7]]
     assert DraftProduct().needs == {"draft_prob"}
-
-
-def test_bad_arguments_are_named():
-    with pytest.raises(UserError, match=r"threshold=1\.5"):
-        DraftProduct(1.5)
-
-
-def test_expected_tokens_are_known_where_every_token_has_a_prediction():
-    for predicts in ("next_token", "input_token"):
-        rule = HeadThreshold(constant_head(0.8, predicts))
-        state = rule.start_prompt(1, torch.device("cpu"))
-        for _ in range(2):
-            state, _ = rule.step(state, {"hidden": torch.zeros(1, 1)})
-        assert rule.num_expected(state) is (
-            state.num_expected if predicts == "next_token" else None
-        )
-        assert state.num_expected.item() == pytest.approx(
-            0.8 + 0.64 if predicts == "next_token" else 0.8 + 1.0
-        )
-
-
-def test_a_rule_of_ones_own_may_ask_a_head():
-    class Own(HeadRule):
-        compile_key = "own"
-
-    rule = Own(constant_head(0.8), 0.5, 2, 9)
-    assert (rule.threshold, rule.min_tokens, rule.max_tokens) == (0.5, 2, 9) and lengths(rule) == [
-        [4]
-    ]
 
 
 COSTS = StepCosts(0.002, 0.01, 0.0005)

@@ -10,7 +10,7 @@ from draftings import RULES
 from specheads import UserError, Warp
 from specheads.decoding.rounds import VerifyStep
 from specheads.decoding.step_inputs import DraftMemory
-from specheads.decoding.verification import Block, SyntheticVerification
+from specheads.decoding.verification import SyntheticVerification
 from specheads.pair.config import config_folder
 from specheads.papers import BiasedVerification, BigLittle, JointVerification
 from specheads.papers.trees.verification import Draft, TreeBlock, TreeVerification
@@ -53,32 +53,6 @@ def test_rules_are_compiled_together_only_if_they_decide_alike():
         VerifyStep(warp, rule, memory).compile_key for rule in made for warp in (Warp(), Warp(0))
     ]
     assert len({*steps}) == len(steps) and None not in steps
-
-
-@pytest.mark.parametrize(
-    ("name", "settings", "label", "lossless"),
-    [
-        ("biased", {}, "biased verification, eps 0.1, opt", False),
-        ("biased", {"eps": 0.25, "mode": "uno"}, "biased verification, eps 0.25, uno", False),
-        ("biased", {"eps": 0}, "biased verification, eps 0, opt", True),
-        (
-            "big_little",
-            {"fallback": 0.8, "rollback": 1.5},
-            "BiLD, fallback 0.8, rollback 1.5",
-            False,
-        ),
-        ("joint", {"threshold": 0.25}, "joint verification, threshold 0.25", False),
-        ("synthetic", {"rate": 0.5}, "synthetic acceptance at rate 0.5", False),
-        ("token", {}, "token verification", True),
-        ("block", {}, "block verification", True),
-        ("multi_round", {}, "multi-round verification", True),
-        ("spectr", {}, "SpecTr", True),
-        ("tree_match", {}, "tree matching", True),
-    ],
-)
-def test_reports_name_rules_and_their_settings(name, settings, label, lossless):
-    rule = RULES[name](**settings)
-    assert (rule.name, rule.label, rule.lossless) == (name, label, lossless)
 
 
 @pytest.mark.parametrize(
@@ -130,24 +104,6 @@ def test_refusals_name_the_setting_its_value_and_what_it_is(make, message):
     with pytest.raises(UserError) as raised:
         make()
     assert str(raised.value) == message
-
-
-def test_the_least_settings_are_allowed():
-    assert BigLittle(max_tokens=1, rollback=0, fallback=0).stopping.max_tokens == 1
-    assert JointVerification(0).threshold == 0
-
-
-@pytest.mark.parametrize(
-    "name", [name for name, rule in RULES.items() if not issubclass(rule, TreeVerification)]
-)
-def test_chains_are_verified_on_their_device(name):
-    block = Block.of(*chain_on(META))
-    num_accepted, next_token = (
-        RULES[name]()
-        .distribution(block)
-        .decide(*torch.empty(2, 2, dtype=torch.float64, device=META))
-    )
-    assert num_accepted.device == next_token.device == META
 
 
 def test_verification_steps_compute_on_their_device():

@@ -6,16 +6,6 @@ import torch
 from specheads.decoding.verification import Block, token_distribution
 
 
-def test_point_masses_compare_prefixes():
-    target = torch.eye(4)[torch.tensor([[1, 2, 3, 0]])]
-    draft = torch.eye(4)[torch.tensor([[1, 2, 0]])]
-    block = Block.of(torch.tensor([[1, 2, 0]]), draft, target)
-    num_accepted, next_token = token_distribution(block).decide(
-        *torch.rand(2, 1, dtype=torch.float64)
-    )
-    assert (num_accepted.item(), next_token.item()) == (2, 3)
-
-
 def test_each_token_passes_with_the_ratio_of_its_probabilities():
     draft = torch.tensor([[[0.5, 0.25, 0.25], [0.2, 0.4, 0.4]]])
     target = torch.tensor([[[0.25, 0.5, 0.25], [0.9, 0.1, 0.0], [1.0, 0.0, 0.0]]])
@@ -60,16 +50,6 @@ def test_distributions_that_do_not_fit_the_tokens_are_refused(draft, target):
         == f"shapes [(1, 2), {draft}, {target}] of tokens and distributions do not agree; expected"
         " (B, K), (B, K, V) and (B, K + 1, V)"
     )
-
-
-def test_lengths_default_to_all_tokens():
-    arguments = (
-        torch.zeros(2, 3, dtype=torch.long),
-        torch.full((2, 3, 2), 0.5),
-        torch.full((2, 4, 2), 0.5),
-    )
-    assert Block.of(*arguments).lengths.tolist() == [3, 3]
-    assert Block.of(*arguments, torch.tensor([1, 0])).lengths.tolist() == [1, 0]
 
 
 def test_a_token_is_accepted_at_uniform_numbers_below_its_survival():

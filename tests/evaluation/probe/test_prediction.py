@@ -21,11 +21,11 @@ from specheads.evaluation.probe.prediction import (
     Option,
     Overheads,
     _head_option,
-    answer_of,
     best_length,
     better_draft,
     doubts_of,
     predict,
+    recommended,
 )
 from specheads.evaluation.replayed_sets import RecordedSet, counts_of
 from specheads.evaluation.sweep import LARGEST_SPREAD
@@ -319,13 +319,13 @@ def known(**speeds):
     ],
 )
 def test_the_answer_is_the_simplest_that_nothing_beats(speeds, choice, command):
-    answer = answer_of(known(**speeds), lambda *words: " ".join(["specheads", *words]))
+    answer = recommended(known(**speeds), lambda *words: " ".join(["specheads", *words]))
     assert answer.choice == choice and (command is None or answer.command == command)
     assert ("distil" in answer.text) == ("distill" in answer.command)
 
 
 def said(options):
-    return answer_of(options, lambda *words: " ".join(words)).text
+    return recommended(options, lambda *words: " ".join(words)).text
 
 
 def test_answers_are_sentences_with_intervals():
@@ -364,7 +364,7 @@ def test_of_several_heads_the_fastest_is_meant_and_none_is_needed():
     )
     for heads in ([slow, fast, head], [fast, slow], [head, slow, fast]):
         assert said([*without, *heads]).startswith("Train a head (64 wide): 1.90x [1.00, 2.00]")
-    assert answer_of(without, lambda *words: "").choice == LOGISTIC
+    assert recommended(without, lambda *words: "").choice == LOGISTIC
 
 
 @pytest.mark.parametrize(
@@ -383,7 +383,7 @@ def test_of_several_heads_the_fastest_is_meant_and_none_is_needed():
     ],
 )
 def test_what_is_just_worth_its_trouble_is_not_worth_it(speeds, choice, distil):
-    answer = answer_of(known(**speeds), lambda *words: " ".join(words))
+    answer = recommended(known(**speeds), lambda *words: " ".join(words))
     assert answer.choice == choice and ("distil it first" in answer.text) == distil == (
         answer.command == "distill"
     )

@@ -16,7 +16,7 @@ from specheads.training.distill.distill_module import DistillModule
 from specheads.training.distill.draft_quality import block_efficiency, draft_quality
 from specheads.training.distill.samples import Samples, TargetStore, held_out
 from specheads.training.distill.settings import Distillation
-from specheads.training.loaders import EpochSampler, ResumableData
+from specheads.training.loaders import ResumableData
 from specheads.training.trainer import Checkpoints
 
 pytestmark = pytest.mark.filterwarnings("ignore:Experiment logs directory")
@@ -171,7 +171,7 @@ def test_a_step_is_that_of_all_its_tokens_in_one_batch(pair, tmp_path, monkeypat
     module.configure_optimizers = lambda: torch.optim.SGD(module.draft.parameters(), lr=0.1)
     fit(module, data, tmp_path, epochs=1, accumulate_grad_batches=3, gradient_clip_val=None)
     other = new_module(same_pair)
-    keys = EpochSampler(8, 0, shuffle=True).keys(0)
+    keys = data.batches("train", shuffle=True).keys(0)
     logged = []
     sizes = [len(ANSWERS[row]) for _, row in keys]
     assert (

@@ -82,7 +82,7 @@ def few_functions(monkeypatch, library):
 def test_a_draft_becomes_an_ordinary_folder(cfg, tmp_path, samples, capsys):
     pair = load_pair("nano")
     initial = {name: weight.clone() for name, weight in pair.draft.state_dict().items()}
-    folder = distill_draft.run(cfg(f"samples={samples}"), pair).folder
+    folder = distill_draft(cfg(f"samples={samples}"), pair).folder
     assert {"config.json", "model.safetensors", "tokenizer.json", "README.md", "distill.json"} <= {
         p.name for p in folder.iterdir()
     }
@@ -120,7 +120,7 @@ def test_a_draft_becomes_an_ordinary_folder(cfg, tmp_path, samples, capsys):
 def test_the_same_command_gives_the_same_draft(cfg):
     results = []
     for _ in range(2):
-        folder = distill_draft.run(cfg(), load_pair("nano")).folder
+        folder = distill_draft(cfg(), load_pair("nano")).folder
         results.append(
             [(folder / name).read_bytes() for name in ("model.safetensors", "config.json")]
         )
@@ -133,9 +133,7 @@ def test_the_same_command_gives_the_same_draft(cfg):
     [("[0,5]", 2), ("1", 1)],
 )
 def test_a_draft_may_begin_as_layers_of_the_target(cfg, layers, num_layers):
-    folder = distill_draft.run(
-        cfg("model.draft=null", "samples=text", f"init_layers={layers}")
-    ).folder
+    folder = distill_draft(cfg("model.draft=null", "samples=text", f"init_layers={layers}")).folder
     pair = load_pair("nano", draft=str(folder))
     assert (pair.draft.config.num_hidden_layers, pair.draft.config.hidden_size) == (num_layers, 256)
     quality = description_of(folder)["test"]
@@ -160,7 +158,7 @@ def test_a_draft_may_begin_as_layers_of_the_target(cfg, layers, num_layers):
     ids=lambda words: " ".join(words),
 )
 def test_other_settings_train_too(cfg, words):
-    folder = distill_draft.run(cfg("trainer.max_epochs=1", *words)).folder
+    folder = distill_draft(cfg("trainer.max_epochs=1", *words)).folder
     quality = description_of(folder)["test"]
     # Of 48 tokens, which are others in every version of Python; a draft that has forgotten
     # everything loses 0.5.
@@ -188,7 +186,7 @@ def test_a_draft_keeps_the_tokens_that_the_target_says_most(cfg, embedding, more
         "model.draft=null",
         *more,
     ]
-    folder = distill_draft.run(cfg(*words)).folder
+    folder = distill_draft(cfg(*words)).folder
     with safe_open(folder / "model.safetensors", "pt") as stored:
         assert ("model.embed_tokens.weight" in set(stored.keys())) == (embedding == "own")
         assert stored.get_tensor("lm_head.weight").shape == (60, 256)
@@ -222,7 +220,7 @@ def test_a_draft_keeps_the_tokens_that_the_target_says_most(cfg, embedding, more
         f"model.draft={folder}",
         f"paths.run={folder.parents[1]}/again",
     ]
-    again = distill_draft.run(cfg(*words)).folder
+    again = distill_draft(cfg(*words)).folder
     fewer = set(kept_tokens(load_pair("nano", draft=str(again)).draft).tolist())
     assert len(fewer) == 50 and pair.stop_tokens <= fewer < kept
 
@@ -245,7 +243,7 @@ def test_a_cut_draft_is_cut_further_among_its_own_tokens(nano):
 
 def test_embeddings_of_another_size_are_refused_before_responses_are_made(cfg, tmp_path):
     with pytest.raises(UserError, match=r"those are \(2048, 256\), and it needs \(2048, 160\)"):
-        distill_draft.run(cfg("draft_vocabulary=60", "embedding=target"))
+        distill_draft(cfg("draft_vocabulary=60", "embedding=target"))
     assert not list(tmp_path.glob("data/*"))
 
 
@@ -259,7 +257,7 @@ def test_gradient_checkpointing_changes_no_number(cfg, monkeypatch):
         lambda *args, **kw: calls.append(1) or original(*args, **kw),
     )
     for more in ([], ["gradient_checkpointing=true"]):
-        folder = distill_draft.run(cfg(*words, *more)).folder
+        folder = distill_draft(cfg(*words, *more)).folder
         folders.append(AutoModelForCausalLM.from_pretrained(folder).state_dict())
         (folder.parent / "checkpoints" / "last.ckpt").unlink()
         assert bool(calls) == bool(more)
@@ -268,7 +266,7 @@ def test_gradient_checkpointing_changes_no_number(cfg, monkeypatch):
 
 
 def test_a_head_of_the_old_draft_is_refused_and_one_for_the_new_draft_is_trained(cfg, tmp_path):
-    folder = distill_draft.run(cfg("trainer.max_epochs=1")).folder
+    folder = distill_draft(cfg("trainer.max_epochs=1")).folder
     words = [
         f"paths.data={tmp_path}/data",
         f"paths.outputs={tmp_path}",
@@ -279,7 +277,7 @@ def test_a_head_of_the_old_draft_is_refused_and_one_for_the_new_draft_is_trained
 
     def head(name, *more):
         small = [word for word in SMALL if not word.startswith(("trainer", "validation"))]
-        return train_head.run(
+        return train_head(
             command_config("train", [*small, *words, f"paths.run={tmp_path}/{name}", *more])
         ).folder
 
@@ -328,20 +326,20 @@ def test_prompts_without_a_response_are_left_out(cfg, tmp_path, caplog):
         "trainer.max_epochs=1",
     )
     with caplog.at_level(logging.INFO):
-        folder = distill_draft.run(alpaca).folder
+        folder = distill_draft(alpaca).folder
     assert description_of(folder)["num_prompts"] == 4  # of eight, every other one
     alpaca.data.response_template = None
     with pytest.raises(
         UserError,
         match=r"data.response_template=null, but the data set's own responses are asked for",
     ):
-        distill_draft.run(alpaca)
+        distill_draft(alpaca)
 
 
 def test_the_quality_in_the_folder_is_that_of_the_folder(cfg):
     """The figures on the card are those of the draft that a user loads, in half precision too."""
     half = cfg("trainer.max_epochs=1", "model.dtype=bfloat16", "trainer.precision=bf16-mixed")
-    folder = distill_draft.run(half).folder
+    folder = distill_draft(half).folder
     pair = load_pair("nano", draft=str(folder), dtype="bfloat16")
     settings = settings_of(Distillation, half)
     initial_pair = load_pair("nano", dtype="bfloat16")
@@ -382,7 +380,7 @@ def test_the_library_call_is_the_command(cfg, tmp_path):
     """A distillation in plain Python, from the data of the command, has the same weights."""
     pair = load_pair("nano")
     composed_cfg = cfg("trainer.max_epochs=1")
-    folder = distill_draft.run(composed_cfg).folder
+    folder = distill_draft(composed_cfg).folder
     settings = specheads.Distillation(
         trainer={"max_epochs": 1},
         loader={"batch_size": 4},
@@ -403,7 +401,7 @@ def test_batches_that_processes_cannot_share_are_refused(cfg, nano):
     with pytest.raises(
         UserError, match="loader.batch_size=5 rows cannot be split over 2 processes"
     ):
-        distill_draft.run(
+        distill_draft(
             cfg("trainer.accelerator=cpu", "loader.batch_size=5", "trainer.devices=2"), nano
         )
 
@@ -413,7 +411,7 @@ def test_several_processes_cannot_spread_a_target(cfg, nano, monkeypatch):
         nano.target, "hf_device_map", {"": 0}, raising=False
     )  # as accelerate leaves it
     with pytest.raises(UserError, match="2 processes on a machine with model.device_map"):
-        distill_draft.run(
+        distill_draft(
             cfg("trainer.accelerator=cpu", "+trainer.strategy=ddp", "trainer.devices=2"), nano
         )
 
@@ -424,7 +422,7 @@ def test_a_strategy_that_averages_batches_itself_is_refused(cfg, nano, monkeypat
     )  # as DeepSpeed's
     message = r"trainer\.accumulate_grad_batches=2 with trainer\.strategy=.*loader\.batch_size"
     with pytest.raises(UserError, match=message):
-        distill_draft.run(cfg("trainer.accelerator=cpu", "trainer.accumulate_grad_batches=2"), nano)
+        distill_draft(cfg("trainer.accelerator=cpu", "trainer.accumulate_grad_batches=2"), nano)
 
 
 def test_a_loaded_draft_is_not_taken_for_the_initial_draft_that_is_asked_for(cfg, nano):
@@ -432,4 +430,4 @@ def test_a_loaded_draft_is_not_taken_for_the_initial_draft_that_is_asked_for(cfg
         UserError,
         match=r"init_layers=2 trains a new draft, but the pair has the draft embedded:nano/draft",
     ):
-        distill_draft.run(cfg("init_layers=2"), nano)
+        distill_draft(cfg("init_layers=2"), nano)

@@ -1,357 +1,105 @@
-"""Which calibration a head gets, and how well one does on prompts that it was not fitted on."""
+"""Heads that are calibrated on recordings of a real pair: which prompts, and what is written."""
 
 import logging
-from types import SimpleNamespace
 
 import pytest
 import torch
-from torch.nn.functional import binary_cross_entropy_with_logits
 
 from specheads.errors import UserError
-from specheads.heads.calibration import FORMS, NUM_INDICES, IndexCalibration, in_rounds
+from specheads.heads.calibration import FORMS, IndexCalibration
 from specheads.heads.head import AcceptanceHead, HeadConfig, load_head, save_head
-from specheads.heads.metrics import calibration
 from specheads.heads.train_prompts import TrainPrompts, text_hash
-from specheads.prompts.prompt import Prompt
-from specheads.training.heads import calibrate as module
-from specheads.training.heads.calibrate import calibrate, calibration_prompts, compared
+from specheads.pair.sampling import Warp
+from specheads.prompts.prompt import Prompt, ResponseLimits, encode_prompts, groups_of
+from specheads.prompts.sources import NanoSource
+from specheads.replay.calibration import compared
+from specheads.replay.recording import Recorder, load_recording
+from specheads.replay.replay import head_logits, recorded_head
+from specheads.replay.response_tree import RecordSettings
+from specheads.training.heads.calibrate import calibrate, unknown_prompts
 
-NUM_PROMPTS = 40
-NUM_TOKENS = 100
-
-
-def tokens(seed=0, spread=0.3, true=None):
-    """Return random logits, acceptances, largest indices and prompts, which differ in their
-    acceptance rates.
-
-    With `true`, a function of logits and indices, acceptance has its logits instead.
-    """
-    generator = torch.Generator().manual_seed(seed)
-    prompt = torch.arange(NUM_PROMPTS).repeat_interleave(NUM_TOKENS)
-    rate = 0.5 + spread * (2 * torch.rand(NUM_PROMPTS, generator=generator) - 1)
-    logits = torch.randn(len(prompt), generator=generator, dtype=torch.float64)
-    furthest = torch.randint(12, (len(prompt),), generator=generator)
-    probs = rate[prompt] if true is None else torch.sigmoid(true(logits, furthest))
-    return logits, torch.rand(len(prompt), generator=generator) < probs, furthest, prompt
+NUM_PROMPTS = 4
+LIMITS = ResponseLimits(max_new_tokens=8)
 
 
-def ece(fitted, logits, accepted, furthest):
-    token, index = in_rounds(furthest)
-    return calibration(torch.sigmoid(fitted(logits[token], index)), accepted[token].double()).ece
+@pytest.fixture(scope="module")
+def dev(nano):
+    prompts = NanoSource(2, 6, 2).load(chats=False)
+    return encode_prompts(nano, [prompt for prompt in prompts if prompt.split == "dev"], LIMITS)
 
 
-@pytest.mark.parametrize("seed", range(5))
-def test_a_head_that_is_noise_looks_calibrated_on_its_own_prompts_alone(seed):
-    *given, prompt = tokens(seed)
-    raw, within = (
-        ece(each, *given) for each in (IndexCalibration.neutral(), IndexCalibration.fit(*given))
-    )
-    found = compared(*given, prompt, range(NUM_PROMPTS))
-    assert within < 0.03 and raw > 0.15 and found.ece["raw"] == pytest.approx(raw)
-    assert within < found.ece["cross_fitted"] < raw and found.used
+@pytest.fixture(scope="module")
+def recorder(nano, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("data")
+    return Recorder(nano, Warp(), LIMITS, RecordSettings(2), 0, folder)
 
 
-@pytest.mark.parametrize("seed", range(5))
-def test_a_head_that_is_right_stays_as_it_is(seed):
-    found = compared(*tokens(seed, true=lambda logits, furthest: logits), range(NUM_PROMPTS))
-    assert not found.used and found.log_loss["cross_fitted"] == pytest.approx(
-        found.log_loss["raw"], abs=3e-3
-    )
-
-
-@pytest.mark.parametrize(
-    ("true", "best"),
-    [
-        (lambda logits, furthest: 0.4 * logits, ("temperature", "temperatures by index")),
-        (lambda logits, furthest: logits - 1, ("Platt", "Platt by index")),
-    ],
-)
-def test_the_form_of_the_lowest_loss_on_other_prompts_is_taken(true, best):
-    found = compared(*tokens(true=true), range(NUM_PROMPTS))
-    assert (
-        found.used and found.best in best and found.log_loss["cross_fitted"] < found.log_loss["raw"]
-    )
-
-
-def test_a_calibration_that_is_right_is_not_replaced():
-    given = tokens(true=lambda logits, furthest: 0.4 * logits)
-    earlier = {"slope": [0.4], "intercept": [0.0]}
-    found = compared(*given, range(NUM_PROMPTS), earlier)
-    assert (
-        not found.used
-        and found.ece["before"] < found.ece["raw"]
-        and found.log_loss["before"] < found.log_loss["raw"]
-    )
-    assert compared(*given, range(NUM_PROMPTS), {"slope": [3.0], "intercept": [0.0]}).used
-
-
-def test_opposite_errors_of_the_halves_do_not_cancel():
-    """Even prompts accept 6 of 10 tokens, odd ones 4: the calibration of one half is 0.2 too high
-    or too low on the other.
-    """
-    logits, _, furthest, prompt = tokens()
-    place = torch.arange(len(prompt)) % 10
-    accepted = torch.where(prompt % 2 == 0, place < 6, place < 4)
-    found = compared(
-        torch.zeros_like(logits), accepted, torch.zeros_like(furthest), prompt, range(NUM_PROMPTS)
-    )
-    # Without intercepts zero stays zero, and a half; with them the other half's rates would do
-    # worse.
-    assert found.best.startswith("temperature") and not found.used
-    assert found.ece["raw"] == pytest.approx(0, abs=1e-6) and found.ece[
-        "cross_fitted"
-    ] == pytest.approx(0.1, abs=1e-6)
-
-
-def test_losses_are_those_of_the_other_halfs_calibration():
-    *given, prompt = tokens(true=lambda logits, furthest: logits - 1)
-    even = prompt % 2 == 0
-    found = compared(*given, prompt, range(NUM_PROMPTS))
-    total = 0.0
-    count = 0
-    error = 0.0
-    for half in (even, ~even):
-        fitted = IndexCalibration.fit(*(part[~half] for part in given), *FORMS[found.best])
-        logits, accepted, furthest = (part[half] for part in given)
-        token, index = in_rounds(furthest)
-        loss = binary_cross_entropy_with_logits(
-            fitted(logits[token], index), accepted[token].double(), reduction="sum"
-        )
-        total = total + loss.item()
-        count = count + len(token)
-        error += len(token) * ece(fitted, logits, accepted, furthest)
-    assert found.ece["cross_fitted"] == pytest.approx(error / count)
-    assert found.log_loss["cross_fitted"] == pytest.approx(total / count)
-    assert count == int((given[2] + 1).clamp_max(NUM_INDICES).sum())
-
-
-@pytest.mark.parametrize("size", [1, 5])
-def test_no_prompt_of_a_group_is_on_both_sides(size, monkeypatch):
-    """A prompt's number is its logit; each file has some prompts in a row."""
-    _, accepted, furthest, prompt = tokens()
-    sides = []
-    real = IndexCalibration.fit.__func__
-
-    def fit(cls, logits, *rest):
-        sides.append({int(number) // size for number in logits.unique()})
-        return real(cls, logits, *rest)
-
-    monkeypatch.setattr(IndexCalibration, "fit", classmethod(fit))
-    compared(
-        prompt.double(),
-        accepted,
-        furthest,
-        prompt,
-        [f"file{number // size}.py" for number in range(NUM_PROMPTS)],
-    )
-    for first, other in zip(sides[::2], sides[1::2], strict=True):
-        assert not first & other and len(first) == len(other) == NUM_PROMPTS // size // 2
-
-
-def test_prompts_of_a_group_are_one_observation():
-    """Of ten alike prompts each, groups accept 90 or 40 % of tokens: what most gain, as many would
-    lose in another sample.
-    """
-    group = torch.arange(80) // 10
-    prompt = torch.arange(80).repeat_interleave(100)
-    rate = torch.tensor([90, 90, 40, 40, 90, 90, 40, 40])[group[prompt]]
-    given = (
-        torch.zeros(8000, dtype=torch.float64),
-        torch.arange(8000) % 100 < rate,
-        torch.zeros(8000, dtype=torch.long),
-        prompt,
-    )
-    assert compared(*given, range(80)).used
-    by_group = compared(*given, group.tolist())
-    assert (
-        not by_group.used
-        and by_group.best == "Platt"
-        and by_group.ece["cross_fitted"] < by_group.ece["raw"]
-    )
-
-
-def test_a_calibration_is_replaced_only_if_both_figures_beat_its_own():
-    """Not those of the head as it is, which is worse than either."""
-    given = tokens(true=lambda logits, furthest: 0.4 * logits - 2)
-    near = compared(*given, range(NUM_PROMPTS), {"slope": [0.4], "intercept": [-1.9]})
-    assert near.ece["cross_fitted"] < near.ece["before"] and not near.used  # no clearly lower loss
-    logits, *others = opposite_errors()
-    shrunk = compared(logits / 4, *others, range(NUM_PROMPTS), {"slope": [4.0], "intercept": [0.0]})
-    assert shrunk.log_loss["cross_fitted"] < shrunk.log_loss["before"] and not shrunk.used
-    assert shrunk.ece["before"] < shrunk.ece["cross_fitted"] < shrunk.ece["raw"]
-
-
-def opposite_errors():
-    """Halves of the prompts err by 0.12 in opposite directions, while the slope of both is wrong:
-    that is worth more nats.
-    """
-    generator = torch.Generator().manual_seed(0)
-    prompt = torch.arange(NUM_PROMPTS).repeat_interleave(NUM_TOKENS)
-    sign = torch.where(torch.arange(len(prompt)) % 2 == 0, 1.0, -1.0).double()
-    shift = torch.where(prompt % 2 == 0, 0.12, -0.12)
-    accepted = torch.rand(len(prompt), generator=generator) < 0.5 + 0.35 * sign + shift
-    return 1.2 * sign, accepted, torch.full_like(prompt, NUM_INDICES - 1), prompt
-
-
-def test_a_lower_loss_with_a_larger_error_is_not_used():
-    found = compared(*opposite_errors(), range(NUM_PROMPTS))
-    assert (
-        found.log_loss["cross_fitted"] < found.log_loss["raw"]
-        and found.ece["cross_fitted"] > found.ece["raw"]
-    )
-    assert not found.used
-
-
-# --- heads in their folders
-
-
-def new_head(folder, learned=(), **config):
-    head = AcceptanceHead(HeadConfig(4, 0, **config)).requires_grad_(False).eval()
-    torch.nn.init.normal_(head.readout.weight)
+def new_head(nano, folder, spread, learned=("learned",), **config):
+    """A head whose logits are 1 and a random number of this spread."""
+    torch.manual_seed(0)
+    head = AcceptanceHead(HeadConfig(nano.draft_lm.hidden_size, 0, **config))
+    torch.nn.init.normal_(head.readout.weight, std=spread)
+    torch.nn.init.constant_(head.readout.bias, 1.0)
     head.train_prompts = TrainPrompts.of(learned)
-    return save_head(head, folder)
+    return save_head(head.eval().requires_grad_(False), folder)
 
 
-@pytest.fixture
-def recorded(monkeypatch):
-    """What `calibrate` makes of heads in folders with given tokens (of 40 prompts) in place of
-    recorded ones, and its calls.
-    """
-    calls = []
-    recording = SimpleNamespace(prompt_of=lambda node: node // NUM_TOKENS)
-
-    def record_sets(recorder, sets, heads, ground_truth):
-        calls.append(
-            ("record", recorder, sets, [head.config.width for head in heads], ground_truth)
-        )
-        return {"dev": recording}
-
-    def run(given, *folders):
-        *tokens_of, _ = given
-
-        def head_logits(found, head):
-            assert found is recording
-            calls.append(head)
-            return *tokens_of, torch.arange(len(tokens_of[0]))
-
-        monkeypatch.setattr(module, "record_sets", record_sets)
-        monkeypatch.setattr(module, "recorded_head", lambda head: ("recorded", head.config.width))
-        monkeypatch.setattr(module, "head_logits", head_logits)
-        monkeypatch.setattr(module, "information", lambda *args: calls.append(args) or "known")
-        monkeypatch.setattr(
-            module,
-            "encode_prompts",
-            lambda pair, prompts, limits: [(each, [pair, limits]) for each in prompts],
-        )
-        prompts = [
-            Prompt(f"{n}", "dev", f"text {n}", group=f"file {n // 2}")
-            for n in range(NUM_PROMPTS + 5)
-        ]
-        recorder = SimpleNamespace(pair="pair", limits="limits")
-        return calibrate(NUM_PROMPTS, recorder, prompts, folders), recording, calls
-
-    return run
+def contents(folder):
+    return {path: path.read_bytes() for path in folder.iterdir() if path.is_file()}
 
 
-def groups():
-    return [f"file {number // 2}" for number in range(NUM_PROMPTS)]
-
-
-def test_a_head_gets_the_best_form_fitted_on_all_prompts_and_loses_its_threshold(
-    recorded, tmp_path, caplog
+def test_a_head_gets_the_best_form_where_that_is_clearly_better(
+    nano, dev, recorder, tmp_path, caplog
 ):
+    """One that errs gets it and loses its threshold; others are noted, or stay as they are."""
     caplog.set_level(logging.INFO)
-    folder = new_head(
-        tmp_path / "mine", ["learned"], recommended={"threshold": 0.4}, train={"num_prompts": 7}
-    )
-    given = tokens(true=lambda logits, furthest: 0.4 * logits)
-    (found, known), recording, calls = recorded(given, folder)
-    expected = compared(*given, groups())
-    head = load_head(folder)
-    assert found == {"mine": expected} and expected.used and known == "known"
-    assert (
-        head.config.calibration == IndexCalibration.fit(*given[:3], *FORMS[expected.best]).to_dict()
-    )
-    assert head.config.recommended is None
-    assert head.config.train == {
-        "num_prompts": 7,
-        "dev_ece": expected.ece,
-        "dev_log_loss": expected.log_loss,
-    }
-    assert head.train_prompts.dev.tolist() == sorted(
-        text_hash(f"text {number}") for number in range(NUM_PROMPTS)
-    )
-    (_, recorder, sets, heads, ground_truth), asked, (recordings, named, of) = calls
-    assert (
-        recorder.pair == "pair" and len(heads) == 1 and ground_truth and recordings == [recording]
-    )
-    assert [(prompt.text, ids) for prompt, ids in sets["dev"]][:1] == [
-        ("text 0", ["pair", "limits"])
-    ]
-    assert asked == ("recorded", heads[0]) and named == {"mine": asked} and list(of) == groups()
-    assert [*sets] == ["dev"] and len(sets["dev"]) == NUM_PROMPTS
-    assert "calibrating mine on 40 dev prompts" in caplog.messages
+    given = {"recommended": {"threshold": 0.4}, "train": {"num_prompts": 7}}
+    wrong = new_head(nano, tmp_path / "wrong", 5.0, **given)
+    fair = new_head(nano, tmp_path / "fair", 1e-3, **given)
+    found, known = calibrate(NUM_PROMPTS, recorder, dev, [wrong, fair])
+    assert "calibrating 2 heads on 4 dev prompts" in caplog.messages
+    assert found["wrong"].used and not found["fair"].used
+    assert known.explained.keys() > {"wrong", "fair"}
+
+    head = recorded_head(load_head(wrong))
+    (path,) = recorder.folder.glob("recordings/*")
+    recording = load_recording(path, [head.name])
+    logits, accepted, furthest, node = head_logits(recording, head)
+    prompts = dev[:NUM_PROMPTS]
+    groups = groups_of(prompt for prompt, _ in prompts)
+    expected = compared(logits, accepted, furthest, recording.prompt_of(node), groups)
+    assert found["wrong"] == expected
+    fitted = IndexCalibration.fit(logits, accepted, furthest, *FORMS[expected.best])
+    for folder, calibration, recommended in (
+        (wrong, fitted.to_dict(), None),
+        (fair, None, {"threshold": 0.4}),
+    ):
+        head = load_head(folder)
+        result = found[folder.name]
+        errors = {"dev_ece": result.ece, "dev_log_loss": result.log_loss}
+        assert head.config.calibration == calibration
+        assert head.config.recommended == recommended
+        assert head.config.train == {"num_prompts": 7} | errors
+        assert head.train_prompts.train.tolist() == [text_hash("learned")]
+        assert head.train_prompts.dev.tolist() == sorted(
+            text_hash(prompt.text) for prompt, _ in prompts
+        )
+
+    before = contents(wrong)
+    again, _ = calibrate(NUM_PROMPTS, recorder, dev, [wrong])
+    assert not again["wrong"].used and [*again["wrong"].ece] == ["raw", "before", "cross_fitted"]
+    assert contents(wrong) == before
 
 
-def test_what_was_not_better_is_noted_and_an_earlier_calibration_stays(recorded, tmp_path, caplog):
-    caplog.set_level(logging.INFO)
-    given = tokens(true=lambda logits, furthest: logits)
-    earlier = {"slope": [1.0], "intercept": [0.0]}
-    recommended = {"threshold": 0.4}
-    plain = new_head(tmp_path / "plain", recommended=recommended)
-    before = new_head(tmp_path / "before", recommended=recommended, calibration=earlier)
-    content = {path: path.read_bytes() for path in before.iterdir() if path.is_file()}
-    (found, _), _, calls = recorded(given, before, plain)
-    assert (
-        not found["plain"].used
-        and not found["before"].used
-        and [*found["before"].ece] == ["raw", "before", "cross_fitted"]
-    )
-    assert content == {path: path.read_bytes() for path in before.iterdir() if path.is_file()}
-    config = load_head(plain).config
-    assert (
-        config.calibration is None
-        and config.recommended == recommended
-        and config.train["dev_ece"] == found["plain"].ece
-    )
-    assert load_head(plain).train_prompts.dev.tolist() != [] and [*calls[-1][1]] == [
-        "before",
-        "plain",
-    ]
-    assert "calibrating 2 heads on 40 dev prompts" in caplog.messages
-
-
-def test_heads_are_calibrated_on_dev_prompts_that_none_has_learned(monkeypatch):
-    heads = [
-        SimpleNamespace(train_prompts=learned)
-        for learned in (TrainPrompts.of(["A  b"]), None, TrainPrompts.of(["e"], ["c"]))
-    ]
-    texts = [
-        ("train", "a"),
-        ("dev", "a b"),
-        ("dev", "c"),
-        ("test", "g"),
-        ("dev", "d"),
-        ("dev", "e"),
-        ("dev", "f"),
-    ]
-    prompts = [Prompt(f"{number}", split, text) for number, (split, text) in enumerate(texts)]
-    recorder = SimpleNamespace(pair=None, limits=None)
-    # One is too long: what is left out does not count.
-    monkeypatch.setattr(
-        module,
-        "encode_prompts",
-        lambda pair, given, limits: [(p, [1]) for p in given if p.text != "c"],
-    )
+def test_heads_are_calibrated_on_dev_prompts_that_none_has_learned():
+    heads = []
+    for learned in (TrainPrompts.of(["A  b"]), None, TrainPrompts.of(["e"], ["d"])):
+        head = AcceptanceHead(HeadConfig(4, 0))
+        head.train_prompts = learned
+        heads.append(head)
+    dev = [(Prompt(text, "dev", text), [1]) for text in ("a b", "d", "e", "f")]
     for count, expected in ((1, ["d"]), (2, ["d", "f"]), (9, ["d", "f"])):
-        assert [
-            prompt.text for prompt, _ in calibration_prompts(count, recorder, prompts, heads)
-        ] == expected
-    with pytest.raises(UserError) as error:
-        calibration_prompts(9, recorder, [prompts[0], prompts[1], prompts[5]], heads)
-    assert (
-        str(error.value)
-        == "calibration needs dev prompts that heads did not learn from, but there are none among"
-        " 2; set data.num_dev, or give another data set; specheads train leaves heads"
-        " uncalibrated with calibration=null."
-    )
+        found = unknown_prompts(count, dev, heads)
+        assert [prompt.text for prompt, _ in found] == expected
+    with pytest.raises(UserError, match="none among 2; set data.num_dev.*calibration=null"):
+        unknown_prompts(9, [dev[0], dev[2]], heads)

@@ -37,16 +37,17 @@ def rows(nano64, prompts):
     ]
 
 
-def store_of(tmp_path, nano64, rows):
-    splits = {
-        name: MixedResponses(part, "next_token", None, 0)
-        for name, part in (("train", rows), ("dev", rows[:3]))
+def mixed(rows):
+    return {
+        "train": MixedResponses(rows, "next_token", None, 0),
+        "dev": MixedResponses(rows[:3], "next_token", None, 0),
     }
-    return FeatureStore(tmp_path, nano64.draft_lm, splits, NEEDS)
 
 
-def stored(tmp_path, nano64, rows):
-    return store_of(tmp_path, nano64, rows).stored(1.0)
+def stored(tmp_path, nano64, rows, budget=1.0):
+    splits = mixed(rows)
+    FeatureStore(tmp_path, nano64.draft_lm, splits, NEEDS).store(budget)
+    return splits
 
 
 def assert_equals_online(nano64, dataset, keys):
@@ -142,8 +143,7 @@ def test_an_interrupted_store_keeps_its_shards(nano64, rows, tmp_path, monkeypat
 
 def test_other_features_texts_or_data_have_another_store(nano64, rows, tmp_path):
     def folder(needs=NEEDS, part=rows, where=tmp_path):
-        splits = {name: MixedResponses(part, "next_token", None, 0) for name in ("train", "dev")}
-        return FeatureStore(where, nano64.draft_lm, splits, needs).rows.folder
+        return FeatureStore(where, nano64.draft_lm, mixed(part), needs).folder
 
     folders = [
         folder(),
@@ -155,14 +155,13 @@ def test_other_features_texts_or_data_have_another_store(nano64, rows, tmp_path)
 
 
 def test_the_announced_size_is_that_of_the_files(nano64, rows, tmp_path):
-    store = store_of(tmp_path, nano64, rows * 40)
-    store.stored(1.0)
-    stored = sum(path.stat().st_size for path in store.rows.folder.glob("*.safetensors"))
-    assert stored == pytest.approx(store.rows.num_bytes, rel=0.05)
+    store = FeatureStore(tmp_path, nano64.draft_lm, mixed(rows * 40), NEEDS)
+    store.store(1.0)
+    stored = sum(path.stat().st_size for path in store.folder.glob("*.safetensors"))
+    assert stored == pytest.approx(store.num_bytes, rel=0.05)
 
 
-def test_features_are_stored_if_they_fit(nano64, rows, tmp_path):
-    for budget, fits in ((1.0, True), (1e-9, False), (0, False)):
-        assert (
-            store_of(tmp_path, nano64, rows).stored(budget)["train"].features is not None
-        ) == fits
+@pytest.mark.parametrize(("budget", "fits"), [(1.0, True), (1e-9, False), (0, False)])
+def test_features_are_stored_if_they_fit(nano64, rows, tmp_path, budget, fits):
+    data = stored(tmp_path, nano64, rows, budget)["train"]
+    assert (data.features is not None) == fits

@@ -17,7 +17,7 @@ from specheads.training.curve_module import cosine_after_warmup
 from specheads.training.heads.bank import HeadBank, HeadSpec
 from specheads.training.heads.head_module import HeadModule
 from specheads.training.heads.mixed_responses import MixedResponses
-from specheads.training.loaders import EpochSampler, ResumableData
+from specheads.training.loaders import ResumableData
 from specheads.training.settings import Optimizer
 
 KINDS = ["input_token", "next_token"]
@@ -96,7 +96,7 @@ def trainer(tmp_path, max_epochs=3, **kwargs):
 @torch.no_grad()
 def predictions(module, data, split):
     """Logits (heads, N) and labels (N,) over a whole split."""
-    batches = list(data.loader(split))
+    batches = list(data.batches(split))
     logits = torch.cat([module.bank(module.features(batch)) for batch in batches], dim=1)
     return logits, torch.cat([batch.label for batch in batches])
 
@@ -125,7 +125,7 @@ def test_training_lowers_the_loss_well_below_that_of_a_constant(nano, rows, tmp_
     constant = -(share * share.log() + (1 - share) * (1 - share).log()).item()
     assert loss(module, data)[0] < 0.7 * constant < before
     assert prediction_metrics(logits[0], labels)["auroc"] > 0.8
-    module.check_not_constant(module.features(next(iter(data.loader("dev")))))
+    module.check_not_constant(module.features(next(iter(data.batches("dev")))))
 
 
 def test_the_draft_is_neither_trained_nor_part_of_the_module_or_its_checkpoint(
@@ -220,9 +220,9 @@ def test_the_training_loss_is_divided_by_the_weights_of_its_batch(nano, rows, tm
     fit.fit(module, data)
     fresh = new_module(nano, spec(nano, reject_weight=6.0, depth=0))
     head = fresh.bank.heads["head"]
-    batch = next(iter(data.loader("train", shuffle=True)))
+    batch = next(iter(data.batches("train", shuffle=True)))
     features = fresh.features(batch)
-    set_scale(head, head.assemble(fresh.features(next(iter(data.loader("train"))))))
+    set_scale(head, head.assemble(fresh.features(next(iter(data.batches("train"))))))
     sums, weights = fresh.bank.losses(fresh.bank(features), batch.label)
     assert fit.callback_metrics["train/head/loss"].item() == pytest.approx(
         (sums / weights).item(), rel=1e-5
@@ -236,7 +236,7 @@ def test_a_batch_without_labels_does_not_spoil_the_head(nano, rows, tmp_path):
         for row in rows
     ]
     data = data_of(short, "input_token", batch_size=1, response_share=0.5)
-    sizes = [len(batch.label) for batch in data.loader("train", shuffle=True)]
+    sizes = [len(batch.label) for batch in data.batches("train", shuffle=True)]
     assert 0 in sizes and 1 in sizes
     module = new_module(nano, spec(nano, "input_token", depth=1))
     trainer(tmp_path, max_epochs=1, limit_val_batches=0).fit(module, data)
@@ -313,7 +313,7 @@ def test_a_step_of_several_batches_is_that_of_one_large_batch(
 
     The epoch's last step has fewer batches.
     """
-    keys = EpochSampler(NUM_ROWS, 0, shuffle=True).keys(0)
+    keys = data_of(rows, predicts).batches("train", shuffle=True).keys(0)
     nothing = {row for _, row in keys[:2]} if empty else set()
     columns = ("response_ids", "draft_ids", "accept_prob")
     rows = [
@@ -364,7 +364,7 @@ def test_processes_and_batches_of_a_step_are_one_large_batch(nano64, rows, tmp_p
         descend(module, data, tmp_path, 2, 0.05, devices=2, strategy="ddp_fork")
     finally:
         torch.set_num_threads(num_threads)
-    keys = EpochSampler(NUM_ROWS, 0, shuffle=True).keys(0)
+    keys = data.batches("train", shuffle=True).keys(0)
     stepped(module, expected, data, (keys[:8], keys[8:]), 0.05)
     for name, value in expected.state_dict().items():
         torch.testing.assert_close(module.bank.state_dict()[name], value, atol=1e-10, rtol=0)
@@ -378,7 +378,7 @@ def test_training_a_lookahead_head_fixes_the_scale_of_its_inputs(nano, rows, tmp
     data = data_of(rows, "next_token")
     trainer(tmp_path, max_epochs=1).fit(module, data)
     head = module.bank.heads["head"]
-    features = [module.features(batch) for batch in data.loader("train")]
+    features = [module.features(batch) for batch in data.batches("train")]
     inputs = torch.cat([head.assemble(part) for part in features])
     torch.testing.assert_close(head.input_mean, inputs.mean(dim=0))
     torch.testing.assert_close(head.input_scale, 1 / inputs.std(dim=0))
@@ -466,7 +466,7 @@ def test_the_test_compares_heads_with_rules_without_a_head(nano, rows, tmp_path,
         module.divergences["head"].keys() == {"train", "dev"}
         and module.divergences["head"]["train"] > 0
     )
-    batch = next(iter(data.loader("test")))
+    batch = next(iter(data.batches("test")))
     plain = nano.draft(batch.tokens).logits[batch.row, batch.index - 1].softmax(dim=-1)
     rivals = module.rival_features(batch)
     torch.testing.assert_close(

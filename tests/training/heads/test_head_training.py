@@ -1,7 +1,6 @@
 """Heads are trained by a plain call, without a composed config."""
 
 import json
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -9,9 +8,7 @@ import torch
 import specheads
 from specheads.data_gen.run import generate_data
 from specheads.data_gen.settings import DataGeneration
-from specheads.errors import UserError
 from specheads.prompts.sources import NanoSource
-from specheads.training.heads.calibrate import calibration_prompts
 
 ONE_EPOCH = {"trainer": {"max_epochs": 1, "accelerator": "cpu"}, "calibration": 2}
 SETTINGS = specheads.HeadTraining(heads="lookahead", head={"depth": [0, 1]}, **ONE_EPOCH)
@@ -46,23 +43,6 @@ def test_heads_are_trained_calibrated_and_exported(nano, data, tmp_path):
         )
     assert set(trained.information.explained) == {"free logistic", *names}
     assert json.loads((tmp_path / "run" / "test.json").read_text()).keys() == trained.test.keys()
-
-
-def test_calibration_leaves_out_prompts_that_a_head_learned_from(nano, data):
-    dev = [prompt for prompt in data.prompts if prompt.split == "dev"]
-    learned = specheads.AcceptanceHead(specheads.HeadConfig(hidden_size=4))
-    learned.train_prompts = specheads.heads.train_prompts.TrainPrompts.of([dev[0].text])
-    recorder = SimpleNamespace(pair=nano, limits=data.limits)
-    assert [
-        prompt for prompt, _ in calibration_prompts(2, recorder, data.prompts, [learned])
-    ] == dev[1:3]
-    learned.train_prompts = specheads.heads.train_prompts.TrainPrompts.of(
-        [prompt.text for prompt in dev]
-    )
-    with pytest.raises(
-        UserError, match="calibration needs dev prompts that heads did not learn from.* among 4"
-    ):
-        calibration_prompts(2, recorder, data.prompts, [learned])
 
 
 def test_both_kinds_are_trained_as_if_alone_and_compared(nano, data, tmp_path):
