@@ -20,7 +20,9 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from transformers import PreTrainedTokenizerBase
 
-from specheads.data_gen.rows import (
+from specheads.data_gen.server_runner import server_responses
+from specheads.data_gen.settings import RESPONSE_LIMITS, DataGeneration, OwnPrompts
+from specheads.data_gen.shard_rows import (
     LABELS,
     Shard,
     elements_at_once,
@@ -30,8 +32,6 @@ from specheads.data_gen.rows import (
     response_rows,
     warp_of,
 )
-from specheads.data_gen.server_runner import server_responses
-from specheads.data_gen.settings import RESPONSE_LIMITS, DataGeneration, OwnPrompts
 from specheads.data_gen.vllm_runner import responses_provenance, vllm_responses
 from specheads.decoding.engine import bulk_operations
 from specheads.decoding.responses import Responder, Response
@@ -219,9 +219,7 @@ class Stage(ABC):
         memory = self.memory()
         whole = self.num_rows(self.shards)
         how = (
-            f"{whole - rows} taken over, {rows} still to do"
-            if rows < whole
-            else f"{rows} still to do"
+            f"{whole - rows} reused, {rows} still to do" if rows < whole else f"{rows} still to do"
         )
         logger.info(
             "data: %s of %d prompts, %s, in %s%s", self.name, whole, how, self.store.folder, memory
@@ -405,7 +403,7 @@ def write_own_prompts(pair: Pair, wish: OwnPrompts, settings: DataGeneration, ro
     """
     opened = replace(pair, instruction_format=_beginning(pair) + INSTRUCTION)
     openings = wish.openings or ("",)
-    # An id of its own each: several responses to one prompt would each be in a file of their own.
+    # Each opening has another id: several responses to one prompt would be in several files.
     turns = [openings[number % len(openings)] for number in range(wish.number)]
     prompts = [
         Prompt(text_id(f"{number} {opening}"), "train", opening)

@@ -20,13 +20,13 @@ from typing import Any, NamedTuple, TypeVar
 
 import torch
 
-from specheads.data_gen.rows import Shard, states_before, uniforms_of, warp_of
 from specheads.data_gen.settings import DataGeneration
+from specheads.data_gen.shard_rows import Shard, uniforms_of, warp_of
 from specheads.data_gen.vllm_runner import sampling_params
 from specheads.decoding.responses import Response
 from specheads.errors import UserError
-from specheads.pair.padding import right_padded
 from specheads.pair.pair import Pair
+from specheads.pair.reading import GivenTexts, states_of
 from specheads.pair.sampling import Warp
 from specheads.storage.journal import Journal
 from specheads.storage.shards import ShardStore
@@ -38,7 +38,7 @@ SEEDS = 2**31  # llama-server's have 32 bits
 # greedy responses, and the tokens of each
 COMPARED = 10
 COMPARED_TOKENS = 8
-# Mean differences of log-probabilities, in nats, above which they are told and refused.
+# Mean differences of log-probabilities, in nats, above which a warning or an error tells them.
 ROUNDED, ANOTHER = (
     0.1,
     0.5,
@@ -120,10 +120,10 @@ class Server:
                 f"{self.url} read {read} tokens of a prompt of {len(ids)}; it must neither add nor"
                 " cut tokens."
             )
-        told = choice.get("logprobs") or {}
-        content = told.get("content") or ()  # llama-server's
+        logprobs = choice.get("logprobs") or {}
+        content = logprobs.get("content") or ()  # llama-server's
         tokens = choice.get("token_ids")
-        numbers = told.get("token_logprobs") or [each["logprob"] for each in content]
+        numbers = logprobs.get("token_logprobs") or [each["logprob"] for each in content]
         if tokens is None:
             tokens = [each["id"] for each in content if "id" in each]
         if not tokens and choice.get("text"):
@@ -220,7 +220,7 @@ def server_responses(
         (name, number) for name, number in missing if str(number) not in journals[name].entries
     ]
     if kept := sum(len(journal.entries) for journal in journals.values()):
-        logger.info("responses: %d are taken over from an earlier run", kept)
+        logger.info("responses: %d are reused from an earlier run", kept)
         advance(kept)
 
     def answer(place: tuple[str, int]) -> Response:
@@ -281,26 +281,22 @@ def check_target(pair: Pair, server: Server, prompts: Sequence[Sequence[int]]) -
     """
     params = sampling_params(pair, Warp(0.0), COMPARED_TOKENS, 0.0, SEEDS)
     made = [(list(ids), server.complete(ids, params)) for ids in prompts]
-    texts = list[list[int]]()
-    where = list[tuple[int, int]]()
+    responses = list[list[int]]()
     served = list[float]()
-    for row, (ids, answer) in enumerate(made):
-        told = list(zip(answer.ids, answer.logprobs, strict=False))
-        where += [(row, len(ids) + place) for place in range(len(told))]
-        texts.append([*ids, *(min(token, pair.vocab_size - 1) for token, _ in told)])
-        served += [logprob for _, logprob in told]
+    for _, answer in made:
+        ids = answer.ids[: len(answer.logprobs)]
+        responses.append([min(token, pair.vocab_size - 1) for token in ids])
+        served += answer.logprobs[: len(ids)]
     if not served:
         logger.warning(
-            "server: it returns no log-probabilities, so nobody knows whether it serves %s",
+            "server: it returns no log-probabilities, so it is not checked whether it serves %s",
             pair.target_id,
         )
         return 0.0
-    tokens = right_padded(texts)
-    (rows, index) = torch.tensor(where).T
-    logits = pair.target_lm.logits(states_before(pair.target_lm, tokens, rows, index))
-    ours = (
-        logits.log_softmax(-1).gather(1, tokens[rows, index].to(logits.device)[:, None])[:, 0].cpu()
-    )
+    texts = GivenTexts.with_responses([ids for ids, _ in made], responses)
+    logits = pair.target_lm.logits(states_of(pair.target_lm, texts))
+    predicted = texts.tokens[texts.row, texts.position + 1]
+    ours = logits.log_softmax(-1).gather(1, predicted.to(logits.device)[:, None])[:, 0].cpu()
     difference = float((ours - torch.tensor(served, dtype=ours.dtype)).abs().mean())
     text = (
         f"log-probabilities of {len(served)} greedy tokens of {server.model} at {server.url} differ"

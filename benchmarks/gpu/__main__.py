@@ -24,7 +24,7 @@ import torch
 
 from benchmarks.results import Column, Table, Value, add_keep_option, text_of, write_result
 from specheads import AcceptanceHead, HeadConfig, SpeculativeDecoder, Warp, load_pair
-from specheads.data_gen.rows import label_responses
+from specheads.data_gen.shard_rows import label_responses
 from specheads.decoding.records import DecodeStats
 from specheads.decoding.responses import Responder
 from specheads.decoding.step_times import TimedSteps, bytes_of_step, now, time_steps

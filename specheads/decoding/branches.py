@@ -1,4 +1,4 @@
-"""Drafts that branch off from given texts: grown and read in batches on the KV memory of one
+"""Drafts that branch off from given texts: grown and read in batches on the KV cache of one
 forward pass over each text.
 """
 
@@ -8,11 +8,12 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from specheads.decoding.engine import EagerEngine, WholeTexts, packed_reader, way_of, whole_states
+from specheads.decoding.engine import EagerEngine, WholeTexts, packed_reader, way_of
 from specheads.decoding.engine.reading import branches_reading
 from specheads.pair.language_model import LanguageModel
 from specheads.pair.padding import SLICE_ELEMENTS, batches_of_tokens, right_padded
 from specheads.pair.pair import Pair
+from specheads.pair.reading import whole_states
 from specheads.pair.sampling import Warp, check_finite
 
 GROWN_BYTES = (
@@ -50,7 +51,7 @@ Seen = Callable[[Tensor, int, Tensor, Tensor, Tensor], None]
 
 @dataclass(frozen=True)
 class ReadTexts:
-    """Texts that a model has read: its KV memory of them, and the states (T, N, H) after each of
+    """Texts that a model has read: its KV cache of them, and the states (T, N, H) after each of
     their tokens.
     """
 

@@ -18,10 +18,10 @@ from fakes import tiny_pair
 from warm_processes import run
 
 from specheads.data_gen import server_runner
-from specheads.data_gen.rows import label_responses, uniforms_of
 from specheads.data_gen.run import cache_provenance, generate_data
 from specheads.data_gen.server_runner import Completion, Server, at_once, check_target, response_of
 from specheads.data_gen.settings import DataGeneration
+from specheads.data_gen.shard_rows import label_responses, uniforms_of
 from specheads.errors import UserError
 from specheads.pair.sampling import Warp
 from specheads.prompts.sources import NanoSource
@@ -248,7 +248,7 @@ def test_what_had_ended_when_the_server_failed_is_kept(
     assert rows(generate_data(nano, prompts, chosen, tmp_path / "data")) == whole
     assert (
         len(stand_in.sampled) - before == COUNT - 5
-        and "are taken over from an earlier run" in caplog.text
+        and "are reused from an earlier run" in caplog.text
     )
     assert first and not list(tmp_path.glob("data/*/.*.jsonl"))
 

@@ -11,7 +11,7 @@ from torch import nn
 from specheads import AcceptanceHead, HeadConfig
 from specheads.decoding.engine.cpu import CpuOperations
 from specheads.decoding.engine.cpu.packed import _is_network, _PackedNetwork, packed_model
-from specheads.pair.sampling import computing_with
+from specheads.decoding.engine.reading import computing
 
 pytestmark = [needs_compiler, pytest.mark.usefixtures("built_operators")]
 
@@ -73,7 +73,7 @@ def test_the_logits_of_a_head(name, dtype, threads):
             features = features_of(head, *shape)
             expected = head.double()(features)
             head.to(dtype)
-            with computing_with(CpuOperations(packed.networks)):
+            with computing(CpuOperations(packed.networks)):
                 actual = head(features)
             assert actual.dtype == dtype and actual.shape == shape
             near = 1e-12 if dtype == torch.float64 else 2e-5
@@ -101,7 +101,7 @@ def test_a_head_that_changes_is_packed_anew(change):
     packed_model(tiny_pair().draft_lm, [head])
     change(head)
     expected = head(features)
-    with computing_with(CpuOperations(packed_model(tiny_pair().draft_lm, [head]).networks)):
+    with computing(CpuOperations(packed_model(tiny_pair().draft_lm, [head]).networks)):
         torch.testing.assert_close(head(features), expected, atol=1e-12, rtol=0)
 
 

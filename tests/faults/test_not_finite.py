@@ -11,7 +11,7 @@ import torch
 from fakes import tiny_pair
 
 from specheads import Warp, papers
-from specheads.data_gen.rows import label_responses
+from specheads.data_gen.shard_rows import label_responses
 from specheads.decoding import stopping, verification
 from specheads.decoding.decoder import Baseline, SpeculativeDecoder
 from specheads.decoding.engine.own_cache import way_of

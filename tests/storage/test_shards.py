@@ -12,9 +12,9 @@ from fakes import CountingTokenizer, tiny_pair
 from safetensors.torch import save_file
 
 from specheads.data_gen import run
-from specheads.data_gen.rows import plan_shards
 from specheads.data_gen.run import generate_data
 from specheads.data_gen.settings import DataGeneration
+from specheads.data_gen.shard_rows import plan_shards
 from specheads.errors import UserError
 from specheads.pair.sampling import Warp
 from specheads.prompts.prompt import Prompt, encode_prompts, unique

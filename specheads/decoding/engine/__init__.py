@@ -14,7 +14,7 @@ from specheads.decoding.engine.cpu import CpuStep, bulk_operations, packed_reade
 from specheads.decoding.engine.cpu.packed import bytes_to_pack
 from specheads.decoding.engine.cuda_graph import GraphEngine
 from specheads.decoding.engine.eager import EagerEngine, Engine, ForwardOutput, StepMemory
-from specheads.decoding.engine.own_cache import OwnCacheEngine, WholeTexts, way_of, whole_states
+from specheads.decoding.engine.own_cache import OwnCacheEngine, WholeTexts, way_of
 from specheads.decoding.engine.reading import RowPlaces, TreeSlots
 from specheads.errors import UserError
 from specheads.pair.language_model import LanguageModel
@@ -35,7 +35,6 @@ __all__ = [
     "packed_reader",
     "resolve_engine",
     "way_of",
-    "whole_states",
 ]
 
 logger = logging.getLogger(__name__)

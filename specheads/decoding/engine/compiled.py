@@ -35,6 +35,7 @@ from specheads.decoding.engine.eager import (
 from specheads.decoding.engine.reading import (
     ChainLayer,
     Memory,
+    Operations,
     RowPlaces,
     chain_reading,
     computing,
@@ -42,7 +43,6 @@ from specheads.decoding.engine.reading import (
 )
 from specheads.errors import UserError
 from specheads.pair.language_model import LanguageModel
-from specheads.pair.sampling import Operations
 
 logger = logging.getLogger(__name__)
 

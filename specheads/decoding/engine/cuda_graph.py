@@ -25,10 +25,10 @@ from specheads.decoding.engine import artefacts
 from specheads.decoding.engine.compiled import CompiledEngine, Runner, StepKind, StepOperations
 from specheads.decoding.engine.compiled_program import add_leaves, is_same
 from specheads.decoding.engine.eager import CompiledStep, Epilogue
-from specheads.decoding.engine.reading import RowPlaces, has_other_options
+from specheads.decoding.engine.reading import Operations, RowPlaces, has_other_options
 from specheads.errors import UserError, is_out_of_memory
 from specheads.pair.language_model import LanguageModel
-from specheads.pair.sampling import Operations, at_least_float32
+from specheads.pair.sampling import at_least_float32
 
 logger = logging.getLogger(__name__)
 

@@ -40,6 +40,8 @@ class ForwardOutput:
     tokens: Tensor
     hidden: Tensor
     logits: Tensor
+    # (B, T, L H), the inputs of L layers that a draft reads; None: nobody asked for them
+    layer_inputs: Tensor | None = None
 
 
 class Epilogue(Protocol):

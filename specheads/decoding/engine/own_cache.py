@@ -28,8 +28,8 @@ from specheads.decoding.engine.reading import (
 )
 from specheads.errors import UserError, is_out_of_memory
 from specheads.pair.language_model import LanguageModel
-from specheads.pair.padding import BATCH_TOKENS, slices
 from specheads.pair.quantization import is_quantized
+from specheads.pair.reading import whole_states
 
 MOST_AGAIN = 16  # tokens that a forward pass reads a second time; more are read alone before it
 # Passes in a row without going back, after which no copies are made: a target that decodes alone
@@ -361,16 +361,6 @@ def _copy_of(cache: Any) -> Any:
     shared = [layer for layer in getattr(cache, "layers", ()) if isinstance(layer, DynamicLayer)]
     tensors = [tensor for layer in shared for tensor in (layer.keys, layer.values)]
     return copy.deepcopy(cache, {id(tensor): tensor for tensor in tensors})
-
-
-def whole_states(lm: LanguageModel, tokens: Tensor) -> Tensor:
-    """Return the states (B, T, H) of right-padded texts (B, T), which are read from their
-    beginning, without any memory.
-    """
-    parts = [
-        tokens[piece].to(lm.device) for piece in slices(len(tokens), tokens.shape[1], BATCH_TOKENS)
-    ]
-    return torch.cat([lm.hidden_states(part, use_cache=False) for part in parts])
 
 
 class WholeTexts:

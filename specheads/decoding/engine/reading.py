@@ -11,12 +11,14 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers.cache_utils import Cache, CacheLayerMixin
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
+from specheads.heads.head import scoring_with
+from specheads.heads.portable.network import Network
 from specheads.pair.language_model import LanguageModel
-from specheads.pair.sampling import Operations, computing_with
+from specheads.pair.sampling import Sampling, computing_with
 
 Memory = list[
     tuple[Tensor, Tensor]
@@ -291,9 +293,30 @@ def has_other_options(options: Mapping[str, Any]) -> bool:
     return any(isinstance(x, Tensor) or x for x in (options.get(name) for name in _OTHER_ATTENTION))
 
 
+class Operations(Sampling):
+    """What a step computes with: torch, and attention and heads as they are."""
+
+    def head_logits(self, network: Network, inputs: Tensor) -> Tensor:
+        """Return the logits (...) of a head's network for assembled inputs (..., input_size)."""
+        return network.score(inputs)
+
+    def attention(
+        self,
+        plain: Any,
+        module: nn.Module,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        mask: Tensor | None,
+        **options: Any,
+    ) -> Any:
+        """Return what transformers' attention `sdpa` returns, which is `plain`."""
+        return plain(module, query, key, value, mask, **options)
+
+
 @contextmanager
 def computing(operations: Operations) -> Iterator[None]:
-    """While it is active, forward passes and warps compute with `operations`.
+    """While it is active, forward passes, heads and warps compute with `operations`.
 
     For code that is traced or captured.
 
@@ -311,7 +334,7 @@ def computing(operations: Operations) -> Iterator[None]:
 
     ALL_ATTENTION_FUNCTIONS["sdpa"] = attention
     try:
-        with computing_with(operations):
+        with computing_with(operations), scoring_with(operations.head_logits):
             yield
     finally:
         del ALL_ATTENTION_FUNCTIONS[

@@ -28,9 +28,10 @@ from torch import Tensor, nn
 from specheads.decoding.engine import artefacts
 from specheads.decoding.engine.compiled import StepOperations
 from specheads.decoding.engine.cpu.packed import PackedModel, is_layer, packed_model
-from specheads.decoding.engine.reading import RowPlaces, has_other_options
+from specheads.decoding.engine.reading import Operations, RowPlaces, has_other_options
+from specheads.heads.portable.network import Network
 from specheads.pair.language_model import LanguageModel
-from specheads.pair.sampling import Operations
+from specheads.pair.sampling import Sampling
 
 logger = logging.getLogger(__name__)
 
@@ -175,13 +176,9 @@ class CpuOperations(Operations):
             else super().nucleus(probs, top_p)
         )
 
-    def head_logits(self, network: Any, features: Mapping[str, Tensor]) -> Tensor:
+    def head_logits(self, network: Network, inputs: Tensor) -> Tensor:
         copied = self._networks.get(network)
-        return (
-            super().head_logits(network, features)
-            if copied is None
-            else copied.logits(network.assemble(features))
-        )
+        return super().head_logits(network, inputs) if copied is None else copied.logits(inputs)
 
     def attention(
         self,
@@ -203,11 +200,9 @@ class CpuOperations(Operations):
         return torch.ops.specheads.masked_attention(query, key, value, mask, *of_rows, scale), None
 
 
-def bulk_operations(device: torch.device) -> Operations:
+def bulk_operations(device: torch.device) -> Sampling:
     """Return what to compute with where a device warps many distributions at once, uncompiled."""
-    return (
-        CpuOperations(in_bulk=True) if device.type == "cpu" and load_operators() else Operations()
-    )
+    return CpuOperations(in_bulk=True) if device.type == "cpu" and load_operators() else Sampling()
 
 
 @cache
