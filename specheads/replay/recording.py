@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -145,13 +145,14 @@ def _accepted_before(accepted: Tensor, first: Tensor) -> Tensor:
     return position - start.cummax(dim=1).values
 
 
-class _Unfinished(NamedTuple):
-    """The recording of a set of prompts, some shards of which are missing."""
+@dataclass
+class _PlannedSet:
+    """A set of prompts and its recording, some shards of which may be missing."""
 
     store: ShardStore
     prompts: Sequence[EncodedPrompt]
     shards: Mapping[str, range]  # the numbers of their prompts
-    missing: Sequence[str]
+    missing: Sequence[str] = ()
 
     @property
     def numbers(self) -> list[int]:
@@ -179,29 +180,30 @@ class Recorder:
         """Return the folder of the complete recording of each set of prompts, which is made or
         finished first if necessary.
         """
-        stores = [self._store(prompts) for prompts in sets]
-        by_folder = {store.folder: number for number, store in enumerate(stores)}
-        unfinished = list[_Unfinished]()
+        folders = list[Path]()
+        wanted: dict[Path, _PlannedSet] = {}
+        for prompts in sets:
+            store = self._store(prompts)
+            folders.append(store.folder)
+            wanted[store.folder] = _PlannedSet(store, prompts, _shards_of(len(prompts)))
+        unfinished = list[_PlannedSet]()
         with ExitStack() as stack:
             # In the same order in all processes, so that none of them waits for another in turn.
-            for folder in sorted(by_folder):
-                store = stores[by_folder[folder]]
-                prompts = sets[by_folder[folder]]
-                if store.is_complete():
+            for folder in sorted(wanted):
+                each = wanted[folder]
+                if each.store.is_complete():
                     continue
                 logger.info(
                     "recording: %d prompts, %d samples each, in %s",
-                    len(prompts),
+                    len(each.prompts),
                     self._settings.num_samples,
                     folder,
                 )
-                shards = _shards_of(len(prompts))
-                missing = stack.enter_context(store.missing(list(shards)))
-                unfinished.append(_Unfinished(store, prompts, shards, missing))
+                each.missing = stack.enter_context(each.store.missing(list(each.shards)))
+                unfinished.append(each)
             if unfinished:
-                with computing_with(bulk_operations(self.pair.draft_lm.device)):
-                    self._make(unfinished)
-        return [store.folder for store in stores]
+                self._make(unfinished)
+        return folders
 
     def _store(self, prompts: Sequence[EncodedPrompt]) -> ShardStore:
         provenance = response_provenance(
@@ -217,7 +219,7 @@ class Recorder:
     def _settings(self) -> RecordSettings:
         return replace(self.settings, num_samples=1) if self.warp.greedy else self.settings
 
-    def _make(self, unfinished: Sequence[_Unfinished]) -> None:
+    def _make(self, unfinished: Sequence[_PlannedSet]) -> None:
         """Record what is missing of some sets.
 
         Responses come first, as their tokens tell how long recording takes.
@@ -234,11 +236,13 @@ class Recorder:
             draft, num_positions + BATCH_TOKENS, rows=rows, most=LOGITS_ELEMENTS
         )
         logger.info("recording: %s", memory_of("recording", draft, responder.memory(), branches))
-        responses = self._respond(responder, unfinished)
+        in_bulk = bulk_operations(draft.device)
+        with computing_with(in_bulk):
+            responses = self._respond(responder, unfinished)
         num_tokens = 0
         for made in responses:
             num_tokens += sum(len(response) for response in made.values())
-        with progress("recording, in tokens", num_tokens) as advance:
+        with computing_with(in_bulk), progress("recording, in tokens", num_tokens) as advance:
             for each, made in zip(unfinished, responses, strict=True):
                 each.store.announce("recording", [len(each.shards[name]) for name in each.missing])
                 for name in each.missing:
@@ -250,7 +254,7 @@ class Recorder:
                 each.store.journal(RESPONSES).unlink(missing_ok=True)
 
     def _respond(
-        self, responder: Responder, unfinished: Sequence[_Unfinished]
+        self, responder: Responder, unfinished: Sequence[_PlannedSet]
     ) -> list[dict[int, list[int]]]:
         """Return the ids of the missing responses of each set, by the prompts' numbers."""
         most = self.limits.max_new_tokens
