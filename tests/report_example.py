@@ -5,11 +5,10 @@ markup.
 import random
 from dataclasses import replace
 
-from specheads.decoding.step_costs import RuleCosts, StepCosts
+from specheads.decoding.step_costs import StepCosts
+from specheads.decoding.step_times import StepTimes
 from specheads.evaluation.conclusions import verdict_of
 from specheads.evaluation.report import (
-    ROUNDS,
-    Basis,
     BatchRow,
     BatchTable,
     DataSet,
@@ -20,7 +19,6 @@ from specheads.evaluation.report import (
     TextSample,
     Winner,
 )
-from specheads.replay.cost import CostFit
 from specheads.replay.intervals import Interval
 
 RATIOS = ("measured", "5", "10", "20")
@@ -77,13 +75,12 @@ def report_example() -> Report:
     }
     report = Report(
         context,
-        CostFit(
-            StepCosts(0.0021, 0.0113, 0.00004, 0.0002, (0.0113, 0.0114)),
-            {"HeadThreshold": RuleCosts(0.0003, 0.0)},
-            12_345,
+        StepTimes(
+            StepCosts(0.0021, 0.0113, 0.00004, round_seconds=0.0002, verification=(0.0113, 0.0114)),
+            {"HeadThreshold of shallow": 0.0003},
         ),
         ["The machine was <busy>."],
-        basis=Basis(ROUNDS, Interval(5.4, 5.2, 5.5)),
+        ratio=Interval(5.4, 5.2, 5.5),
         live=_live(rng),
         data_sets=sets,
         batches=[_batches(size) for size in (1, 16)],
@@ -254,7 +251,6 @@ def _live_row(
             None if off is None or family == "fixed_length" else speed * off * 0.995
         ),
         lossless=lossless,
-        dev_speedup=speed / 88,
         gain=about(speed / 130),
         over_headless=about(1.01) if family == "head_threshold" else None,
     )

@@ -1,26 +1,35 @@
-"""Evaluations of simulated prompts, where the true speed of every setting is known.
+"""Evaluations of simulated prompts on simulated machines, where the true speed of every setting is
+known.
 
 A population of responses is replayed once with every rule, as an evaluation replays its recordings.
 Each evaluation samples dev and final prompts from it with replacement, one by one or whole files,
 so that the population's totals are the ground truth. What a head's step costs decides what the head
-gains. `python -m tests.simulated_evaluations` says how often conclusions are right.
+gains. Steps and rounds take the seconds that a machine's noise makes of them.
+`python -m tests.simulated_evaluations` says how often conclusions are right.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import ExitStack
+import sys
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache
-from types import SimpleNamespace
-from typing import Any, cast
-from unittest.mock import patch
+from functools import cached_property, lru_cache, partial
+from typing import NamedTuple
 
 import numpy as np
 import torch
 
 from specheads import AcceptanceHead, HeadConfig
 from specheads.decoding.records import DecodeStats
-from specheads.decoding.step_costs import RuleCosts, StepCosts
-from specheads.decoding.step_times import FIRST, IN_A_ROW, PLAIN, TARGET, VERIFIED, ends_of
+from specheads.decoding.step_costs import StepCosts
+from specheads.decoding.step_times import (
+    FIRST,
+    IN_A_ROW,
+    PLAIN,
+    TARGET,
+    VERIFIED,
+    Step,
+    TimedSteps,
+    repeated,
+)
 from specheads.decoding.stopping import (
     Confidence,
     DraftProduct,
@@ -28,8 +37,6 @@ from specheads.decoding.stopping import (
     HeadThreshold,
     MaxProbability,
 )
-from specheads.decoding.verification import TokenVerification
-from specheads.evaluation import decode
 from specheads.evaluation.candidates import (
     FIXED,
     TARGET_ALONE,
@@ -37,28 +44,33 @@ from specheads.evaluation.candidates import (
     CostTable,
     RuleChoice,
     candidates,
+    step_kind,
 )
 from specheads.evaluation.conclusions import verdict_of
-from specheads.evaluation.prompt_sets import PromptSet
-from specheads.evaluation.replayed_sets import Outcome, RecordedSet, basis_of
-from specheads.evaluation.report import MEASURED, DataSet, Kind, Report
-from specheads.evaluation.rows import _winners, live_rows
-from specheads.evaluation.sweep import Measured, doubts_of, sweep_settings
-from specheads.prompts.prompt import Prompt
-from specheads.replay.cost import CostFit
+from specheads.evaluation.costs import MOST_SECONDS, cost_table
+from specheads.evaluation.replayed_sets import RecordedSet, Results, chosen
+from specheads.evaluation.report import DataSet, Kind, Report
+from specheads.evaluation.rows import live_rows, winners_of
+from specheads.evaluation.sweep import (
+    DecodedRound,
+    Measured,
+    Overheads,
+    doubts_of,
+    sweep_settings,
+)
 from specheads.replay.head_scores import head_fingerprint
-from specheads.replay.intervals import Interval, resample_counts
+from specheads.replay.intervals import Interval, interval
 from specheads.replay.recording import Recording
 from specheads.replay.replay import Counts, Replayed, replay
 
 RATIO = "10"
 MAX_TOKENS = 14
-STEP, PASS = (
-    0.001,
-    0.01,
-)  # seconds of a draft step and of the target's forward pass where the clock decides
+# Seconds of a draft step and of the target's forward pass, where steps are timed
+STEP = 0.0001
+PASS = 0.001
 LENGTHS = [1, 2, 3, 4, 5, 6, 8, 10, 12, 14]
 THRESHOLDS = [0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9]
+NUM_DECODED = 32  # prompts
 
 
 def recording(
@@ -162,6 +174,7 @@ class Population:
             name: RuleChoice(cls, {"threshold": THRESHOLDS, "max_tokens": MAX_TOKENS})
             for name, cls in others.items()
         }
+        self.choices = rules
         self.rules = candidates(rules, self.heads, None)
         self.replayed = replay(
             self.recording, [rule.rule for rule in self.rules if rule.rule is not None]
@@ -198,32 +211,64 @@ class Population:
 
 
 @dataclass(frozen=True)
-class Clock:
-    """How a machine that others use stretches the seconds of rounds, none of which its counters
-    show.
+class Noise:
+    """How a machine stretches the seconds of what it runs, none of which its counters show.
 
-    Its speed drifts by a tenth up and down; for two seconds in twenty it is slower by `burst`,
-    whatever is decoded then; a round in 200 waits, a few times its own seconds or up to 20 times.
+    Each step is slower by a few percent at random, and the speed drifts up and down by `drift`. For
+    `burst_seconds` at a time, after `calm_seconds`, all is slower by `burst`. A share `waits` of
+    the steps waits, a few times its own seconds or up to 20 times. For each second that it runs,
+    other processes take a core `preemptions` times, for `pause` seconds on average.
     """
 
+    jitter: float = 0.03
+    drift: float = 0.1
     burst: float = 1.6
+    burst_seconds: float = 2.0
+    calm_seconds: float = 18.0
+    waits: float = 0.005
+    preemptions: float = 0.0
+    pause: float = 0.02
 
-    def seconds(self, rng: np.random.Generator, quiet: np.ndarray) -> np.ndarray:
-        """Return the seconds of rounds (n,), one after another, that take `quiet` seconds on a
-        quiet machine.
-        """
-        now = quiet.cumsum()
-        count = len(quiet)
-        factor = np.exp(
-            0.05 * rng.standard_normal(count)
-            + 0.1 * np.sin(2 * np.pi * (now / now[-1] * rng.uniform(0.5, 2) + rng.random()))
-        )
-        factor *= 1 + (rng.random(count) < 0.005) * np.minimum(2 * rng.pareto(1.5, count), 20)
-        starts = rng.random(rng.poisson(now[-1] / 20)) * now[-1]
-        for start, end in zip(starts, starts + rng.exponential(2, len(starts)), strict=True):
-            first, last = np.searchsorted(now, (start, end))
-            factor[first:last] *= self.burst
-        return quiet * factor
+
+QUIET = Noise(burst=1.0, drift=0.03, waits=0.002)
+BUSY = Noise()
+# As decoded rounds of nano were next to eight busy processes on two cores: of those of the target
+# alone, 0.33 ms without others, 15 % took 20 ms more; of those with four drafted tokens, 2 ms, 75 %
+# took 12 ms more.
+CROWDED = Noise(preemptions=450)
+
+
+class Machine:
+    """A clock that what runs on a noisy machine moves on."""
+
+    def __init__(self, rng: np.random.Generator, noise: Noise) -> None:
+        self.now = 0.0
+        self._rng = rng
+        self._noise = noise
+        self._phase = 2 * np.pi * rng.random()
+        self._period = rng.uniform(5, 60)
+        self._is_burst = False
+        self._changes = rng.exponential(noise.calm_seconds)
+
+    def run(self, quiet: float) -> float:
+        """Run what takes `quiet` seconds without noise; return the seconds that it takes here."""
+        noise = self._noise
+        rng = self._rng
+        while self.now > self._changes:
+            self._is_burst = not self._is_burst
+            mean = noise.burst_seconds if self._is_burst else noise.calm_seconds
+            self._changes += rng.exponential(mean)
+        drift = noise.drift * np.sin(2 * np.pi * self.now / self._period + self._phase)
+        factor = np.exp(drift + noise.jitter * abs(rng.standard_normal()))
+        if self._is_burst:
+            factor *= noise.burst
+        if rng.random() < noise.waits:
+            factor *= 1 + min(2 * rng.pareto(1.5), 20)
+        seconds = float(quiet * factor)
+        for _ in range(rng.poisson(noise.preemptions * seconds)):
+            seconds += rng.exponential(noise.pause)
+        self.now += seconds
+        return seconds
 
 
 class Simulation:
@@ -231,6 +276,7 @@ class Simulation:
     over the best fixed length.
 
     Args:
+        num_prompts: dev prompts, and final ones.
         per_file: how many dev and how many final prompts are of one file.
     """
 
@@ -251,183 +297,155 @@ class Simulation:
 
     def _speeds(self, table: CostTable) -> dict[str, float]:
         once = np.ones((1, self.of.recording.num_prompts))
-        named = zip(self.of.rules, self.of.counts, strict=True)
-        return {TARGET_ALONE.name: 1.0} | {
-            rule.name: float(table.speedup(each, once, rule, RATIO)[0]) for rule, each in named
-        }
+        speeds = {TARGET_ALONE.name: 1.0}
+        for rule, counts in zip(self.of.rules, self.of.counts, strict=True):
+            speeds[rule.name] = table.speedup(counts, once, rule, RATIO).item()
+        return speeds
 
     def _best(self, speeds: Mapping[str, float], rules: Iterable[Candidate]) -> float:
         return max(speeds[rule.name] for rule in rules)
 
     def _costs(self, factor: float) -> CostTable:
         """Return costs at which no head gains more than it should, by bisection."""
-        free = CostTable({RATIO: StepCosts.at_ratio(10)})
+        free = CostTable({RATIO: StepCosts.at_ratio(PASS / STEP)})
         heads = list(self.of.heads)
-        goal = factor * self._best(
-            self._speeds(free), [rule for rule in self.of.rules if rule.family == FIXED]
-        )
+        fixed = [rule for rule in self.of.rules if rule.family == FIXED]
+        goal = factor * self._best(self._speeds(free), fixed)
         low = np.zeros(len(heads))
         high = np.full(len(heads), 2.0)
         for _ in range(30):
             middle = (low + high) / 2
-            speeds = self._speeds(
-                replace(free, head_shares=dict(zip(heads, middle.tolist(), strict=True)))
-            )
-            gains = [
-                self._best(speeds, [rule for rule in self.of.rules if rule.head == head]) > goal
-                for head in heads
-            ]
+            shares = dict(zip(heads, middle.tolist(), strict=True))
+            speeds = self._speeds(replace(free, head_shares=shares))
+            gains = []
+            for head in heads:
+                rules = [rule for rule in self.of.rules if rule.head == head]
+                gains.append(self._best(speeds, rules) > goal)
             low = np.where(gains, middle, low)
             high = np.where(gains, high, middle)
         assert (low > 0).all(), f"these heads cannot gain {factor - 1:.0%}"
         return replace(free, head_shares=dict(zip(heads, high.tolist(), strict=True)))
 
-    def _sampled(self, rng: np.random.Generator) -> list[tuple[RecordedSet, np.ndarray]]:
-        sets = []
-        for role, count, per_file in zip(
-            ("dev", "test"), self.num_prompts, self.per_file, strict=True
-        ):
-            prompts, groups = self.of.sample(rng, count, per_file)
-            counts = [
-                Counts(*(column[prompts] for column in vars(each).values()))
-                for each in self.of.counts
-            ]
-            recorded: Any = SimpleNamespace(num_prompts=count)
-            sets.append((RecordedSet(role, role, recorded, groups, counts), prompts))
-        return sets
+    def _sample(
+        self, rng: np.random.Generator, role: str, count: int, per_file: int
+    ) -> tuple[RecordedSet, np.ndarray]:
+        """Return a set of prompts with the counts of all rules, and their numbers."""
+        prompts, groups = self.of.sample(rng, count, per_file)
+        counts = [
+            Counts(
+                each.tokens[prompts],
+                each.drafted[prompts],
+                each.accepted[prompts],
+                each.rounds[prompts],
+            )
+            for each in self.of.counts
+        ]
+        recording = replace(self.of.recording, prompts=[[0]] * count)
+        return RecordedSet(role, role, recording, groups, counts), prompts
+
+    def _samples(self, rng: np.random.Generator) -> tuple[RecordedSet, RecordedSet, np.ndarray]:
+        """Return dev prompts, final ones, and the numbers of these."""
+        num_dev, num_final = self.num_prompts
+        dev_per_file, final_per_file = self.per_file
+        dev, _ = self._sample(rng, "dev", num_dev, dev_per_file)
+        final, prompts = self._sample(rng, "test", num_final, final_per_file)
+        return dev, final, prompts
 
     def replay(self, rng: np.random.Generator) -> Report:
-        """Return the report of an evaluation that replays everything and decodes nothing."""
-        outcome = Outcome(
-            self.of.rules, self.table, [each for each, _ in self._sampled(rng)]
-        ).chosen()
-        return self._report(outcome)
+        """Return the report of an evaluation that counts costs and decodes nothing."""
+        dev, final, _ = self._samples(rng)
+        return self._report(chosen(self.of.rules, self.table, dev, [final]))
 
-    def decode(self, rng: np.random.Generator, clock: Clock) -> Report:
-        """Return the report of an evaluation that decodes all final prompts.
-
-        Its verdict rests on the clock, or with doubts on replay at the costs of steps that are
-        timed by themselves.
+    def evaluate(self, noise: Noise, rng: np.random.Generator) -> Report:
+        """Return the report of an evaluation that times steps on a noisy machine, and decodes the
+        chosen rules there.
         """
-        (dev, dev_prompts), (final, prompts) = sampled = self._sampled(rng)
+        machine = Machine(rng, noise)
+        dev, final, prompts = self._samples(rng)
+        table = cost_table(
+            CostTable({}, self.table.head_shares),
+            self._timed(machine),
+            Overheads(),
+            self.of.choices,
+        )
+        results = chosen(self.of.rules, table, dev, [final])
+        to_decode = sweep_settings(results.best_of_kinds)
+        measured = self._decoded(machine, to_decode, prompts[:NUM_DECODED])
+        results = replace(results, measured=measured)
+        num_decoded = len(prompts[:NUM_DECODED])
+        doubts = doubts_of(measured, results.predicted(num_decoded), final.groups[:num_decoded])
+        return self._report(replace(results, doubts=[*doubts]))
+
+    def _report(self, results: Results) -> Report:
+        """Return the report of results, of all that its verdict reads."""
+        final = results.reported
+        ratio = results.main_ratio
+        winners = winners_of(final, results, ratio)
+        data = DataSet("simulated", "test", self.num_prompts[1], 1, 1, [], winners)
+        steps = results.cost_table.steps
+        report = Report(
+            {},
+            None if steps is None else steps.estimate,
+            results.doubts,
+            live_rows(results, True, final.groups[:NUM_DECODED]) if results.measured else [],
+            [data],
+            ratio=None if steps is None else interval(steps.ratios()),
+        )
+        return replace(report, verdict=verdict_of(report, results.uses))
+
+    def _timed(self, machine: Machine) -> TimedSteps:
+        """Return what a clock says of steps, as an evaluation times them."""
         shares = self.table.head_shares
-        fit = CostFit(
-            StepCosts(STEP, PASS),
-            {rule.kind: RuleCosts(STEP * shares.get(rule.head or "", 0)) for rule in self.of.rules},
-        )
-        table = replace(self.table, costs={MEASURED: fit.costs}, fit=fit, alone=1 / PASS)
-        outcome = Outcome(self.of.rules, table, [each for each, _ in sampled]).chosen()
-        measured = self._sweep(rng, clock, sweep_settings(decode.best_of_kinds(outcome)), prompts)
-        outcome = replace(
-            outcome, measured=measured, doubts=list(doubts_of(measured, fit, final.groups))
-        )
-        places = enumerate(zip(dev_prompts, dev.groups, strict=True))
-        ids = [
-            (Prompt(str(n), "dev", "", group=str(group)), [int(prompt)])
-            for n, (prompt, group) in places
-        ]
-        setup: Any = SimpleNamespace(
-            pair=None,
-            window=64,
-            head_sizes=shares,
-            counted_costs=lambda: self.table,
-            prompts=SimpleNamespace(dev=PromptSet("dev", "dev", ids)),
-            settings=SimpleNamespace(
-                num_live_prompts=len(prompts), verification=TokenVerification()
-            ),
-        )
-        machine = patch.multiple(
-            decode,
-            sweep=lambda _, name, tried, some: self._sweep(
-                rng, clock, tried, [number for _, (number,) in some]
-            ),
-            step_time_ends=lambda decoder, rules, *until: ends_of(
-                self._steps(rng, clock, rules), rules
-            ),
-            _decoder=lambda setup: None,
-            _tuned_again=lambda setup, outcome, tuning: outcome,
-        )
-        with machine:
-            if outcome.doubts:
-                outcome = decode.settle_by_steps(setup, outcome, cast(Any, None))
-            else:
-                outcome = replace(outcome, tried=decode.tried_on_dev(setup, outcome))
-        return self._report(outcome)
-
-    def _report(self, outcome: Outcome) -> Report:
-        """Return the report of an outcome, of all that its verdict reads."""
-        final = outcome.sets[1]
-        table = outcome.cost_table
-        winners = []
-        for ratio, chosen in outcome.best.items() if outcome.doubts or not outcome.measured else ():
-            counted = {number: final.counts[number] for number in chosen.values()}
-            speeds: Any = {
-                n: table.speedup(each, final.resamples, self.of.rules[n], ratio)
-                for n, each in counted.items()
-            }
-            winners += _winners(final, outcome, ratio, speeds)
-        data_sets = (
-            [DataSet("simulated", "test", self.num_prompts[1], 1, 1, [], winners)]
-            if winners
-            else []
-        )
-        live = live_rows(outcome, True, final.groups) if outcome.measured else []
-        report = Report({}, table.fit, outcome.doubts, live, data_sets, basis=basis_of(outcome))
-        return replace(report, verdict=verdict_of(report, outcome.uses))
-
-    def _steps(
-        self, rng: np.random.Generator, clock: Clock, rules: Iterable[str]
-    ) -> dict[str, np.ndarray]:
-        """Return the seconds of steps by name, of each in 300 turns."""
-        heads = {rule.step_kind: rule.head for rule in self.of.rules}
-        drafts = {PLAIN: STEP} | {
-            name: STEP * (1 + self.table.head_shares.get(heads[name] or "", 0.0)) for name in rules
+        quiet = {PLAIN: IN_A_ROW * STEP, FIRST: STEP, TARGET: PASS}
+        for count in VERIFIED:
+            quiet[f"{count} verified"] = PASS
+        kinds = []
+        for choice in self.of.choices.values():
+            if choice.cls.uses_head:
+                for head in self.of.heads:
+                    kinds.append(step_kind(choice.cls, head))
+                    quiet[kinds[-1]] = IN_A_ROW * STEP * (1 + shares[head])
+            elif choice.cls is not FixedLength:
+                kinds.append(step_kind(choice.cls, None))
+                quiet[kinds[-1]] = IN_A_ROW * STEP
+        steps: dict[str, Step] = {
+            name: partial(machine.run, seconds) for name, seconds in quiet.items()
         }
-        others = {FIRST: STEP, TARGET: PASS} | {f"{count} verified": PASS for count in VERIFIED}
-        quiet = np.array([IN_A_ROW * each for each in drafts.values()] + [*others.values()])
-        seconds = clock.seconds(rng, np.tile(quiet, 300)).reshape(300, -1)
-        seconds[:, : len(drafts)] /= IN_A_ROW
-        return dict(zip([*drafts, *others], seconds.T, strict=True))
+        taken = repeated(
+            steps[TARGET],
+            steps,
+            lambda: machine.now,
+            None,
+            MOST_SECONDS,
+            lambda taken: TimedSteps.of(taken, kinds).is_narrow,
+        )
+        return TimedSteps.of(taken, kinds)
 
-    def _sweep(
-        self,
-        rng: np.random.Generator,
-        clock: Clock,
-        settings: Sequence[Candidate],
-        prompts: Sequence[int],
+    def _decoded(
+        self, machine: Machine, settings: Iterable[Candidate], prompts: np.ndarray
     ) -> list[Measured]:
-        """Return what decoding prompts with every setting in turns measures.
-
-        Only of the target alone, and of every fourth prompt, are there single rounds, which tell
-        how busy the machine was.
-        """
-        turns = [
-            ((turn + n) % len(settings), n)
-            for n in range(len(prompts))
-            for turn in range(len(settings))
-        ]
-        rounds = [self.of.rounds[settings[which].name][prompts[n]] for which, n in turns]
-        steps = STEP * (
-            1 + np.array([self.table.head_shares.get(each.head or "", 0.0) for each in settings])
-        )
-        lengths = [len(each) for each in rounds]
-        quiet = (
-            np.repeat(steps[[which for which, _ in turns]], lengths) * np.concatenate(rounds)[:, 1]
-            + PASS
-        )
-        times = np.split(clock.seconds(rng, quiet), np.cumsum(lengths)[:-1])
-        measured = [Measured(setting, load=[(0.0, 1.0)]) for setting in settings]
-        for (which, n), made, taken in zip(turns, rounds, times, strict=True):
-            tokens, drafted = made.sum(axis=0).tolist()
-            stats = DecodeStats(tokens, drafted, 0, 0, len(made), drafted, float(taken.sum()), 0.0)
-            measured[which].stats.append(stats)
-            some, each = (
-                (taken.tolist(), 1)
-                if settings[which] == TARGET_ALONE and n % 4 == 0
-                else ([stats.seconds], tokens)
-            )
-            measured[which].rounds.append([[each, 0, 0, 0.0, seconds] for seconds in some])
+        """Return what decoding prompts with every setting in turns measures."""
+        measured = [Measured(setting) for setting in settings]
+        for prompt in prompts.tolist():
+            for each in measured:
+                setting = each.setting
+                share = self.table.head_shares.get(setting.head or "", 0.0)
+                rounds = []
+                for tokens, drafted in self.of.rounds[setting.name][prompt].tolist():
+                    drafting = machine.run(drafted * STEP * (1 + share))
+                    verifying = machine.run(PASS)
+                    rounds.append(DecodedRound(tokens, drafted, drafted, drafting, verifying))
+                each.rounds.append(rounds)
+                each.stats.append(_stats(rounds))
+                each.load.append((0.0, 1.0))
         return measured
+
+
+def _stats(rounds: list[DecodedRound]) -> DecodeStats:
+    tokens = sum(each.num_tokens for each in rounds)
+    drafted = sum(each.num_drafted for each in rounds)
+    seconds = sum(each.seconds for each in rounds)
+    return DecodeStats(tokens, drafted, 0, 0, len(rounds), drafted, seconds, 0.0)
 
 
 @dataclass
@@ -435,7 +453,7 @@ class Tally:
     """How often evaluations said what."""
 
     runs: int = 0
-    doubted: int = 0  # did not trust the clock
+    doubted: int = 0  # found decoded rounds unreliable
     heads: int = 0  # said to use a head
     false_wins: int = (
         0  # used a rule with an interval above the best fixed length, and it is no faster
@@ -484,67 +502,70 @@ class Tally:
         )
 
 
-def concluded(simulation: Simulation, runs: int, clock: Clock | None = None) -> Tally:
-    """Return what so many evaluations concluded, by replay or by a clock."""
+def concluded(simulation: Simulation, runs: int, noise: Noise | None = None) -> Tally:
+    """Return what so many evaluations concluded: at counted costs, or on a machine with noise."""
     rng = np.random.default_rng(1)
     tally = Tally()
-    kept = lru_cache(resample_counts)  # they are the same for any prompts of so many groups
-    with ExitStack() as stack:
-        for module in ("decode", "replayed_sets", "rows"):
-            name = f"specheads.evaluation.{module}.resample_counts"
-            stack.enter_context(patch(name, lambda groups: kept(tuple(groups))))
-        for _ in range(runs):
-            tally.add(
-                simulation,
-                simulation.replay(rng) if clock is None else simulation.decode(rng, clock),
-            )
+    for _ in range(runs):
+        tally.add(
+            simulation,
+            simulation.replay(rng) if noise is None else simulation.evaluate(noise, rng),
+        )
     return tally
 
 
 @lru_cache
-def _populations() -> tuple[Population, Population, Population]:
+def _populations() -> dict[str, Population]:
     """Return prompts that are alike, the same with eight heads and no other rules, and prompts of
     75 files that differ.
     """
-    return (
-        Population(1_500),
-        Population(800, heads=8, error=1.0, headless=False),
-        Population(75, size=20, between_files=1.0),
-    )
+    return {
+        "alike": Population(1_500),
+        "eight heads": Population(800, heads=8, error=1.0, headless=False),
+        "files": Population(75, size=20, between_files=1.0),
+    }
 
 
-DECODED = {"num_prompts": (200, 400)}
-IN_FILES = {"per_file": (4, 20)}
-CASES: dict[str, Callable[[int], Tally]] = {
-    "no gain": lambda runs: concluded(Simulation(_populations()[0], 0.0), runs),
-    "no gain of eight heads": lambda runs: concluded(Simulation(_populations()[1], 0.0), runs),
-    "gain of 2 %": lambda runs: concluded(Simulation(_populations()[0], 0.02), runs),
-    "gain of 5 %": lambda runs: concluded(Simulation(_populations()[0], 0.05), runs),
-    "gain of 10 %": lambda runs: concluded(Simulation(_populations()[0], 0.10), runs),
-    "no gain, 50 files": lambda runs: concluded(
-        Simulation(_populations()[2], 0.0, **IN_FILES), runs
-    ),
-    "gain of 5 %, 50 files": lambda runs: concluded(
-        Simulation(_populations()[2], 0.05, **IN_FILES), runs
-    ),
-    "no gain, by a busy clock, 32 prompts": lambda runs: concluded(
-        Simulation(_populations()[0], 0.0, num_prompts=(100, 32)), runs, Clock()
-    ),
-    "no gain, by a busy clock": lambda runs: concluded(
-        Simulation(_populations()[0], 0.0, **DECODED), runs, Clock()
-    ),
-    "no gain, too busy for the clock": lambda runs: concluded(
-        Simulation(_populations()[0], 0.0, num_prompts=(100, 100)), runs, Clock(burst=8)
-    ),
-    "gain of 5 %, too busy for the clock": lambda runs: concluded(
-        Simulation(_populations()[0], 0.05, num_prompts=(100, 100)), runs, Clock(burst=8)
-    ),
-    "gain of 5 %, by a busy clock": lambda runs: concluded(
-        Simulation(_populations()[0], 0.05, **DECODED), runs, Clock()
-    ),
+class Case(NamedTuple):
+    """Evaluations of one kind."""
+
+    population: str  # of `_populations`
+    gain: float  # of the head over the best fixed length
+    noise: Noise | None = None  # None: costs are counted
+    num_prompts: tuple[int, int] = (100, 1_000)
+    per_file: tuple[int, int] = (1, 1)
+
+
+AS_PLAIN = (100, 100)  # the prompts of a plain `specheads evaluate`
+IN_FILES = (4, 20)
+CASES = {
+    "no gain": Case("alike", 0.0),
+    "no gain of eight heads": Case("eight heads", 0.0),
+    "gain of 2 %": Case("alike", 0.02),
+    "gain of 5 %": Case("alike", 0.05),
+    "gain of 10 %": Case("alike", 0.10),
+    "no gain, 50 files": Case("files", 0.0, per_file=IN_FILES),
+    "gain of 5 %, 50 files": Case("files", 0.05, per_file=IN_FILES),
+    "no gain, quiet machine": Case("alike", 0.0, QUIET, AS_PLAIN),
+    "gain of 5 %, quiet machine": Case("alike", 0.05, QUIET, AS_PLAIN),
+    "no gain, busy machine": Case("alike", 0.0, BUSY, AS_PLAIN),
+    "no gain of eight heads, busy machine": Case("eight heads", 0.0, BUSY, AS_PLAIN),
+    "gain of 5 %, busy machine": Case("alike", 0.05, BUSY, AS_PLAIN),
+    "no gain, crowded machine": Case("alike", 0.0, CROWDED, AS_PLAIN),
+    "gain of 5 %, crowded machine": Case("alike", 0.05, CROWDED, AS_PLAIN),
+    "gain of 10 %, crowded machine": Case("alike", 0.10, CROWDED, AS_PLAIN),
 }
+
+
+def tally_of(case: Case, runs: int) -> Tally:
+    """Return what so many evaluations of a case concluded."""
+    population = _populations()[case.population]
+    simulation = Simulation(population, case.gain, case.num_prompts, case.per_file)
+    return concluded(simulation, runs, case.noise)
+
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    for name, of in CASES.items():
-        print(f"{name}: {of(400)}", flush=True)
+    runs = int(sys.argv[1]) if len(sys.argv) > 1 else 400
+    for name, case in CASES.items():
+        print(f"{name}: {tally_of(case, runs)}", flush=True)

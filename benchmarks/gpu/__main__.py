@@ -8,8 +8,7 @@ take? By default the pair has the shapes of Llama 3.1 8B and Llama 3.2 1B, and r
 head is untrained, and prompts are random tokens. Rounds accept drafted tokens at a given rate,
 whatever the models say, and no response ends early.
 
-Tables are written as soon as they are measured, so that a script which fails or is killed loses
-none of them. With `--tiny` models take seconds, only to see that the scripts work.
+Each table is written when it is measured, so that a script that fails or is killed loses none. With `--tiny` models take seconds, only to see that the scripts work.
 """
 
 import argparse
@@ -28,7 +27,7 @@ from specheads import AcceptanceHead, HeadConfig, SpeculativeDecoder, Warp, load
 from specheads.data_gen.shard_rows import label_responses
 from specheads.decoding.records import DecodeStats
 from specheads.decoding.responses import Responder
-from specheads.decoding.step_times import bytes_of_step, now, step_times
+from specheads.decoding.step_times import TimedSteps, bytes_of_step, now, time_steps
 from specheads.decoding.stopping import FixedLength, HeadThreshold, StoppingRule
 from specheads.decoding.verification import SyntheticVerification
 from specheads.pair.config import checked_device
@@ -266,14 +265,16 @@ def timed(run: Callable[[], object], device: torch.device, repeats: int) -> floa
 def seconds_of(
     decoder: SpeculativeDecoder, context: int, repeats: int, verified: Sequence[int]
 ) -> dict[str, float]:
-    """Return the median seconds of the steps of a decoder that stops by a head, by name."""
+    """Return the seconds of the steps of a decoder that stops by a head, by name."""
     drafted = [count - 1 for count in verified if count > 1]
-    times = step_times(decoder, {"head": decoder.stopping}, context, repeats, drafted)
+    rules = {"head": decoder.stopping}
+    taken = time_steps(decoder, rules, context, repeats=repeats, verified=drafted)
+    times = TimedSteps.of(taken, list(rules)).estimate
     costs = times.costs
     verifications = {f"verification of {count + 1}": costs.verification[count] for count in drafted}
     drafts = {
         DRAFT: costs.draft_seconds,
-        DRAFT_WITH_HEAD: costs.draft_seconds + times.rules["head"].step_seconds,
+        DRAFT_WITH_HEAD: times.draft_seconds_of("head"),
     }
     return {ALONE: costs.target_seconds} | verifications | drafts
 

@@ -17,7 +17,8 @@ class StepCosts:
     draft_seconds: float
     target_seconds: float  # one forward pass of the target, which verifies no drafted token
     verified_seconds: float = 0.0  # more for each drafted token
-    round_seconds: float = 0.0
+    round_seconds: float = 0.0  # of a round with a draft, besides its steps
+    alone_overhead: float = 0.0  # of a token of the target alone, besides its forward pass
     # Measured seconds of verifying 0, 1, 2, ... drafted tokens, where there are any; beyond them
     # each token takes `verified_seconds`.
     verification: tuple[float, ...] = ()
@@ -29,6 +30,11 @@ class StepCosts:
     def ratio(self) -> float:
         """How many draft steps one forward pass of the target costs."""
         return self.target_seconds / self.draft_seconds if self.draft_seconds else float("inf")
+
+    @property
+    def alone_seconds(self) -> float:
+        """The seconds of a token of the target alone."""
+        return self.target_seconds + self.alone_overhead
 
     @classmethod
     def at_ratio(cls, ratio: float) -> "StepCosts":
@@ -48,34 +54,15 @@ class StepCosts:
         """Return the seconds (...) of draft steps (...) and of rounds (..., n + 1), counted by
         their drafted tokens 0 to n.
         """
-        each = self.round_seconds + self.verify_seconds(np.arange(rounds.shape[-1]))
+        each = self.seconds_of_rounds(rounds.shape[-1])
         return self.draft_seconds * draft_calls + rounds @ each
 
-    def with_rule(self, rule: "RuleCosts") -> "StepCosts":
-        return replace(
-            self,
-            draft_seconds=self.draft_seconds + rule.step_seconds,
-            round_seconds=self.round_seconds + rule.round_seconds,
-        )
+    def seconds_of_rounds(self, count: int) -> np.ndarray:
+        """Return the seconds (count,) of rounds that verify 0, 1, ... drafted tokens, besides their
+        draft steps.
+        """
+        return self.round_seconds + self.verify_seconds(np.arange(count))
 
-
-@dataclass(frozen=True)
-class RuleCosts:
-    """Seconds that a stopping rule adds: to each draft step, and to each round."""
-
-    step_seconds: float = 0.0
-    round_seconds: float = 0.0
-
-
-def non_decreasing(values: np.ndarray, weight: np.ndarray) -> np.ndarray:
-    """Return the closest values that never fall, by weighted least squares (pooling adjacent
-    violators).
-    """
-    pools: list[tuple[float, float, int]] = []  # mean, weight, members
-    for value, value_weight in zip(values.tolist(), weight.tolist(), strict=True):
-        pools.append((value, value_weight, 1))
-        while len(pools) > 1 and pools[-2][0] > pools[-1][0]:
-            (low, less, some) = pools.pop()
-            (high, more, others) = pools.pop()
-            pools.append(((low * less + high * more) / (less + more), less + more, some + others))
-    return np.concatenate([np.full(members, mean) for mean, _, members in pools])
+    def with_rule(self, step_seconds: float) -> "StepCosts":
+        """Return the costs with a rule that adds `step_seconds` to each draft step."""
+        return replace(self, draft_seconds=self.draft_seconds + step_seconds)

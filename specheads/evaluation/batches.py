@@ -14,8 +14,7 @@ from specheads.decoding.decoder import Baseline, Decoder, SpeculativeDecoder
 from specheads.decoding.engine.cuda_graph import GraphEngine
 from specheads.decoding.records import DecodeStats, Generation
 from specheads.evaluation.candidates import FIXED, TARGET_ALONE, Candidate
-from specheads.evaluation.decode import best_of_kinds
-from specheads.evaluation.replayed_sets import Outcome
+from specheads.evaluation.replayed_sets import Results
 from specheads.evaluation.report import BatchRow, BatchTable, rule_fields
 from specheads.evaluation.setup import Setup
 from specheads.evaluation.sweep import Sweep, response_seed
@@ -65,7 +64,7 @@ class BatchRun:
         ]
 
 
-def decode_batches(setup: Setup, outcome: Outcome) -> list[BatchTable]:
+def decode_batches(setup: Setup, results: Results) -> list[BatchTable]:
     """Return for each number of rows the target alone, its best fixed length, and the best rules
     with and without a head.
     """
@@ -88,13 +87,13 @@ def decode_batches(setup: Setup, outcome: Outcome) -> list[BatchTable]:
             "each prompt once" if len(made) == len(prompts) else how,
         )
     fixed = sorted(
-        (each for each in outcome.candidates if each.family == FIXED),
+        (each for each in results.candidates if each.family == FIXED),
         key=lambda each: each.parameters["num_tokens"],
     )
     lengths = [each for each in fixed if each.parameters["num_tokens"] <= LONGEST_FIXED] or fixed[
         :1
     ]
-    shared = [rule for rule in best_of_kinds(outcome) if rule.family != FIXED]
+    shared = [rule for rule in results.best_of_kinds if rule.family != FIXED]
     settings = {
         size: [TARGET_ALONE, best_fixed(setup, lengths, size), *shared] for size in requests
     }
@@ -205,7 +204,7 @@ def _ready(
     for decoder in decoders:
         _decoded(sweep, decoder, requests if captures else requests[:size], size, 0)
     logger.info(
-        "batches of %d: ready after %.1f s, which no figure contains",
+        "batches of %d: ready after %.1f s, which is excluded from timings",
         size,
         time.perf_counter() - start,
     )

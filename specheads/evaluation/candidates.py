@@ -6,19 +6,18 @@ import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 
-from specheads.decoding.step_costs import RuleCosts, StepCosts
-from specheads.decoding.stopping import FixedLength, StoppingRule, logistic_inputs
+from specheads.decoding.step_costs import StepCosts
+from specheads.decoding.step_times import TimedSteps
+from specheads.decoding.stopping import Fitting, FixedLength, StoppingRule, logistic_inputs
 from specheads.decoding.verification import VerificationRule
 from specheads.errors import UserError, is_number
 from specheads.evaluation.report import MEASURED, RuleFields
 from specheads.heads.head import AcceptanceHead
 from specheads.heads.metrics import fit_logistic
-from specheads.replay.cost import CostFit
 from specheads.replay.recording import Recording
 from specheads.replay.replay import (
     GROUND_TRUTH,
@@ -36,11 +35,16 @@ ORACLE = "oracle"
 TARGET = "target"
 OF_VERIFICATION = "of_verification"  # the family of a verification rule's own stopping rule
 CEILING_THRESHOLDS = [round(0.05 * step, 2) for step in range(1, 20)]
-# Acceptable values in place of those that are fitted, while nothing is recorded
-MADE_UP_FIT = SimpleNamespace(
-    logistic=lambda names: dict.fromkeys(names, 0.0),
-    auto_threshold=lambda head, max_tokens, costs: 0.5,
-)
+
+
+class _MadeUp(Fitting):
+    """Acceptable values in place of those that are fitted, while nothing is recorded."""
+
+    def logistic(self, names: Sequence[str]) -> dict[str, float]:
+        return dict.fromkeys(names, 0.0)
+
+    def auto_threshold(self, max_tokens: int) -> float:
+        return 0.5
 
 
 @dataclass(frozen=True)
@@ -58,17 +62,20 @@ class RuleChoice:
         }
         return replace(self, arguments=known)
 
-    def samples(self) -> list[StoppingRule]:
-        """Return the rule with each combination of its values; what is fitted is made up."""
+    def samples(self, head: AcceptanceHead | None = None) -> list[StoppingRule]:
+        """Return the rule with each combination of its values; what is fitted is made up, and the
+        head too, if none is given.
+        """
         cls = self.cls
-        head = RecordedHead("any", "next_token") if cls.uses_head else None
+        its_head: AcceptanceHead | RecordedHead | None = head
+        if its_head is None and cls.uses_head:
+            its_head = RecordedHead("any", "next_token")
         rules = []
-        for arguments in _combinations(
-            {key: _listed(value) for key, value in self.arguments.items()}
-        ):
+        choices = {key: _listed(value) for key, value in self.arguments.items()}
+        for arguments in _combinations(choices):
             if cls.open_parameters(arguments):
-                arguments = cls.fit(arguments, MADE_UP_FIT, head, StepCosts.at_ratio(10))
-            rules.append(_made(cls, arguments, head))
+                arguments = cls.fit(arguments, _MadeUp())
+            rules.append(_made(cls, arguments, its_head))
         return rules
 
 
@@ -104,6 +111,8 @@ class Candidate(RuleFields):
     parameters: Mapping[str, Any] = field(default_factory=dict)
     ratio: str | None = None  # the cost ratio that it was fitted to; None: it suits all
     verification: VerificationRule | None = None  # None: that of the evaluation
+    # With another verification, the name of the same rule under that of the evaluation
+    same_rule: str | None = None
     arguments: Mapping[str, Any] = field(
         default_factory=dict
     )  # those of its class, as fitted, without a head
@@ -111,14 +120,12 @@ class Candidate(RuleFields):
     @property
     def step_kind(self) -> str:
         """The name of what decides the cost of its draft steps: its class, and its head."""
-        return type(self.rule or self.live).__name__ + (f" of {self.head}" if self.head else "")
+        return step_kind(type(self.rule or self.live), self.head)
 
-    @property
-    def kind(self) -> str:
-        """The name of everything that decides its cost: that of its draft steps, and another
-        verification rule.
-        """
-        return self.step_kind + (f" under {self.verification.label}" if self.verification else "")
+
+def step_kind(cls: type, head: str | None) -> str:
+    """Return the name of what decides the cost of a rule's draft steps: its class and its head."""
+    return cls.__name__ if head is None else f"{cls.__name__} of {head}"
 
 
 TARGET_ALONE = Candidate(TARGET, "target alone", None, None, {"num_tokens": 0})
@@ -145,61 +152,33 @@ def typed(name: str, values: Mapping[str, Any]) -> str:
 
 @dataclass(frozen=True)
 class CostTable:
-    """StepCosts by the name of their ratio, and the costs that heads and rules add.
+    """StepCosts by the name of their ratio, and what heads and rules add to a draft step.
 
     Bounds pay nothing for their knowledge.
     """
 
     costs: Mapping[str, StepCosts]
-    head_shares: Mapping[str, float] = field(
-        default_factory=dict
-    )  # each head's cost as a share of a draft step, at the ratios
-    fit: CostFit | None = None  # what was fitted to decoded rounds
-    measured_heads: Mapping[str, float] = field(
-        default_factory=dict
-    )  # the seconds that each head adds to a draft step here
-    # The costs that kinds of rules without timed rounds add, by whether they have a head: the
-    # median of those of timed kinds. If they were taken to add nothing, rules without timed rounds
-    # would look best.
-    untimed: Mapping[bool, RuleCosts] = field(default_factory=dict)
-    alone: float | None = None  # tokens per second of the target alone, by the median of its steps
-    halves: Sequence[
-        "CostTable"
-    ] = ()  # measured costs for the even and the odd prompts, each from the rounds of the others
-    ends: Sequence[
-        "CostTable"
-        # Where steps were timed by themselves: the low end of their range, the middle, the high end
-    ] = ()
+    # Each head's cost as a share of a draft step, counted from its weights, at the given ratios
+    head_shares: Mapping[str, float] = field(default_factory=dict)
+    steps: TimedSteps | None = None  # the steps that were timed here, for MEASURED
 
-    def of_head(self, head: str | None, ratio: str) -> StepCosts:
-        """Return the costs at a ratio of a rule with a head, given by name, or without one."""
+    def of_kind(self, step_kind: str, head: str | None, ratio: str) -> StepCosts:
+        """Return the costs at a ratio of rules of one kind, see `Candidate.step_kind`, with a head
+        given by name, or without one.
+        """
         costs = self.costs[ratio]
-        if head is None:
-            return costs
-        step = self.head_shares.get(head, 0.0) * costs.draft_seconds
-        if ratio == MEASURED:
-            step = self.measured_heads.get(head, step)
-        return costs.with_rule(RuleCosts(step_seconds=step))
+        if ratio == MEASURED and self.steps is not None:
+            return costs.with_rule(self.steps.estimate.rules.get(step_kind, 0.0))
+        share = 0.0 if head is None else self.head_shares.get(head, 0.0)
+        return costs.with_rule(share * costs.draft_seconds)
 
     def of(self, rule: Candidate, ratio: str) -> StepCosts:
         """Return the costs of a rule at a ratio."""
-        if rule.rule is None:  # the oracle
-            return self.costs[ratio]
-        if ratio == MEASURED and self.fit is not None and rule.kind in self.fit.rules:
-            return self.costs[ratio].with_rule(self.fit.rules[rule.kind])
-        costs = self.of_head(rule.head, ratio)
-        return (
-            costs.with_rule(self.untimed.get(rule.head is not None, RuleCosts()))
-            if ratio == MEASURED
-            else costs
-        )
+        return self.costs[ratio] if rule.bound else self.of_kind(rule.step_kind, rule.head, ratio)
 
     def head_share(self, rule: Candidate, ratio: str) -> float | None:
-        """Return a head's cost at a ratio, as a share of a draft step.
-
-        None without a head or a draft step.
-        """
-        if rule.head is None or not self.costs[ratio].draft_seconds:
+        """Return a head's cost at a ratio, as a share of a draft step; None without a head."""
+        if rule.head is None:
             return None
         return self.of(rule, ratio).draft_seconds / self.costs[ratio].draft_seconds - 1
 
@@ -211,22 +190,34 @@ class CostTable:
         ratio: str,
         free_head: bool = False,
     ) -> np.ndarray:
-        """Return the speed-up over the target alone (R,) by `resamples` (R, P).
+        """Return the speed-up over the target alone (R,) by `resamples` (R, P) of prompts.
 
-        `free_head`: as if it cost nothing.
-        """
-        costs = self.of(rule, ratio)
-        if free_head:
-            costs = replace(self.costs[ratio], round_seconds=costs.round_seconds)
-        seconds = resamples @ costs.seconds(counts.drafted, counts.rounds)
-        return (resamples @ counts.tokens) / seconds / (self.alone if ratio == MEASURED else 1.0)
+        Timed steps are resampled along with the prompts: after the first row, which is the prompts
+        themselves, each row has the costs of one resample of the steps.
 
-    def for_prompts(self, rule: Candidate, num_prompts: int) -> list[StepCosts]:
-        """Return the measured costs of a rule on each of the first prompts, from rounds of other
-        prompts if there are enough.
+        Args:
+            free_head: exclude what the head adds to a draft step.
         """
-        halves = self.halves or (self, self)
-        return [halves[number % 2].of(rule, MEASURED) for number in range(num_prompts)]
+        costs = self.costs[ratio]
+        rule_costs = costs if free_head else self.of(rule, ratio)
+        draft_seconds = np.full(1, rule_costs.draft_seconds)
+        places = np.zeros(len(resamples), dtype=int)
+        all_costs: Sequence[StepCosts] = [costs]
+        if ratio == MEASURED and self.steps is not None and self.steps.resamples:
+            is_free = free_head or rule.bound
+            timed = [self.steps.estimate, *self.steps.resamples]
+            all_costs = [each.costs for each in timed]
+            draft_seconds = np.array(
+                [each.draft_seconds_of("" if is_free else rule.step_kind) for each in timed]
+            )
+            places[1:] = 1 + np.arange(len(resamples) - 1) % len(self.steps.resamples)
+        longest = counts.rounds.shape[-1]
+        round_seconds = np.array([each.seconds_of_rounds(longest) for each in all_costs])
+        alone_seconds = np.array([each.alone_seconds for each in all_costs])
+        draft_calls = resamples @ counts.drafted
+        drafting = draft_calls * draft_seconds[places]
+        verifying = ((resamples @ counts.rounds) * round_seconds[places]).sum(axis=1)
+        return (resamples @ counts.tokens) * alone_seconds[places] / (drafting + verifying)
 
 
 GRID = np.linspace(
@@ -236,23 +227,19 @@ GRID = np.linspace(
 
 @dataclass(frozen=True)
 class Tuning:
-    """The fits (see `StoppingRule.fit`) of rules' open parameters to a recording of dev prompts,
-    with the costs at each ratio.
+    """The fits of rules' open parameters to a recording of dev prompts, with the costs at each
+    ratio; what several values of a rule ask for is computed once.
     """
 
     recording: Recording
     cost_table: CostTable
     _curves: dict[tuple[RecordedHead, int], list[Counts]] = field(default_factory=dict)
-    _fits: dict[Any, dict[str, float]] = field(
-        default_factory=dict
-    )  # kept, because every value of a rule asks for them again
+    _weights: dict[tuple[str, ...], dict[str, float]] = field(default_factory=dict)
 
     def logistic(self, names: Sequence[str]) -> dict[str, float]:
-        """Return the weights of a logistic of the draft's confidence.
-
-        For `names` see `logistic_inputs`.
-        """
-        if tuple(names) not in self._fits:
+        """Return the weights of a logistic of the draft's confidence; see `Fitting`."""
+        key = tuple(names)
+        if key not in self._weights:
             node, _, accepted, _ = self.recording.labels()
             features = {
                 name: self.recording.features[name][node]
@@ -260,8 +247,8 @@ class Tuning:
             }
             inputs = [name for name in names if name != "bias"]
             weights = fit_logistic(logistic_inputs(inputs, features), accepted.double()).tolist()
-            self._fits[tuple(names)] = dict(zip([*inputs, "bias"], weights, strict=True))
-        return self._fits[tuple(names)]
+            self._weights[key] = dict(zip([*inputs, "bias"], weights, strict=True))
+        return self._weights[key]
 
     @cached_property
     def mean_acceptance(self) -> float:
@@ -282,12 +269,10 @@ class Tuning:
                 replayed.per_prompt(self.recording.num_prompts) for replayed in rounds
             ]
         curve = self._curves[head, max_tokens]
-        tokens, seconds = np.array(
-            [(each.tokens.sum(), costs.seconds(each.drafted, each.rounds).sum()) for each in curve]
-        ).T
-        throughputs = (
-            tokens * (costs.draft_seconds + costs.verified_seconds) / seconds
-        )  # at GRID, per draft step
+        tokens = np.array([each.tokens.sum() for each in curve])
+        seconds = np.array([costs.seconds(each.drafted, each.rounds).sum() for each in curve])
+        step_seconds = costs.draft_seconds + costs.verified_seconds
+        throughputs = tokens * step_seconds / seconds  # at GRID, per draft step
         worth = self.mean_acceptance ** (2 if head.config.predicts == "input_token" else 1)
         excess = worth * (1 - GRID) - throughputs  # positive where going on would pay
         if not (excess > 0).any():
@@ -295,6 +280,22 @@ class Tuning:
         last = int(np.flatnonzero(excess > 0)[-1])
         part = excess[last] / (excess[last] - excess[last + 1]) if last + 1 < len(GRID) else 0.0
         return round(float(GRID[last] + part * (GRID[1] - GRID[0])), 3)
+
+
+@dataclass(frozen=True)
+class RuleFitting(Fitting):
+    """The fitting of one rule, with its recorded head, at the costs of its steps."""
+
+    tuning: Tuning
+    head: RecordedHead | None
+    costs: StepCosts
+
+    def logistic(self, names: Sequence[str]) -> dict[str, float]:
+        return self.tuning.logistic(names)
+
+    def auto_threshold(self, max_tokens: int) -> float:
+        assert self.head is not None
+        return self.tuning.auto_threshold(self.head, max_tokens, self.costs)
 
 
 def candidates(
@@ -390,20 +391,21 @@ def _fitted(
     open_names = cls.open_parameters(arguments)
     if not open_names:
         yield None, dict(arguments)
-    elif tuning is None:
+        return
+    if tuning is None:
         raise UserError(
             f"{cls.__name__} leaves {', '.join(sorted(open_names))} to be fitted on recorded dev"
             " prompts, but nothing is recorded here; give a value, or leave this rule out of"
             " stopping=."
         )
-    elif open_names & cls.fitted_to_costs:
-        for ratio in tuning.cost_table.costs:
-            yield (
-                ratio,
-                cls.fit(arguments, tuning, head, tuning.cost_table.of_head(head_name, ratio)),
-            )
-    else:
-        yield None, cls.fit(arguments, tuning, head, None)
+    table = tuning.cost_table
+    for ratio in table.costs:
+        costs = table.of_kind(step_kind(cls, head_name), head_name, ratio)
+        fitted = cls.fit(arguments, RuleFitting(tuning, head, costs))
+        if not open_names & cls.fitted_to_costs:
+            yield None, fitted
+            return
+        yield ratio, fitted
 
 
 def _made(

@@ -9,9 +9,7 @@ from typing import NamedTuple, TypeVar
 from specheads.decoding.records import LARGEST_DRIFT, REMEDY
 from specheads.evaluation.candidates import FIXED, TARGET, TARGET_ALONE
 from specheads.evaluation.report import (
-    COUNTED,
     MEASURED,
-    ROUNDS,
     Answer,
     BatchRow,
     BatchTable,
@@ -24,7 +22,7 @@ from specheads.evaluation.report import (
     Verdict,
     Winner,
 )
-from specheads.replay.intervals import Interval
+from specheads.replay.intervals import Interval, is_clearly_faster
 
 
 class Shown(NamedTuple):
@@ -67,22 +65,17 @@ PREFERRED = "10"  # ratio to begin with where none was measured
 
 
 def ratios_of(report: Report) -> list[str]:
-    """Return every ratio that has predictions, the measured one first, or last if it is not to be
-    trusted.
-    """
+    """Return every ratio that has predictions, the measured one first."""
     ratios = {row.ratio for data_set in report.data_sets for row in data_set.winners}
-    ratios |= {
-        ratio for data_set in report.data_sets for row in data_set.rules for ratio in row.speedup
-    }
-    measured = -inf if is_trusted(report, MEASURED) else inf
-    return sorted(ratios, key=lambda ratio: measured if ratio == MEASURED else float(ratio))
+    for data_set in report.data_sets:
+        for row in data_set.rules:
+            ratios |= row.speedup.keys()
+    return sorted(ratios, key=lambda ratio: -inf if ratio == MEASURED else float(ratio))
 
 
 def preferred(ratios: Sequence[str]) -> str | None:
-    """Return which of `ratios_of` a reader sees first: the measured one where it is to be
-    trusted.
-    """
-    return PREFERRED if PREFERRED in ratios and ratios[0] != MEASURED else next(iter(ratios), None)
+    """Return which of `ratios_of` a reader sees first: the measured one where there is one."""
+    return PREFERRED if PREFERRED in ratios and MEASURED not in ratios else next(iter(ratios), None)
 
 
 def first_ratio(report: Report) -> str | None:
@@ -99,20 +92,10 @@ def main_data_set(report: Report) -> int | None:
 
 
 def ratio_text(report: Report, ratio: str) -> str:
-    """Return a ratio as a reader knows it.
-
-    That of this machine with its number, and marked if it is not to be trusted.
-    """
-    if ratio != MEASURED:
+    """Return a ratio as a reader knows it: that of this machine with its number."""
+    if ratio != MEASURED or report.ratio is None:
         return ratio
-    how = ("counted" if _is_counted(report) else MEASURED) + (
-        "" if is_trusted(report, ratio) else ", doubtful"
-    )
-    return f"{report.costs.ratio:.1f} ({how})" if report.costs else how
-
-
-def _is_counted(report: Report) -> bool:
-    return report.basis is not None and report.basis.costs == COUNTED
+    return f"{report.ratio.value:.1f} ({MEASURED})"
 
 
 def winners_at(data_set: DataSet, ratio: str | None) -> list[Winner]:
@@ -121,18 +104,6 @@ def winners_at(data_set: DataSet, ratio: str | None) -> list[Winner]:
     """
     winners = [row for row in data_set.winners if row.ratio == ratio]
     return sorted(winners, key=lambda row: (row.bound, -row.dev_speedup))
-
-
-def is_trusted(report: Report, ratio: str) -> bool:
-    """Whether predictions at a ratio can be trusted.
-
-    At the measured ratio they cannot if they are from doubtful rounds.
-    """
-    return (
-        ratio != MEASURED
-        or not report.doubts
-        or (report.basis is not None and report.basis.costs != ROUNDS)
-    )
 
 
 Row = TypeVar("Row", LiveRow, Winner)
@@ -146,8 +117,8 @@ def _kind_of(row: LiveRow | Winner) -> Kind:
 
 
 def dev_speed(row: LiveRow | Winner) -> float:
-    """Return a setting's speed-up on dev prompts; on these where it was not tried there."""
-    return row.speedup.value if row.dev_speedup is None else row.dev_speedup
+    """Return a setting's speed-up on dev prompts; of one that was only decoded, on these."""
+    return row.dev_speedup if isinstance(row, Winner) else row.speedup.value
 
 
 def fastest_by_kind(rows: Iterable[Row]) -> dict[Kind, Row]:
@@ -169,35 +140,29 @@ def fastest_of(batches: BatchTable) -> BatchRow:
 
 
 def verdict_of(report: Report, uses: Mapping[str, str]) -> Verdict | None:
-    """Return what to use: by what was decoded, else by replay.
+    """Return what to use: by replay, or by decoding where nothing was replayed.
 
     `uses` names by ratio the setting that dev prompts chose.
     """
     number = main_data_set(report)
     answers = dict[str, Answer]()
     if number is not None:
-        won = {ratio: winners_at(report.data_sets[number], ratio) for ratio in ratios_of(report)}
-        answers = {
-            ratio: _answer(ratio, rows, uses.get(ratio)) for ratio, rows in won.items() if rows
-        }
-    is_tried = not report.doubts and any(row.dev_speedup is not None for row in report.live)
-    is_live = bool(report.live) and (is_tried or not answers)
-    if is_live:
-        answers[MEASURED] = _answer(MEASURED, report.live, uses.get(MEASURED))
-    main = MEASURED if is_live else preferred(list(answers))
+        for ratio in ratios_of(report):
+            if rows := winners_at(report.data_sets[number], ratio):
+                answers[ratio] = _answer(ratio, rows, uses.get(ratio))
+    elif report.live:
+        answers[MEASURED] = _answer(MEASURED, report.live, None)
+    main = preferred(list(answers))
     if main is None:
         return None
     answer = answers.pop(main)
-    changes = [
-        ratio
-        for ratio, other in answers.items()
-        if is_trusted(report, ratio) and other.use != answer.use
-    ]
+    others = [*answers.values()]
     return Verdict(
         answer,
-        [*answers.values()],
-        changes,
-        _rests_on(report, main, is_live, is_tried),
+        others,
+        [other.ratio for other in others if other.use != answer.use],
+        _rests_on(report, main),
+        _decoded(report, answer),
         _doubt(report),
     )
 
@@ -216,13 +181,10 @@ def _answer(ratio: str, rows: Sequence[Row], use: str | None) -> Answer:
     order = sorted(
         choices, key=lambda kind: dev_speed(fastest[kind]) if kind in fastest else 1.0, reverse=True
     )
-    used = next((kind for kind in order if choices[kind].name == use), order[0])
+    used = next((kind for kind in order if choices[kind].name == use), next(iter(order)))
     skip = None
-    if (
-        (head := fastest.get(Kind.HEAD)) is not None
-        and used != Kind.HEAD
-        and head.over_headless is not None
-    ):
+    head = fastest.get(Kind.HEAD)
+    if head is not None and used != Kind.HEAD and head.over_headless is not None:
         other = choices[next(kind for kind in order if kind != Kind.HEAD)].name
         skip = (
             f"on dev prompts it was not clearly faster than {other}; here it is"
@@ -231,43 +193,66 @@ def _answer(ratio: str, rows: Sequence[Row], use: str | None) -> Answer:
     return Answer(ratio, used, {kind: choices[kind] for kind in Kind if kind in choices}, skip)
 
 
-def _rests_on(report: Report, ratio: str, is_live: bool, is_tried: bool) -> str:
-    basis = report.basis
+def _rests_on(report: Report, ratio: str) -> str:
     number = main_data_set(report)
-    text = f"Measured here on {report.context.get('num_live_prompts', 'some')} prompts"
-    if not is_live and number is not None:
-        text = (
-            f"Replayed at ratio {ratio_text(report, ratio)} on"
-            f" {report.data_sets[number].num_prompts} prompts"
-        )
-    name = "" if number is None else f" of {report.data_sets[number].name}"
-    chosen = (
-        "chosen on dev prompts" if is_tried or not is_live else "the fastest of these same prompts"
+    if number is None:
+        prompts = report.context.get("num_live_prompts", "some")
+        return f"Measured here on {prompts} prompts, the fastest of these same prompts."
+    data = report.data_sets[number]
+    text = (
+        f"Replayed at ratio {ratio_text(report, ratio)} on {data.num_prompts} prompts of"
+        f" {data.name}, chosen on dev prompts; "
     )
-    if ratio != MEASURED or basis is None:
-        return f"{text}{name}, {chosen}; {counted_text(report, ratio)}."
-    low, value, high = (
-        f"{each:.1f}" for each in (basis.ratio.low, basis.ratio.value, basis.ratio.high)
-    )
+    if ratio != MEASURED or report.ratio is None:
+        return f"{text}{counted_text(report, ratio)}."
+    known = report.ratio
     return (
-        f"{text}{name}, {chosen}; by {basis.costs} a step of the target costs {value} draft steps"
-        f" [{low}, {high}]."
+        f"{text}as timed here, a step of the target costs {known.value:.1f} draft steps"
+        f" [{known.low:.1f}, {known.high:.1f}]."
     )
+
+
+def _decoded(report: Report, answer: Answer) -> list[str]:
+    """Return what decoding says of the setting to use: its speed, next to the predicted one, and
+    what another verification rule adds.
+    """
+    name = answer.choices[answer.use].name
+    decoded = {row.name: row for row in report.live}
+    if answer.ratio != MEASURED or not report.data_sets or name not in decoded:
+        return []
+    row = decoded[name]
+    sentences = []
+    if row.replayed_tokens_per_second is not None:
+        predicted = row.replayed_tokens_per_second / row.tokens_per_second.value
+        sentences.append(
+            f"Decoded on {report.context.get('num_live_prompts', 'some')} of these prompts:"
+            f" {times(row.speedup)} the target alone; predicted tokens per second were"
+            f" {signed(predicted)}\u00a0% off."
+        )
+    for other in report.live:
+        if other.same_rule == name and other.over_same_rule is not None:
+            sentences.append(
+                f"Under {other.verification} verification, its decoded rounds are"
+                f" {change(other.over_same_rule)} faster."
+            )
+    return sentences
+
+
+def faster_verification(report: Report, name: str) -> LiveRow | None:
+    """Return the decoded row of another verification rule under which the setting of this name is
+    clearly faster.
+    """
+    for row in report.live:
+        if row.same_rule == name and is_clearly_faster(row.over_same_rule):
+            return row
+    return None
 
 
 def _doubt(report: Report) -> str | None:
-    """Return in a line why timing is unreliable, with what the range of costs leaves open."""
-    if not report.doubts:
-        return None
-    first = report.doubts[0]
-    basis = report.basis
-    text = f"{first[:1].lower()}{first[1:].removesuffix('.')}"
-    if basis is None or len(set(basis.choices)) <= 1:
-        return text
-    low = basis.ratio.low
-    high = basis.ratio.high
-    (first, *_, last) = basis.choices
-    return f"{text}; at ratio {low:.1f} {first} is best; at ratio {high:.1f} {last} is best"
+    """Return in a line why timing is unreliable."""
+    for text in report.doubts:
+        return f"{text[:1].lower()}{text[1:].removesuffix('.')}"
+    return None
 
 
 def use_text(answer: Answer) -> str:
@@ -303,34 +288,25 @@ def use_text(answer: Answer) -> str:
 
 def changes_text(report: Report, verdict: Verdict) -> str:
     """Return whether another ratio of costs changes the kind of the setting to use."""
-    same = [
-        ratio_text(report, each.ratio) for each in verdict.others if is_trusted(report, each.ratio)
-    ]
+    if not verdict.others:
+        return "not known, no other was replayed"
     if not verdict.changes:
-        return (
-            f"no: at {', '.join(same)} it is the {verdict.answer.use}, too"
-            if same
-            else "not known, no other was replayed"
-        )
-    changed = [each for each in verdict.others if each.ratio in verdict.changes]
-    return (
-        "yes:"
-        f" {', '.join(f'at {ratio_text(report, each.ratio)} the {each.use}' for each in changed)}"
-    )
+        same = ", ".join(ratio_text(report, each.ratio) for each in verdict.others)
+        return f"no: at {same} it is the {verdict.answer.use}, too"
+    changed = []
+    for each in verdict.others:
+        if each.ratio in verdict.changes:
+            changed.append(f"at {ratio_text(report, each.ratio)} the {each.use}")
+    return f"yes: {', '.join(changed)}"
 
 
 def used_at(report: Report, ratio: str) -> str | None:
-    """Return the name of the rule to use at a ratio.
-
-    None where that is not known, or not to be trusted.
-    """
-    answers = (
-        [report.verdict.answer, *report.verdict.others]
-        if report.verdict and is_trusted(report, ratio)
-        else []
-    )
-    names = (answer.choices[answer.use].name for answer in answers if answer.ratio == ratio)
-    return next((name.partition(" verification=")[0] for name in names), None)
+    """Return the name of the rule to use at a ratio; None where that is not known."""
+    if report.verdict is not None:
+        for answer in (report.verdict.answer, *report.verdict.others):
+            if answer.ratio == ratio:
+                return answer.choices[answer.use].name
+    return None
 
 
 def warnings_of(report: Report) -> list[str]:
@@ -367,9 +343,9 @@ def information_text(known: Information) -> str:
 
 def counted_text(report: Report, ratio: str) -> str:
     """Return which costs predicted speeds at one ratio count."""
-    if ratio == MEASURED and not _is_counted(report):
+    if ratio == MEASURED:
         return "costs as measured here"
-    text = "verifying more tokens costs nothing"
+    text = "verifying more tokens is free"
     return (
         f"{text}, heads’ costs are counted from their weights"
         if report.context.get("heads")

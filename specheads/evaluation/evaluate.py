@@ -1,23 +1,23 @@
-"""An evaluation: record prompts, tune stopping rules on dev prompts, decode the best of them, and
-report.
+"""An evaluation: record prompts, time steps, replay stopping rules at these costs, choose on dev
+prompts, decode the chosen ones once, and report.
 """
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from specheads.errors import UserError
+from specheads.decoding.verification import BlockVerification
 from specheads.evaluation.batches import decode_batches
-from specheads.evaluation.candidates import ORACLE_BOUND, Tuning, candidates
-from specheads.evaluation.decode import decode_few, measured_costs, settle, sweep, tried_on_dev
+from specheads.evaluation.candidates import ORACLE_BOUND, Candidate, CostTable, Tuning, candidates
+from specheads.evaluation.costs import measured_costs
 from specheads.evaluation.prompt_sets import PromptData
-from specheads.evaluation.replayed_sets import Outcome, record, replay_all
+from specheads.evaluation.replayed_sets import Results, chosen, record, replay_all
 from specheads.evaluation.report import Report
 from specheads.evaluation.reporting import recommend, report_of
 from specheads.evaluation.settings import Evaluation
 from specheads.evaluation.setup import Setup
-from specheads.evaluation.sweep import doubts_of, sweep_settings
+from specheads.evaluation.sweep import decode, doubts_of, sweep_settings
 from specheads.heads.head import AcceptanceHead, LocatedHead
 from specheads.pair.pair import Pair
 
@@ -38,7 +38,7 @@ def evaluate(
     Return the report, and store the best thresholds in the heads' folders.
 
     Args:
-        heads: by name, from `find_heads` or as they are; none: rules without a head.
+        heads: by name, from `find_heads`, or the heads themselves; none: rules without a head.
         folders: the folder of recordings, which other evaluations read again, and the folder of
             this run, for decoded prompts.
         config: the text of the configuration that the report shows; None: the settings.
@@ -53,44 +53,71 @@ def evaluate(
         settings = settings.but(head=None)
     data.check(settings.split)
     pair = settings.drafting.pair(pair)
-    for head in heads.values():
-        (head.head if isinstance(head, LocatedHead) else head).check_fits(pair)
-    located = {
-        name: head if isinstance(head, LocatedHead) else LocatedHead(head, f"<{name}>")
-        for name, head in heads.items()
-    }
+    located = {}
+    for name, head in heads.items():
+        located[name] = head if isinstance(head, LocatedHead) else LocatedHead(head, f"<{name}>")
+        located[name].head.check_fits(pair)
     setup = Setup(pair, located, settings, data, *folders)
-    outcome = _replay_and_decode(setup) if settings.can_replay else _decode_only(setup)
-    report = report_of(setup, outcome, config, command)
+    results = _replayed(setup) if settings.can_replay else Results([], CostTable({}))
+    if settings.live != "none":
+        results = _decoded(setup, results)
+    if settings.concurrency:
+        results = replace(results, batches=decode_batches(setup, results))
+    report = report_of(setup, results, config, command)
     if not settings.any_draft:
-        recommend(setup, outcome, report)
+        recommend(setup, results, report)
     return report
 
 
-def _replay_and_decode(setup: Setup) -> Outcome:
-    """Record, replay every rule, choose the best of each family on dev prompts, decode what `live`
-    and `concurrency` ask for.
+def _replayed(setup: Setup) -> Results:
+    """Record all prompts, replay every rule at the costs of steps, and choose on dev prompts."""
+    dev, *tests = record(setup)
+    is_timed = setup.settings.live != "none"
+    costs = measured_costs(setup) if is_timed else setup.counted_costs()
+    tuning = Tuning(dev.recording, costs)
+    rules = [*candidates(setup.rules, setup.heads, tuning), ORACLE_BOUND]
+    dev, *tests = replay_all([dev, *tests], rules)
+    return chosen(rules, costs, dev, tests)
+
+
+def _decoded(setup: Setup, results: Results) -> Results:
+    """Decode the chosen rules once, and say where their speed is not what the recording predicts.
+
+    Where drafts or verification cannot be replayed, every rule of `live_rules` is decoded.
     """
     settings = setup.settings
-    recorded = record(setup)
-    few = decode_few(setup) if settings.live != "none" else []
-    cost_table = measured_costs(setup, few) if few else setup.counted_costs()
-    tuning = Tuning(recorded[0].recording, cost_table)
-    rules = [*candidates(setup.rules, setup.heads, tuning), ORACLE_BOUND]
-    outcome = Outcome(rules, cost_table, replay_all(recorded, rules)).chosen()
-    outcome = settle(setup, outcome, tuning, few) if few else outcome
-    if few and not outcome.doubts:
-        outcome = replace(outcome, tried=tried_on_dev(setup, outcome))
-    return (
-        replace(outcome, batches=decode_batches(setup, outcome))
-        if settings.concurrency
-        else outcome
-    )
+    prompts = setup.prompts.decoded
+    if settings.can_replay:
+        to_decode = sweep_settings(results.best_of_kinds)
+        if settings.tries_block:
+            to_decode += under_block(to_decode)
+    else:
+        to_decode = _live_rules(setup)
+    measured = decode(setup, "generations", to_decode, prompts.prompts)
+    results = replace(results, measured=measured)
+    predicted = results.predicted(len(prompts.prompts))
+    return replace(results, doubts=[*doubts_of(measured, predicted, prompts.groups)])
 
 
-def _decode_only(setup: Setup) -> Outcome:
-    """Decode every rule of `live_rules` without a recording, which predicts only chains under token
-    verification.
+def under_block(settings: Sequence[Candidate]) -> list[Candidate]:
+    """Return the settings that draft, under block verification."""
+    rule = BlockVerification()
+    return [
+        replace(
+            setting,
+            family=rule.name,
+            name=f"{setting.name} verification={rule.name}",
+            verification=rule,
+            same_rule=setting.name,
+        )
+        for setting in settings
+        if setting.live is not None
+    ]
+
+
+def _live_rules(setup: Setup) -> list[Candidate]:
+    """Return the target alone and every rule of `live_rules` with every value but `auto`, which a
+    recording would fit.
     """
     settings = setup.settings
     logger.info(
@@ -98,22 +125,8 @@ def _decode_only(setup: Setup) -> Outcome:
         " verification only",
         settings.method,
     )
-    if settings.live == "none":
-        raise UserError(f"live=none, but {settings.method} can only be decoded; use live=winners.")
-    chosen = {
-        name: choice.without_auto()
-        for name, choice in setup.rules.items()
-        if name in settings.live_rules
-    }
-    rules = candidates(chosen, setup.heads, None)
-    decoded = setup.prompts.decoded
-    measured = sweep(
-        setup, "generations", sweep_settings(rules, settings.verification.stopping), decoded.prompts
-    )
-    costs = measured_costs(setup, measured)
-    return Outcome(
-        rules,
-        costs,
-        measured=measured,
-        doubts=[*doubts_of(measured, costs.fit, decoded.groups)] if costs.fit else [],
-    )
+    choices = {}
+    for name, choice in setup.rules.items():
+        if name in settings.live_rules:
+            choices[name] = choice.without_auto()
+    return sweep_settings(candidates(choices, setup.heads, None), settings.verification.stopping)

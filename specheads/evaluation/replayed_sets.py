@@ -4,6 +4,7 @@ and recommend.
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +12,20 @@ import numpy as np
 
 from specheads.decoding.stopping import MAX_TOKENS, FixedLength, HeadThreshold
 from specheads.decoding.verification import TokenVerification
-from specheads.evaluation.candidates import FIXED, TARGET_ALONE, Candidate, CostTable
-from specheads.evaluation.report import COUNTED, MEASURED, ROUNDS, STEPS, Basis, BatchTable, Report
+from specheads.evaluation.candidates import FIXED, TARGET_ALONE, Candidate, CostTable, Rules
+from specheads.evaluation.report import MEASURED, BatchTable, Report
 from specheads.evaluation.setup import Setup
 from specheads.evaluation.sweep import Measured
 from specheads.forecast import progress
 from specheads.replay.head_scores import record_sets
-from specheads.replay.intervals import Groups, Interval, interval, resample_counts
+from specheads.replay.intervals import (
+    NUM_RESAMPLES,
+    Groups,
+    Interval,
+    interval,
+    is_clearly_faster,
+    resample_counts,
+)
 from specheads.replay.recording import Recorder, Recording
 from specheads.replay.replay import Counts, oracle, replay
 from specheads.replay.response_tree import RecordSettings
@@ -25,9 +33,6 @@ from specheads.replay.response_tree import RecordSettings
 # The probability with which chance alone may make the best of some settings clearly faster than
 # another one
 BY_CHANCE = 0.05
-# The share by which settings must differ in predicted speed for one to be taken in place of the
-# other
-A_TIE = 0.02
 
 
 @dataclass(frozen=True)
@@ -42,23 +47,28 @@ class RecordedSet:
     groups: Groups
     counts: list[Counts] = field(default_factory=list)
 
-    @property
+    @cached_property
     def resamples(self) -> np.ndarray:
         """The number of times that each prompt is in each resample; see `resample_counts`."""
         return resample_counts(self.groups)
+
+
+def longest_draft(rules: Rules) -> int:
+    """Return the longest draft of any rule; at least MAX_TOKENS, so that fewer rules need no other
+    recording.
+    """
+    longest = MAX_TOKENS
+    for choice in rules.values():
+        longest = max(longest, *(rule.max_tokens for rule in choice.samples()))
+    return longest
 
 
 def record(setup: Setup) -> list[RecordedSet]:
     """Return the recordings of all sets of prompts of an evaluation, dev prompts first."""
     settings = setup.settings
     sets = setup.prompts.recorded
-    # At least MAX_TOKENS, so that fewer rules need no other recording.
-    longest = max(
-        MAX_TOKENS,
-        *(rule.max_tokens for choice in setup.rules.values() for rule in choice.samples()),
-    )
     limits = replace(setup.prompt_data.limits, max_new_tokens=settings.max_new_tokens)
-    amounts = RecordSettings(settings.record.num_samples, longest)
+    amounts = RecordSettings(settings.record.num_samples, longest_draft(setup.rules))
     recorder = Recorder(
         setup.pair, settings.warp, limits, amounts, settings.seed, setup.data_folder
     )
@@ -120,91 +130,32 @@ def replay_all(sets: Sequence[RecordedSet], candidates: Sequence[Candidate]) -> 
 
 
 @dataclass(frozen=True)
-class Outcome:
-    """All candidates and their costs, what was replayed and decoded of them, and which are best.
-
-    Sets begin with dev prompts.
+class Results:
+    """All candidates with their costs, what was replayed and decoded of them, and which are the
+    best on dev prompts.
     """
 
     candidates: Sequence[Candidate]
     cost_table: CostTable
-    sets: Sequence[RecordedSet] = ()
-    best: Mapping[str, Mapping[str, int]] = field(
-        default_factory=dict
-    )  # by ratio and family, see `chosen`
-    speeds: Mapping[str, Sequence[float]] = field(
-        default_factory=dict
-    )  # by ratio each candidate's speed-up on dev prompts
+    dev: RecordedSet | None = None  # None where nothing was recorded
+    tests: Sequence[RecordedSet] = ()  # the prompts of the reported split come first
+    # By ratio and family the number of the fastest candidate on dev prompts
+    best: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    # By ratio the speed-up of each candidate on dev prompts
+    speeds: Mapping[str, Sequence[float]] = field(default_factory=dict)
     measured: Sequence[Measured] = ()  # the target alone comes first
-    # By name, the replayed counts of each rule that was decoded, on the test prompts. A candidate
-    # that was fitted again since then may have another value, with or without another name.
-    decoded_counts: Mapping[str, Counts] = field(default_factory=dict)
     batches: Sequence[BatchTable] = ()
-    # By setting, tokens per second (1 + R,) on dev prompts: the estimate, then resamples.
-    tried: Mapping[str, np.ndarray] = field(default_factory=dict)
-    doubts: Sequence[
-        str
-        # Why live figures are not to be trusted; then the choice stands on the ends of the cost
-        # table
-    ] = ()
-    counted: bool = False  # whether these are counted, because the times of steps varied too much
-
-    def chosen(self) -> "Outcome":
-        """Return the outcome with the fastest candidate of each family on dev prompts.
-
-        Rules are reported on other prompts.
-        """
-        best = dict[str, dict[str, int]]()
-        speeds = dict[str, list[float]]()
-        once = np.ones((1, self.sets[0].recording.num_prompts))
-        for ratio in self.cost_table.costs:
-            counted = zip(self.sets[0].counts, self.candidates, strict=True)
-            best[ratio] = {}
-            speeds[ratio] = [
-                float(self.cost_table.speedup(counts, once, rule, ratio)[0])
-                for counts, rule in counted
-            ]
-            for number, candidate in enumerate(self.candidates):
-                so_far = best[ratio].get(candidate.family)
-                is_faster = so_far is None or speeds[ratio][number] > speeds[ratio][so_far]
-                if candidate.ratio in (None, ratio) and is_faster:
-                    best[ratio][candidate.family] = number
-        return replace(self, best=best, speeds=speeds)
-
-    @property
-    def choices(self) -> list[str]:
-        """The setting to use at the low end of the range of costs, in the middle, and at the high
-        end.
-
-        It is that of the middle where no other is faster by more than A_TIE.
-        """
-        best = [
-            setting_to_use(self._resampled(table, MEASURED), self._heads)
-            for table in self.cost_table.ends
-        ]
-        return (
-            [
-                best[1] if stands else other
-                for other, stands in zip(best, self.stands(best[1]), strict=True)
-            ]
-            if best
-            else []
-        )
-
-    def stands(self, name: str) -> list[bool]:
-        """Return at each of these whether no setting is faster than the one of this name by more
-        than A_TIE.
-        """
-        ends = (self._resampled(table, MEASURED) for table in self.cost_table.ends)
-        return [
-            speeds[name][0] >= (1 - A_TIE) * max(each[0] for each in speeds.values())
-            for speeds in ends
-        ]
+    doubts: Sequence[str] = ()  # why live figures are unreliable; empty if they are not
 
     @property
     def main_ratio(self) -> str:
         """The measured ratio; where none was measured, the middle one."""
         return MEASURED if MEASURED in self.best else list(self.best)[len(self.best) // 2]
+
+    @property
+    def reported(self) -> RecordedSet:
+        """The recorded prompts of the reported split."""
+        return next(iter(self.tests))
 
     def best_threshold(self, head: str, ratio: str) -> int | None:
         """Return the number of a head's best threshold at a ratio: a given one if there is one,
@@ -225,38 +176,79 @@ class Outcome:
         return [number for number in self.best[ratio].values() if not self.candidates[number].bound]
 
     @property
-    def uses(self) -> dict[str, str]:
-        """By ratio the setting to use by dev prompts: of those tried there at the measured ratio,
-        else by replay.
+    def best_of_kinds(self) -> list[Candidate]:
+        """The best fixed length on dev prompts at the main ratio, the best rule with a head, and
+        the best other one, where there are.
         """
-        found = {
-            ratio: setting_to_use(self._resampled(self.cost_table, ratio), self._heads)
-            for ratio in self.best
-        }
-        return found | (
-            {MEASURED: setting_to_use(self.tried, self._heads)}
-            if self.tried and not self.doubts
-            else {}
-        )
+        ratio = self.main_ratio
+        found: dict[tuple[bool, bool], int] = {}  # whether it is no fixed length, and has a head
+        for number in self.achievable(ratio):
+            rule = self.candidates[number]
+            kind = rule.family != FIXED, rule.head is not None
+            speeds = self.speeds[ratio]
+            if kind not in found or speeds[number] > speeds[found[kind]]:
+                found[kind] = number
+        return [self.candidates[found[kind]] for kind in sorted(found, key=_order_of_kinds)]
 
     @property
-    def _heads(self) -> set[str]:
-        """The names of the settings with a head."""
-        return {
-            each.name
-            for each in (*self.candidates, *(m.setting for m in self.measured))
-            if each.head is not None
-        }
+    def uses(self) -> dict[str, str]:
+        """By ratio the setting to use by the recorded dev prompts."""
+        heads = {each.name for each in self.candidates if each.head is not None}
+        return {ratio: setting_to_use(self._resampled(ratio), heads) for ratio in self.best}
 
-    def _resampled(self, table: CostTable, ratio: str) -> dict[str, np.ndarray]:
+    def _resampled(self, ratio: str) -> dict[str, np.ndarray]:
         """Return by setting its speed-ups (1 + R,) on dev prompts, resampled alike."""
-        dev = self.sets[0]
-        resamples = dev.resamples
-        return {TARGET_ALONE.name: np.ones(len(resamples))} | {
-            rule.name: table.speedup(counts, resamples, rule, ratio)
-            for rule, counts in zip(self.candidates, dev.counts, strict=True)
-            if rule.live is not None and rule.ratio in (None, ratio)
-        }
+        assert self.dev is not None
+        resamples = self.dev.resamples
+        speeds = {TARGET_ALONE.name: np.ones(len(resamples))}
+        for rule, counts in zip(self.candidates, self.dev.counts, strict=True):
+            if rule.live is not None and rule.ratio in (None, ratio):
+                speeds[rule.name] = self.cost_table.speedup(counts, resamples, rule, ratio)
+        return speeds
+
+    def predicted(self, num_prompts: int) -> dict[str, Interval]:
+        """Return by decoded setting its speed-up on the first reported prompts, from their
+        recording; empty where fewer were recorded.
+        """
+        if not self.tests or num_prompts > self.reported.recording.num_prompts:
+            return {}
+        resamples = np.zeros((1 + NUM_RESAMPLES, self.reported.recording.num_prompts))
+        resamples[:, :num_prompts] = resample_counts(self.reported.groups[:num_prompts])
+        decoded = {each.setting.name for each in self.measured if each.setting.verification is None}
+        predicted = {}
+        for rule, counts in zip(self.candidates, self.reported.counts, strict=True):
+            if rule.name in decoded and rule.ratio in (None, MEASURED):
+                speedup = self.cost_table.speedup(counts, resamples, rule, MEASURED)
+                predicted[rule.name] = interval(speedup)
+        return predicted
+
+
+def _order_of_kinds(kind: tuple[bool, bool]) -> int:
+    """Return the place of a kind: fixed lengths, rules with a head, others."""
+    is_other, has_head = kind
+    return 0 if not is_other else 1 if has_head else 2
+
+
+def chosen(
+    rules: Sequence[Candidate], table: CostTable, dev: RecordedSet, tests: Sequence[RecordedSet]
+) -> Results:
+    """Return the results of replayed rules, with the fastest of each family on dev prompts.
+
+    Rules are reported on other prompts.
+    """
+    best: dict[str, dict[str, int]] = {}
+    speeds: dict[str, list[float]] = {}
+    once = np.ones((1, dev.recording.num_prompts))
+    for ratio in table.costs:
+        best[ratio] = {}
+        speeds[ratio] = []
+        for number, (rule, counts) in enumerate(zip(rules, dev.counts, strict=True)):
+            speeds[ratio].append(table.speedup(counts, once, rule, ratio).item())
+            so_far = best[ratio].get(rule.family)
+            is_faster = so_far is None or speeds[ratio][number] > speeds[ratio][so_far]
+            if rule.ratio in (None, ratio) and is_faster:
+                best[ratio][rule.family] = number
+    return Results(rules, table, dev, tests, best, speeds)
 
 
 def setting_to_use(speeds: Mapping[str, np.ndarray], heads: Collection[str]) -> str:
@@ -294,98 +286,50 @@ def _clearly_faster(ratios: Sequence[np.ndarray]) -> bool:
     return bool(np.mean((gains[:, 1:] - gains[:, :1]).max(axis=0) >= gains[best, 0]) <= BY_CHANCE)
 
 
-def basis_of(outcome: Outcome) -> Basis | None:
-    """Return what the choice of a setting stands on; None without measured costs of draft steps."""
-    table = outcome.cost_table
-    if table.fit is None or not table.fit.costs.draft_seconds:
-        return None
-    ratios = sorted(each.costs[MEASURED].ratio for each in table.ends or (table, *table.halves))
-    ratio = Interval(table.costs[MEASURED].ratio, ratios[0], ratios[-1])
-    if not table.ends:
-        return Basis(ROUNDS, ratio)
-    return Basis(
-        COUNTED if outcome.counted else STEPS, ratio, outcome.choices[::-1]
-    )  # dear draft steps: a low ratio
-
-
 def recommendations(
-    setup: Setup, outcome: Outcome, report: Report
+    setup: Setup, results: Results, report: Report
 ) -> dict[Path, dict[str, Any] | None]:
     """Return by local folder the best setting of each head: threshold, lengths, verification, and
     how fast it is.
 
-    None: another setting was clearly faster on dev prompts, or is predicted to be; empty: that
-    depends on unknown costs.
+    None: the head's best threshold is no faster on dev prompts than another setting.
     """
-    if not outcome.best:
+    if not results.best:
         return {}
     recommended: dict[Path, dict[str, Any] | None] = {}
+    ratio = results.main_ratio
     for name, located in setup.located_heads.items():
-        if not Path(located.where).is_dir():
+        number = results.best_threshold(name, ratio)
+        if not Path(located.where).is_dir() or number is None:
             continue
-        tried = [each.setting for each in outcome.measured if each.setting.name in outcome.tried]
-        of_head = [
-            setting
-            for setting in tried
-            if isinstance(setting.live, HeadThreshold) and setting.head == name
-        ]
-        if of_head:
-            recommended[Path(located.where)] = _tried(
-                outcome, report, of_head, [each for each in tried if each not in of_head]
-            )
-        elif (number := outcome.best_threshold(name, outcome.main_ratio)) is not None:
-            recommended[Path(located.where)] = _replayed(outcome, report, number)
+        speeds = results.speeds[ratio]
+        without_head = speeds[results.best[ratio][FIXED]]
+        is_faster = speeds[number] > max(1, without_head)
+        values = _stored(results, report, number) if is_faster else None
+        recommended[Path(located.where)] = values
     return recommended
 
 
-def _tried(
-    outcome: Outcome, report: Report, of_head: Sequence[Candidate], others: Sequence[Candidate]
-) -> dict[str, Any] | None:
-    """Return the fastest setting of a head on dev prompts.
-
-    None if another one is faster by more than the prompts' chance.
-    """
-    speeds = outcome.tried
-    best = max(of_head, key=lambda setting: speeds[setting.name][0])
-    if any(interval(speeds[other.name] / speeds[best.name]).low > 1 for other in others):
-        return None
-    assert isinstance(best.live, HeadThreshold)
-    verification = TokenVerification.name if best.verification is None else best.verification.name
-    measured = {
-        "verification": verification,
-        "measured_speedup": (speeds[best.name] / speeds[TARGET_ALONE.name])[0],
-    }
-    plain = next(
-        each.name for each in of_head if each.live is best.live and each.verification is None
-    )
-    predicted = next((row.speedup for row in report.data_sets[1].rules if row.name == plain), {})
-    if MEASURED in predicted:
-        measured["predicted_speedup"] = predicted[MEASURED].value
-    return _values(best.live) | measured
-
-
-def _replayed(outcome: Outcome, report: Report, number: int) -> dict[str, Any] | None:
-    """Return a candidate's threshold with its predicted speed-up.
-
-    None if another setting is faster, empty if that is open.
-    """
-    ratio = outcome.main_ratio
-    rule = outcome.candidates[number].live
+def _stored(results: Results, report: Report, number: int) -> dict[str, Any]:
+    """Return a candidate's threshold, with its speed-up as predicted, and as decoded if it was."""
+    ratio = results.main_ratio
+    candidate = results.candidates[number]
+    rule = candidate.live
     assert isinstance(rule, HeadThreshold)
-    speeds = outcome.speeds[ratio]
-    speedup = report.data_sets[1].rules[number].speedup[ratio].value
-    is_faster = speeds[number] > max(
-        1, speeds[outcome.best[ratio][FIXED]]
-    )  # on dev prompts; others say how fast it is
-    stands = set(outcome.stands(outcome.candidates[number].name)) if outcome.doubts else {is_faster}
-    if stands == {True}:
-        return _values(rule) | {"predicted_speedup": speedup}
-    return None if stands == {False} else {}
-
-
-def _values(rule: HeadThreshold) -> dict[str, Any]:
-    return {
+    reported = next(each for each in report.data_sets if each.role == "test")
+    stored: dict[str, Any] = {
         "threshold": rule.threshold,
         "min_tokens": rule.min_tokens,
         "max_tokens": rule.max_tokens,
+        "predicted_speedup": reported.rules[number].speedup[ratio].value,
     }
+    for row in report.live:
+        if row.name == candidate.name:
+            stored |= {
+                "verification": TokenVerification.name,
+                "measured_speedup": row.speedup.value,
+            }
+        if row.same_rule == candidate.name and is_clearly_faster(row.over_same_rule):
+            stored |= {"verification": row.verification, "measured_speedup": row.speedup.value}
+            break
+    return stored

@@ -13,16 +13,11 @@ from enum import StrEnum
 from typing import Any
 
 from specheads.decoding.step_costs import StepCosts
-from specheads.replay.cost import CostFit
+from specheads.decoding.step_times import StepTimes
 from specheads.replay.information import Information
 from specheads.replay.intervals import Interval
 
 MEASURED = "measured"
-ROUNDS, STEPS, COUNTED = (
-    "measured rounds",
-    "step times",
-    "counted costs",
-)  # what a choice can stand on
 
 
 class Kind(StrEnum):
@@ -68,23 +63,21 @@ class LiveRow(RuleFields):
     block_efficiency: float
     acceptance_rate: float | None
     milliseconds: Mapping[str, float]  # p50, p90, p99
-    # From replayed counts and the measured costs of its rounds; None where it was not replayed.
+    # From replayed counts and the measured costs of steps; None where it was not replayed.
     replayed_tokens_per_second: float | None
     lossless: bool  # whether the output follows the target's distribution
     verification: str | None = None  # the name of its verification rule; None: that of the sweep
     # Accepted tokens over those that the rule expected, 1 if its predictions hold here; None where
     # it expects no number.
     accepted_over_expected: Interval | None = None
-    dev_speedup: float | None = (
-        # The speed-up on dev prompts, by which settings are compared; None where it was not tried
-        None
-    )
-    gain: Interval | None = (
-        None  # speed over that of the best fixed length, a ratio; None where none was decoded
-    )
-    over_headless: Interval | None = (
-        None  # the same over the best setting without a head; None without a head
-    )
+    # Speed over that of the best fixed length, a ratio; None where none was decoded
+    gain: Interval | None = None
+    # The same over the best setting without a head; None without a head
+    over_headless: Interval | None = None
+    # Under another verification, the name of the same rule under that of the evaluation, and the
+    # ratio of their speeds by the counts of decoded rounds at the measured costs of steps
+    same_rule: str | None = None
+    over_same_rule: Interval | None = None
 
 
 @dataclass(frozen=True)
@@ -209,20 +202,6 @@ class DataSet:
 
 
 @dataclass(frozen=True)
-class Basis:
-    """What the choice of a setting stands on, and what is best over the range of costs that it
-    leaves.
-    """
-
-    costs: str  # ROUNDS, STEPS or COUNTED
-    ratio: Interval  # of rounds: of all, and the limits of both halves of the responses
-    choices: Sequence[
-        str
-        # The best setting by replay at its low end, value, and high end; empty for measured rounds
-    ] = ()
-
-
-@dataclass(frozen=True)
 class Choice:
     """One setting to compare, on the reported prompts."""
 
@@ -249,6 +228,7 @@ class Verdict:
     others: Sequence[Answer]  # by replay at the other ratios
     changes: Sequence[str]  # those of these ratios at which another kind of setting is to be used
     rests_on: str
+    decoded: Sequence[str]  # what decoding says next to what was predicted, in sentences
     doubt: str | None  # why timing was unreliable
     command: str | None = None  # makes the setting and evaluates it; None for the target alone
     python: str | None = None  # decodes with it
@@ -259,10 +239,9 @@ class Report:
     """A whole evaluation."""
 
     context: Mapping[str, Any]
-    fit: CostFit | None  # what was fitted to decoded rounds
-    doubts: Sequence[str] = field(
-        default_factory=list
-    )  # why live figures are not to be trusted; empty if they are
+    steps: StepTimes | None  # what steps cost here; None where they were not timed
+    # Why live figures are unreliable; empty if they are not
+    doubts: Sequence[str] = field(default_factory=list)
     live: Sequence[LiveRow] = field(default_factory=list)
     data_sets: Sequence[DataSet] = field(default_factory=list)
     batches: Sequence[BatchTable] = field(
@@ -275,9 +254,10 @@ class Report:
     notes: Sequence[str] = field(
         default_factory=list
     )  # what the reader should know, such as that a simple rule beats the head
-    basis: Basis | None = None  # None where nothing was decoded, or no draft is run
+    # Draft steps that a forward pass of the target costs here; None where steps were not timed
+    ratio: Interval | None = None
 
     @property
     def costs(self) -> StepCosts | None:
         """The measured costs that are common to all rules."""
-        return None if self.fit is None else self.fit.costs
+        return None if self.steps is None else self.steps.costs

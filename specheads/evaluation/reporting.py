@@ -15,10 +15,11 @@ import yaml
 from rich.console import Console
 
 from specheads.decoding import stopping
+from specheads.decoding.verification import BlockVerification
 from specheads.evaluation import conclusions
-from specheads.evaluation.candidates import FIXED, written
-from specheads.evaluation.replayed_sets import Outcome, basis_of, recommendations
-from specheads.evaluation.report import Report, TextSample, Verdict
+from specheads.evaluation.candidates import FIXED, Candidate, written
+from specheads.evaluation.replayed_sets import Results, recommendations
+from specheads.evaluation.report import LiveRow, Report, TextSample, Verdict
 from specheads.evaluation.rows import data_set, live_rows, reliability, text_samples
 from specheads.evaluation.setup import Setup, device_name, load_average, versions
 from specheads.evaluation.tables import (
@@ -30,6 +31,7 @@ from specheads.evaluation.tables import (
 from specheads.heads.head_folder import store_in_config
 from specheads.pair.pair import Pair
 from specheads.replay.information import information
+from specheads.replay.intervals import interval
 from specheads.replay.replay import recorded_head, replay
 from specheads.storage.files import without_home, write_json, write_whole
 from specheads.table import Table, print_table
@@ -38,119 +40,127 @@ logger = logging.getLogger(__name__)
 
 
 def report_of(
-    setup: Setup, outcome: Outcome, config: str | None = None, command: str = "specheads evaluate"
+    setup: Setup, results: Results, config: str | None = None, command: str = "specheads evaluate"
 ) -> Report:
     """Return the report.
 
     `config` is the text of the configuration, None: the settings, `command` the words of its
     command.
     """
-    measured = outcome.measured
-    cost_table = outcome.cost_table
+    measured = results.measured
+    steps = results.cost_table.steps
     live = (
-        live_rows(outcome, setup.settings.verification.lossless, setup.prompts.decoded.groups)
+        live_rows(results, setup.settings.verification.lossless, setup.prompts.decoded.groups)
         if measured
         else []
     )
     heads = {name: recorded_head(head) for name, head in setup.heads.items()}
-    sets = outcome.sets if outcome.best else []
+    sets = [] if results.dev is None else [results.dev, *results.tests]
     report = Report(
         context=context_of(setup, config, num_decoded=len(measured[0].stats) if measured else 0),
-        fit=cost_table.fit,
-        doubts=outcome.doubts,
-        basis=basis_of(outcome),
+        steps=None if steps is None else steps.estimate,
+        ratio=None if steps is None else interval(steps.ratios()),
+        doubts=results.doubts,
         live=live,
         data_sets=[
             replace(
-                data_set(each, outcome),
+                data_set(each, results),
                 reliability=reliability(each.recording, heads),
                 information=information([each.recording], heads, each.groups),
             )
             for each in sets
         ],
-        batches=outcome.batches,
+        batches=results.batches,
         notes=setup.prompts.notes(),
     )
-    if (verdict := conclusions.verdict_of(report, outcome.uses)) is None:
+    if (verdict := conclusions.verdict_of(report, results.uses)) is None:
         return report
-    texts = _texts(setup.pair, outcome, verdict) if sets else []
-    return replace(report, verdict=_with_code(setup, outcome, verdict, command), texts=texts)
+    texts = _texts(setup.pair, results, verdict) if sets else []
+    return replace(
+        report, verdict=_with_code(setup, results, report, verdict, command), texts=texts
+    )
 
 
-def _with_code(setup: Setup, outcome: Outcome, verdict: Verdict, command: str) -> Verdict:
+def _with_code(
+    setup: Setup, results: Results, report: Report, verdict: Verdict, command: str
+) -> Verdict:
     """Return the verdict with the command that makes its setting, and with Python that decodes with
     it.
     """
     name = verdict.answer.choices[verdict.answer.use].name
-    settings = setup.settings
-    known = [*(each.setting for each in outcome.measured), *outcome.candidates]
+    known = [*(each.setting for each in results.measured), *results.candidates]
     rule = next((each for each in known if each.name == name and each.rule_name), None)
-    if (
-        rule is None or not settings.can_replay
-    ):  # the target alone; or other drafts, which the command line names
+    # The target alone; or other drafts, which the command line names
+    if rule is None or not setup.settings.can_replay:
         return verdict
+    block = conclusions.faster_verification(report, name)
+    words = _command_words(setup, rule, block)
+    return replace(
+        verdict,
+        command=f"{command} {shlex.join(words)}",
+        python=_python(setup, rule, block),
+    )
+
+
+def _command_words(setup: Setup, rule: Candidate, verification: LiveRow | None) -> list[str]:
+    """Return the words of a command line that evaluates a rule, under another verification rule if
+    that was faster.
+    """
+    located = setup.located_heads.get(rule.head or "")
+    words = [f"stopping=[{','.join(dict.fromkeys((FIXED, rule.rule_name)))}]"]
+    for key, value in rule.arguments.items():
+        if value is not None:
+            words.append(f"stopping.{rule.rule_name}.{key}={written(value)}")
+    words.append(f"head={without_home(located.where)}" if located else "head=null")
+    if verification is not None:  # it is decoded: a recording predicts token verification only
+        words += [f"verification={verification.verification}", f"live_rules=[{rule.rule_name}]"]
+    return words
+
+
+def _python(setup: Setup, rule: Candidate, verification: LiveRow | None) -> str:
+    """Return Python that decodes with a rule, under another verification rule if that was
+    faster.
+    """
+    pair = setup.pair
     cls = type(rule.live)
     located = setup.located_heads.get(rule.head or "")
-    values = {key: value for key, value in rule.arguments.items() if value is not None}
-    words = [f"stopping=[{','.join(dict.fromkeys((FIXED, rule.rule_name)))}]"]
-    # Decoding tells costs apart by two lengths.
-    tried = (
-        {"num_tokens": f"[{2 * k},{k}]"}
-        if rule.verification and (k := values.get("num_tokens"))
-        else {}
-    )
-    words += [
-        f"stopping.{rule.rule_name}.{key}={tried.get(key, written(value))}"
-        for key, value in values.items()
-    ]
-    words += [f"head={without_home(located.where)}"] if located else ["head=null"]
-    if rule.verification:  # decoded, for a recording predicts token verification only
-        words += [f"verification={rule.verification.name}", f"live_rules=[{rule.rule_name}]"]
-    made = ", ".join(
-        ["head"] * bool(located) + [f"{key}={value!r}" for key, value in values.items()]
-    )
-    pair = setup.pair
-    warp = ", ".join(f"{key}={value!r}" for key, value in settings.warp.values().items())
-    ids = (
-        repr(pair.name)
-        if pair.target_id.startswith("embedded:")
-        else f"draft={pair.draft_id!r}, target={pair.target_id!r}"
-    )
-    place = "specheads.stopping." if hasattr(stopping, cls.__name__) else ""
-    lines = [
-        "import specheads",
-        *([] if place else [f"from {cls.__module__} import {cls.__name__}"]),
-    ]
+    arguments = ["head"] if located else []
+    for key, value in rule.arguments.items():
+        if value is not None:
+            arguments.append(f"{key}={value!r}")
+    made = ", ".join(arguments)
+    warp = ", ".join(f"{key}={value!r}" for key, value in setup.settings.warp.values().items())
+    ids = f"draft={pair.draft_id!r}, target={pair.target_id!r}"
+    if pair.target_id.startswith("embedded:"):
+        ids = repr(pair.name)
+    is_ours = hasattr(stopping, cls.__name__)
+    place = "specheads.stopping." if is_ours else ""
+    lines = ["import specheads"]
+    if not is_ours:
+        lines.append(f"from {cls.__module__} import {cls.__name__}")
     lines += ["", f"pair = specheads.load_pair({ids})"]
-    lines += [f"head = specheads.load_head({without_home(located.where)!r})"] if located else []
+    if located:
+        lines.append(f"head = specheads.load_head({without_home(located.where)!r})")
     lines += [f"rule = {place}{cls.__name__}({made})", f"warp = specheads.Warp({warp})"]
-    more = (
-        f", verification=specheads.verification.{type(rule.verification).__name__}()"
-        if rule.verification
-        else ""
-    )
-    lines += [f"decoder = specheads.SpeculativeDecoder(pair, stopping=rule, warp=warp{more})"]
-    lines += [
-        (
-            'print(decoder.generate("def mean(values):",'
-            f" max_new_tokens={settings.max_new_tokens}).text)"
-        )
-    ]
-    return replace(verdict, command=f"{command} {shlex.join(words)}", python="\n".join(lines))
+    more = ""
+    if verification is not None:
+        more = f", verification=specheads.verification.{BlockVerification.__name__}()"
+    lines.append(f"decoder = specheads.SpeculativeDecoder(pair, stopping=rule, warp=warp{more})")
+    most = setup.settings.max_new_tokens
+    lines.append(f'print(decoder.generate("def mean(values):", max_new_tokens={most}).text)')
+    return "\n".join(lines)
 
 
-def _texts(pair: Pair, outcome: Outcome, verdict: Verdict) -> list[TextSample]:
+def _texts(pair: Pair, results: Results, verdict: Verdict) -> list[TextSample]:
     """Return responses in pieces, as each setting that there is to choose from drafts them."""
-    names = {
-        choice.name.partition(" verification=")[0] for choice in verdict.answer.choices.values()
-    }
-    rules = {rule.name: rule for rule in outcome.candidates if rule.name in names}.values()
-    recording = outcome.sets[1].recording
+    names = {choice.name for choice in verdict.answer.choices.values()}
+    rules = {rule.name: rule for rule in results.candidates if rule.name in names}.values()
+    recording = results.reported.recording
     drafting = [rule.rule for rule in rules if rule.rule is not None]
-    walked = zip(rules, replay(recording, drafting), strict=True)
-    return [
-        sample for rule, rounds in walked for sample in text_samples(pair, recording, rule, rounds)
-    ]
+    samples = []
+    for rule, rounds in zip(rules, replay(recording, drafting), strict=True):
+        samples += text_samples(pair, recording, rule, rounds)
+    return samples
 
 
 def context_of(setup: Setup, config: str | None = None, num_decoded: int = 0) -> dict[str, Any]:
@@ -188,18 +198,9 @@ def context_of(setup: Setup, config: str | None = None, num_decoded: int = 0) ->
     }
 
 
-def recommend(setup: Setup, outcome: Outcome, report: Report) -> None:
-    """Store the best setting in each local head, None where something else was clearly faster, and
-    nothing if none is known.
-    """
-    for folder, values in recommendations(setup, outcome, report).items():
-        if values == {}:
-            logger.warning(
-                "no threshold was stored in %s, because the costs are not known well enough to"
-                " choose one",
-                folder,
-            )
-            continue
+def recommend(setup: Setup, results: Results, report: Report) -> None:
+    """Store the best setting in each local head, None where something else was faster."""
+    for folder, values in recommendations(setup, results, report).items():
         try:
             store_in_config(folder, recommended=values)
         except OSError as error:
@@ -207,9 +208,9 @@ def recommend(setup: Setup, outcome: Outcome, report: Report) -> None:
             continue
         what = "no threshold, for another setting was faster"
         if values is not None:
-            verification = (
-                f" under {values['verification']} verification" if "verification" in values else ""
-            )
+            verification = ""
+            if "verification" in values:
+                verification = f" under {values['verification']} verification"
             what = f"threshold {values['threshold']:g}, for threshold=auto{verification}"
         logger.info("%s now holds %s", folder, what)
 
@@ -271,7 +272,7 @@ def print_report(report: Report, console: Console | None = None, verbose: bool =
     if (verdict := report.verdict) is not None:
         answer = verdict.answer
         say(f"Use: {answer.choices[answer.use].name}", style="bold")
-        say(conclusions.use_text(answer), verdict.rests_on)
+        say(conclusions.use_text(answer), verdict.rests_on, *verdict.decoded)
         say(*([f"Timing unreliable here: {verdict.doubt}."] if verdict.doubt else []))
         show(verdict_table(report, answer))
         say(*([f"Skip the head: {answer.skip_head}."] if answer.skip_head else []))

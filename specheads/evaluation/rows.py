@@ -8,10 +8,12 @@ from dataclasses import replace
 import numpy as np
 import torch
 
+from specheads.decoding.records import DecodeStats
 from specheads.evaluation.candidates import CEILING, FIXED, TARGET_ALONE, Candidate
 from specheads.evaluation.conclusions import fastest_by_kind
-from specheads.evaluation.replayed_sets import Outcome, RecordedSet
+from specheads.evaluation.replayed_sets import RecordedSet, Results
 from specheads.evaluation.report import (
+    MEASURED,
     DataSet,
     Kind,
     LiveRow,
@@ -21,6 +23,7 @@ from specheads.evaluation.report import (
     Winner,
     rule_fields,
 )
+from specheads.evaluation.sweep import FEWEST_GROUPS, Measured
 from specheads.heads.calibration import IndexCalibration, in_rounds
 from specheads.heads.metrics import auroc, calibration
 from specheads.pair.pair import Pair
@@ -39,42 +42,37 @@ LEAST_GAP = 0.01  # of the speed of the best fixed length: shares of less mean n
 NUM_TEXTS = 3  # responses whose rounds are shown in color
 
 
-def live_rows(outcome: Outcome, lossless: bool, groups: Groups) -> list[LiveRow]:
+def live_rows(results: Results, lossless: bool, groups: Groups) -> list[LiveRow]:
     """Return a row for every setting that was decoded, the target alone first.
 
     `groups` are those of the decoded prompts.
     """
-    tried = outcome.tried
     resamples = resample_counts(groups)
-    replayed = replayed_speeds(outcome)
-    rows = list[LiveRow]()
-    totals = {each.setting.name: sums(each.stats, resamples) for each in outcome.measured}
+    totals = {each.setting.name: sums(each.stats, resamples) for each in results.measured}
     speeds = {name: total.tokens_per_second for name, total in totals.items()}
-    for each in outcome.measured:
+    predicted = results.predicted(len(groups))
+    alone = results.cost_table.costs[MEASURED].alone_seconds if predicted else 0.0
+    rows = list[LiveRow]()
+    for each in results.measured:
         setting = each.setting
-        other = each.setting.verification
-        expected = [part.num_expected for part in each.stats]
-        accepted = None
-        if None not in expected and any(expected):
-            number = resamples @ np.array([part.num_accepted for part in each.stats])
-            accepted = interval(number / np.maximum(resamples @ np.array(expected), 1e-12))
+        name = setting.name
+        other = setting.verification
         row = LiveRow(
-            name=setting.name,
+            name=name,
             family=setting.family,
-            tokens_per_second=interval(speeds[setting.name]),
-            speedup=interval(speeds[setting.name] / speeds[TARGET_ALONE.name]),
-            **totals[setting.name].rates(),
+            tokens_per_second=interval(speeds[name]),
+            speedup=interval(speeds[name] / speeds[TARGET_ALONE.name]),
+            **totals[name].rates(),
             milliseconds=milliseconds(each.token_seconds),
-            replayed_tokens_per_second=replayed.get(setting.name),
+            replayed_tokens_per_second=(
+                predicted[name].value / alone if name in predicted else None
+            ),
             lossless=setting.live is None or (other.lossless if other else lossless),
             verification=other.name if other else None,
             **rule_fields(setting),
-            accepted_over_expected=accepted,
-            dev_speedup=(
-                tried[setting.name][0] / tried[TARGET_ALONE.name][0]
-                if setting.name in tried
-                else None
-            ),
+            accepted_over_expected=_accepted_over_expected(each.stats, resamples),
+            same_rule=setting.same_rule,
+            over_same_rule=_over_same_rule(results, each, groups),
         )
         rows.append(row)
     fastest = fastest_by_kind(rows)
@@ -92,103 +90,111 @@ def live_rows(outcome: Outcome, lossless: bool, groups: Groups) -> list[LiveRow]
     ]
 
 
-def replayed_speeds(outcome: Outcome) -> dict[str, float]:
-    """Return by setting its tokens per second on the decoded prompts, from replayed counts.
+def _accepted_over_expected(stats: Sequence[DecodeStats], resamples: np.ndarray) -> Interval | None:
+    """Return accepted tokens over those that a rule expected; None where it expects no number."""
+    expected = [part.num_expected for part in stats]
+    if None in expected or not any(expected):
+        return None
+    accepted = resamples @ np.array([part.num_accepted for part in stats])
+    return interval(accepted / np.maximum(resamples @ np.array(expected), 1e-12))
 
-    None where fewer were replayed.
+
+def _over_same_rule(results: Results, measured: Measured, groups: Groups) -> Interval | None:
+    """Return how much faster a setting decodes than the same rule under the evaluation's
+    verification, by the counts of its decoded rounds at the measured costs of steps.
+
+    These know the difference better than the clock does.
     """
-    speeds = dict[str, float]()
-    number = len(outcome.measured[0].stats)
-    if not outcome.sets or number > outcome.sets[1].recording.num_prompts:
-        return speeds
-    for setting in (
-        decoded.setting for decoded in outcome.measured if decoded.setting.verification is None
-    ):
-        if (counts := outcome.decoded_counts.get(setting.name)) is not None:
-            costs_by_prompt = enumerate(outcome.cost_table.for_prompts(setting, number))
-            seconds = [
-                float(costs.seconds(counts.drafted[n], counts.rounds[n]))
-                for n, costs in costs_by_prompt
-            ]
-            speeds[setting.name] = counts.tokens[:number].sum() / sum(seconds)
-    return speeds
+    setting = measured.setting
+    table = results.cost_table
+    by_name = {each.setting.name: each for each in results.measured}
+    is_enough = MEASURED in table.costs and len(set(groups)) >= FEWEST_GROUPS
+    if setting.same_rule is None or not is_enough:
+        return None
+    other = by_name[setting.same_rule]
+    resamples = resample_counts(groups)
+    ours, theirs = (
+        table.speedup(each.counts, resamples, other.setting, MEASURED) for each in (measured, other)
+    )
+    return interval(ours / theirs)
 
 
-def data_set(replayed: RecordedSet, outcome: Outcome) -> DataSet:
+def data_set(replayed: RecordedSet, results: Results) -> DataSet:
     """Return the rates and speed-ups of all rules on one set of prompts, without reliability and
     texts.
     """
     recording = replayed.recording
     resamples = replayed.resamples
-    cost_table = outcome.cost_table
-    counted = list(zip(outcome.candidates, replayed.counts, strict=True))
-    speeds = {
-        ratio: [cost_table.speedup(counts, resamples, rule, ratio) for rule, counts in counted]
-        for ratio in cost_table.costs
-    }
-    rows = [
-        RuleRow(
+    table = results.cost_table
+    rows = []
+    for rule, counts in zip(results.candidates, replayed.counts, strict=True):
+        speedups = {
+            ratio: interval(table.speedup(counts, resamples, rule, ratio))
+            for ratio in table.costs
+            if rule.ratio in (None, ratio)
+        }
+        row = RuleRow(
             family=rule.family,
             name=rule.name,
             parameters=dict(rule.parameters),
             **sums(counts, resamples).rates(),
-            speedup={
-                ratio: interval(speeds[ratio][number])
-                for ratio in cost_table.costs
-                if rule.ratio in (None, ratio)
-            },
+            speedup=speedups,
             **rule_fields(rule),
         )
-        for number, (rule, counts) in enumerate(counted)
-    ]
-    winners = [
-        winner
-        for ratio in outcome.best
-        for winner in _winners(replayed, outcome, ratio, speeds[ratio])
-    ]
-    sizes = recording.num_prompts, int(recording.lengths.sum()), recording.num_samples
-    return DataSet(replayed.name, replayed.role, *sizes, rows, winners)
+        rows.append(row)
+    winners = list[Winner]()
+    for ratio in results.best:
+        winners += winners_of(replayed, results, ratio)
+    return DataSet(
+        replayed.name,
+        replayed.role,
+        recording.num_prompts,
+        int(recording.lengths.sum()),
+        recording.num_samples,
+        rows,
+        winners,
+    )
 
 
-def _winners(
-    replayed: RecordedSet, outcome: Outcome, ratio: str, speeds: Sequence[np.ndarray]
-) -> list[Winner]:
-    """Return the best of each family at one ratio, by `speeds` (1 + R,) of all."""
-    choice = outcome.best[ratio]
+def winners_of(replayed: RecordedSet, results: Results, ratio: str) -> list[Winner]:
+    """Return the best of each family at one ratio, chosen on dev prompts, on a set of prompts."""
+    choice = results.best[ratio]
     resamples = replayed.resamples
-    table = outcome.cost_table
-    ceiling = speeds[choice[CEILING]] if CEILING in choice else None
-    fixed = speeds[choice[FIXED]]
-    dev_speeds = outcome.speeds[ratio]
-    unaided = [
-        number for number in outcome.achievable(ratio) if outcome.candidates[number].head is None
-    ]
+    table = results.cost_table
+    rules = results.candidates
+
+    def speeds_of(number: int, free_head: bool = False) -> np.ndarray:
+        counts = replayed.counts[number]
+        return table.speedup(counts, resamples, rules[number], ratio, free_head)
+
+    fixed = speeds_of(choice[FIXED])
+    ceiling = speeds_of(choice[CEILING]) if CEILING in choice else None
+    dev_speeds = results.speeds[ratio]
+    unaided = [number for number in results.achievable(ratio) if rules[number].head is None]
     fastest = max(unaided, key=dev_speeds.__getitem__)
-    headless = speeds[fastest] if dev_speeds[fastest] > 1 else 1.0
-    named = [(family, number, outcome.candidates[number]) for family, number in choice.items()]
-
-    def uncharged(number: int, rule: Candidate) -> Interval:
-        """Return the gain of a rule if its head cost nothing."""
-        return interval(
-            table.speedup(replayed.counts[number], resamples, rule, ratio, free_head=True) / fixed
-        )
-
-    return [
-        Winner(
+    headless = speeds_of(fastest) if dev_speeds[fastest] > 1 else 1.0
+    winners = []
+    for family, number in choice.items():
+        rule = rules[number]
+        has_head = rule.head is not None
+        speeds = speeds_of(number)
+        winner = Winner(
             family=family,
             name=rule.name,
             ratio=ratio,
-            speedup=interval(speeds[number]),
-            gain=interval(speeds[number] / fixed),
-            gap_ceiling=_gap(speeds[number], fixed, ceiling),
+            speedup=interval(speeds),
+            gain=interval(speeds / fixed),
+            gap_ceiling=_gap(speeds, fixed, ceiling),
             dev_speedup=float(dev_speeds[number]),
-            head_share=(share := table.head_share(rule, ratio)),
-            gain_uncharged=None if share is None else uncharged(number, rule),
-            over_headless=interval(speeds[number] / headless) if rule.head is not None else None,
+            head_share=table.head_share(rule, ratio),
+            gain_uncharged=(
+                interval(speeds_of(number, free_head=True) / fixed) if has_head else None
+            ),
+            over_headless=interval(speeds / headless) if has_head else None,
             **rule_fields(rule),
         )
-        for family, number, rule in named
-    ]
+        winners.append(winner)
+    return winners
 
 
 def _gap(speeds: np.ndarray, fixed: np.ndarray, best: np.ndarray | None) -> Interval | None:

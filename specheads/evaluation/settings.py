@@ -145,6 +145,8 @@ class Evaluation(Warped):
                 f"{asked} decodes with the best rules of the live evaluation, but live=none leaves"
                 " that out; use live=winners, or concurrency=[]."
             )
+        if not self.can_replay and self.live == "none":
+            raise UserError(f"live=none, but {self.method} can only be decoded; use live=winners.")
         if not self.can_replay:
             self._check_decoded()
         return self
@@ -191,9 +193,7 @@ class Evaluation(Warped):
         )
 
     def _check_decoded(self) -> None:
-        """Raise UserError unless `live_rules` drafts different numbers of tokens, which alone
-        separate the models' costs.
-        """
+        """Raise UserError if `live_rules` leaves nothing that drafts."""
         chosen = [choice for name, choice in self.rules.items() if name in self.live_rules]
         rules = [
             rule
@@ -201,21 +201,12 @@ class Evaluation(Warped):
             if self.head or not each.cls.uses_head
             for rule in each.without_auto().samples()
         ]
-        lengths = {rule.max_tokens if isinstance(rule, FixedLength) else None for rule in rules}
-        if self.verification.stopping is not None:
-            lengths.add(None)
         names = list(self.live_rules)
         how = f"{self.method} are only decoded, rule by rule of live_rules"
-        if not lengths:
+        if not rules and self.verification.stopping is None:
             without = ", and none of them drafts without a head" if self.head is None else ""
             raise UserError(
                 f"live_rules={names} leaves nothing to decode but the target alone: {how}, with the"
                 f" values that stopping= gives{without}; take for example"
                 " 'live_rules=[fixed_length]'."
-            )
-        if self.drafting.reads_draft and len(lengths) == 1 and lengths != {None}:
-            raise UserError(
-                f"live_rules={names} drafts {lengths.pop()} tokens in every round, so the costs of"
-                f" draft and target cannot be told apart: {how}; give at least two lengths, for"
-                " example 'fixed_lengths=[4,8]', or add a rule of varying length."
             )

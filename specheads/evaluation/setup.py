@@ -23,11 +23,8 @@ from specheads.heads.head import AcceptanceHead, LocatedHead
 from specheads.pair.pair import Pair
 from specheads.prompts.prompt import EncodedPrompt
 from specheads.replay.head_scores import head_fingerprint
-from specheads.storage.files import read_json
 from specheads.storage.journal import Journal
 from specheads.storage.runs import is_resumed
-
-STEP_SHARES = "step-shares.json"
 
 
 def device_name(pair: Pair) -> str:
@@ -110,7 +107,7 @@ class Setup:
 
     @cached_property
     def prompts(self) -> PromptSets:
-        """The prompts, without those that these heads know."""
+        """The prompts, without those that these heads learned from."""
         return PromptSets(self.prompt_data, self.pair, self.located_heads, self.settings)
 
     @cached_property
@@ -126,15 +123,6 @@ class Setup:
     def head_sizes(self) -> dict[str, float]:
         """By head its cost as a share of a draft step, counted from its weights."""
         return {name: counted_share(head, self.pair.draft_lm) for name, head in self.heads.items()}
-
-    @cached_property
-    def step_shares(self) -> dict[str, float]:
-        """By the kind of a rule what it adds to a draft step, a share of it.
-
-        A resumed run chooses by the same ones.
-        """
-        path = self.run_folder / STEP_SHARES
-        return read_json(path) if is_resumed(self.run_folder) and path.is_file() else {}
 
     @property
     def window(self) -> int:

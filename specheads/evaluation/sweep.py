@@ -5,30 +5,27 @@ slows all of them.
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 import torch
 
 from specheads.decoding.decoder import Baseline, SpeculativeDecoder
 from specheads.decoding.engine import compile_ahead
-from specheads.decoding.records import DecodeStats, Generation
-from specheads.decoding.step_costs import RuleCosts
-from specheads.decoding.step_times import StepTimes
+from specheads.decoding.records import DecodeStats, Generation, Round
+from specheads.decoding.step_costs import StepCosts
+from specheads.decoding.step_times import UNDISTURBED
 from specheads.decoding.stopping import StoppingRule
-from specheads.evaluation.candidates import (
-    FIXED,
-    OF_VERIFICATION,
-    TARGET_ALONE,
-    Candidate,
-    CostTable,
-)
-from specheads.evaluation.report import MEASURED
+from specheads.evaluation.candidates import OF_VERIFICATION, TARGET_ALONE, Candidate
 from specheads.evaluation.settings import Evaluation
+from specheads.evaluation.setup import Setup
+from specheads.forecast import progress
 from specheads.load import NOTABLE, OthersLoad
 from specheads.pair.pair import Pair
-from specheads.replay.cost import CostFit, RoundTimes, fit_costs
-from specheads.replay.intervals import Groups
+from specheads.prompts.prompt import EncodedPrompt
+from specheads.replay.intervals import Groups, Interval, interval, resample_counts, sums
+from specheads.replay.replay import Counts
 from specheads.storage.journal import Entry, Journal
 
 logger = logging.getLogger(__name__)
@@ -36,35 +33,45 @@ logger = logging.getLogger(__name__)
 Decoder = SpeculativeDecoder | Baseline
 
 
+class DecodedRound(NamedTuple):
+    """The counts and the seconds of one round."""
+
+    num_tokens: int  # emitted
+    num_drafted: int
+    num_draft_calls: int
+    draft_seconds: float
+    other_seconds: float  # of verification and the steps after it
+
+    @property
+    def seconds(self) -> float:
+        return self.draft_seconds + self.other_seconds
+
+
 @dataclass
 class Measured:
-    """The results of one setting: per prompt its totals over repeats, and all of its rounds.
-
-    Of a round: its tokens, drafted tokens, the draft's forward passes, the seconds of drafting, and
-    those of the steps after it.
-    """
+    """The results of one setting: per prompt its totals over repeats, and all of its rounds."""
 
     setting: Candidate
     stats: list[DecodeStats] = field(default_factory=list)
-    rounds: list[list[list[float]]] = field(default_factory=list)
+    rounds: list[list[DecodedRound]] = field(default_factory=list)  # by prompt
     # Of each prompt, the cores that other processes took from this one while all settings decoded
     # it, and its seconds.
     load: list[tuple[float, float]] = field(default_factory=list)
 
     @property
+    def all_rounds(self) -> list[DecodedRound]:
+        return [each for prompt in self.rounds for each in prompt]
+
+    @property
     def pace(self) -> np.ndarray:
         """The seconds of each round (rounds,), for each of its tokens."""
-        tokens, _, _, *seconds = np.array(
-            [numbers for prompt in self.rounds for numbers in prompt]
-        ).T
-        return sum(seconds) / tokens
+        return np.array([each.seconds / each.num_tokens for each in self.all_rounds])
 
     @property
     def cores_taken(self) -> float:
         """The mean number of cores that other processes took from this one."""
-        return sum(cores * seconds for cores, seconds in self.load) / max(
-            1e-9, sum(seconds for _, seconds in self.load)
-        )
+        seconds = sum(seconds for _, seconds in self.load)
+        return sum(cores * each for cores, each in self.load) / max(1e-9, seconds)
 
     @property
     def token_seconds(self) -> np.ndarray:
@@ -72,8 +79,22 @@ class Measured:
 
         Those of a round arrive together and share its seconds equally.
         """
-        return np.repeat(
-            self.pace, [int(numbers[0]) for prompt in self.rounds for numbers in prompt]
+        return np.repeat(self.pace, [each.num_tokens for each in self.all_rounds])
+
+    @property
+    def counts(self) -> Counts:
+        """The counts of the rounds on each prompt, as replay has them."""
+        stats = self.stats
+        longest = max(each.num_drafted for each in self.all_rounds)
+        rounds = np.zeros((len(stats), longest + 1))
+        for prompt, of_prompt in enumerate(self.rounds):
+            for each in of_prompt:
+                rounds[prompt, each.num_drafted] += 1
+        return Counts(
+            np.array([part.num_tokens for part in stats], dtype=float),
+            np.array([part.num_draft_calls for part in stats], dtype=float),
+            np.array([part.num_accepted for part in stats], dtype=float),
+            rounds,
         )
 
 
@@ -106,7 +127,7 @@ class Sweep:
         for decoder in decoders:
             decoder.warm_up()
         logger.info(
-            "the engine was ready after %.1f s, which no figure contains",
+            "the engine was ready after %.1f s, which is excluded from timings",
             time.perf_counter() - start,
         )
         for decoder in decoders:
@@ -124,7 +145,7 @@ class Sweep:
                 measured, entry["stats"], entry["rounds"], strict=True
             ):
                 decoded.stats.append(DecodeStats.total([DecodeStats(**part) for part in stats]))
-                decoded.rounds.append(rounds)
+                decoded.rounds.append([DecodedRound(*numbers) for numbers in rounds])
                 decoded.load.append(entry["load"])
         return measured
 
@@ -149,16 +170,7 @@ class Sweep:
                     prompt, self.settings.max_new_tokens, seed
                 )
                 kept["stats"][index].append(asdict(generation.stats))
-                kept["rounds"][index] += [
-                    [
-                        len(r.tokens),
-                        r.num_drafted,
-                        r.num_draft_calls,
-                        r.draft_seconds,
-                        r.verify_seconds + r.commit_seconds,
-                    ]
-                    for r in generation.rounds
-                ]
+                kept["rounds"][index] += map(_decoded_round, generation.rounds)
                 on_generation(1)
         return kept | {"load": (load.taken(torch.get_num_threads()), time.perf_counter() - start)}
 
@@ -183,6 +195,16 @@ class Sweep:
         ]
 
 
+def _decoded_round(each: Round) -> DecodedRound:
+    return DecodedRound(
+        len(each.tokens),
+        each.num_drafted,
+        each.num_draft_calls,
+        each.draft_seconds,
+        each.verify_seconds + each.commit_seconds,
+    )
+
+
 def response_seed(seed: int, number: int, repeat: int) -> int:
     """Return the seed of a response to prompt `number`, which all settings share."""
     return int(np.random.SeedSequence([seed, number, repeat]).generate_state(1)[0])
@@ -203,19 +225,76 @@ def sweep_settings(
     return settings
 
 
+def decode(
+    setup: Setup, name: str, settings: Sequence[Candidate], prompts: Sequence[EncodedPrompt]
+) -> list[Measured]:
+    """Decode with every setting; finished prompts are kept in the journal `name`."""
+    evaluation = setup.settings
+    total = len(settings) * len(prompts) * evaluation.repeats
+    logger.info(
+        "%s: %d settings x %d prompts x %d repeats = %d responses of at most %d tokens, into %s",
+        name,
+        len(settings),
+        len(prompts),
+        evaluation.repeats,
+        total,
+        evaluation.max_new_tokens,
+        setup.run_folder,
+    )
+    names = [
+        (setting.name, repr(setting.verification and setting.verification.compile_key))
+        for setting in settings
+    ]
+    journal = setup.journal(name, prompts, settings=names)
+    sweep = Sweep(setup.pair, evaluation, setup.window)
+    with progress("decoding", total) as advance:
+        return sweep.run(settings, [ids for _, ids in prompts], journal, advance)
+
+
+@dataclass(frozen=True)
+class Overheads:
+    """The seconds that decoding takes besides its steps: of a round with a draft, and of a token of
+    the target alone.
+    """
+
+    round_seconds: float = 0.0
+    alone_seconds: float = 0.0
+
+
+def overheads_of(alone: Measured, drafting: Measured, costs: StepCosts) -> Overheads:
+    """Return the overheads of the rounds of the target alone, and of a plain rule, by the low
+    quantile of their seconds by which steps are known, too.
+    """
+    verify = costs.verify_seconds(
+        np.arange(1 + max(each.num_drafted for each in drafting.all_rounds))
+    )
+    more = []
+    for each in drafting.all_rounds:
+        steps = each.num_draft_calls * costs.draft_seconds + verify[each.num_drafted]
+        more.append(each.seconds - steps)
+    more_alone = [each.seconds - costs.target_seconds for each in alone.all_rounds]
+    of_round, of_alone = (
+        max(0.0, float(np.quantile(each, UNDISTURBED))) for each in (more, more_alone)
+    )
+    return Overheads(of_round, of_alone)
+
+
 LARGEST_SPREAD = 1.2  # mean over median of the target's steps
 FEWEST_GROUPS = 8  # an interval over fewer groups of prompts means nothing
 REMEDY = "live figures need a quiet machine"
 
 
-def doubts_of(measured: Sequence[Measured], fit: CostFit, groups: Groups) -> Iterator[str]:
-    """Yield why the times of all rounds, those of the target alone first, and what follows from
-    them are not to be trusted.
+def doubts_of(
+    measured: Sequence[Measured], predicted: Mapping[str, Interval], groups: Groups
+) -> Iterator[str]:
+    """Yield why the times of decoded rounds, those of the target alone first, are unreliable.
+
+    Args:
+        predicted: by setting the speed-up on the decoded prompts that a recording predicts.
+        groups: those of the decoded prompts.
     """
     alone = measured[0]
-    num_groups = len(set(groups))
     busy = "The machine was busy"
-    more = "decode more (num_live_prompts=)"
     if alone.cores_taken > NOTABLE:
         yield (
             f"{busy}: other processes took {alone.cores_taken:.1f} of its cores while it decoded;"
@@ -225,124 +304,27 @@ def doubts_of(measured: Sequence[Measured], fit: CostFit, groups: Groups) -> Ite
     if spread > LARGEST_SPREAD:
         what = f"a step of the target alone took {spread:.2f} times its median on average"
         yield f"{busy}: {what}, normally at most {LARGEST_SPREAD}; {REMEDY}."
-    if not fit.costs.draft_seconds and any(rule.step_seconds for rule in fit.rules.values()):
-        yield f"{busy}: no cost of a draft step could be told from these rounds; {REMEDY}."
+    num_groups = len(set(groups))
     if num_groups < FEWEST_GROUPS:
         yield (
             f"Only {num_groups} independent prompts were decoded, at least {FEWEST_GROUPS} are"
-            f" needed for intervals; {more}."
+            " needed for intervals; decode more (num_live_prompts=)."
         )
+        return
+    speedups = speedups_of(measured, groups)
+    for name, expected in predicted.items():
+        decoded = interval(speedups[name])
+        if decoded.low > expected.high or decoded.high < expected.low:
+            yield (
+                f"{name} decoded {decoded.value:.2f} times as fast as the target alone"
+                f" [{decoded.low:.2f}, {decoded.high:.2f}], but the recording predicts"
+                f" {expected.value:.2f} [{expected.low:.2f}, {expected.high:.2f}]; {REMEDY}."
+            )
 
 
-def round_times(measured: Sequence[Measured]) -> tuple[RoundTimes, dict[str, bool]]:
-    """Return the times of the rounds of all settings that draft, and by the kind of their rules
-    whether it is a plain length.
-    """
-    drafting = [decoded for decoded in measured if decoded.setting.live is not None]
-    kinds = {
-        each.setting.kind: each.setting.family == FIXED and each.setting.verification is None
-        for each in drafting
-    }
-    # Responses to a prompt have numbers of the same parity, so that both halves of the responses
-    # have every setting.
-    numbered = list(kinds)
-    most = 2 * max(len(decoded.rounds) for decoded in drafting)
-    rows = [
-        (*numbers[1:], numbered.index(decoded.setting.kind), number * most + place)
-        for number, decoded in enumerate(drafting)
-        for place, prompt in enumerate(decoded.rounds)
-        for numbers in prompt
-    ]
-    drafted, draft_calls, draft_seconds, target_seconds, rule, response = np.array(rows).T
-    draft_calls, drafted, rule, response = (
-        column.astype(int) for column in (draft_calls, drafted, rule, response)
-    )
-    return RoundTimes(draft_calls, drafted, draft_seconds, target_seconds, rule, response), kinds
-
-
-def with_measured(
-    table: CostTable,
-    measured: Sequence[Measured],
-    sizes: Mapping[str, float],
-    shares: Mapping[str, float] | None = None,
-    ends: Sequence[StepTimes] = (),
-) -> CostTable:
-    """Return a table with the measured costs of the decoded rules.
-
-    Args:
-        sizes: by head, its counted share of a draft step, by which heads that were not decoded get
-            costs of others.
-        shares: by the kind of a rule, what it adds to a draft step as a share of the step, where
-            steps were timed.
-        ends: times of steps, in place of those of rounds, at the low end of their range, in the
-            middle, and at the high end.
-    """
-    times, kinds = round_times(measured)
-    # Untimed rules are replayed under the sweep's verification, so what was decoded under another
-    # one says nothing of them.
-    heads = {
-        each.setting.kind: each.setting.head
-        for each in measured
-        if each.setting.verification is None
-    }
-    alone = np.concatenate(
-        [decoded.pace for decoded in measured if decoded.setting == TARGET_ALONE]
-    )
-
-    def fitted(fit: CostFit) -> CostTable:
-        added = _head_seconds(fit, heads, sizes), _untimed(fit, kinds, heads)
-        seconds = fit.costs.target_seconds if ends else float(np.median(alone))
-        return CostTable(
-            {MEASURED: fit.costs, **table.costs}, table.head_shares, fit, *added, 1 / seconds
-        )
-
-    if ends:
-        steps = {each.setting.kind: each.setting.step_kind for each in measured}
-        added = [
-            {kind: times.rules.get(steps[kind], RuleCosts()) for kind in kinds} for times in ends
-        ]
-        low, middle, high = (
-            fitted(CostFit(times.costs, rules)) for times, rules in zip(ends, added, strict=True)
-        )
-        return replace(middle, ends=(low, middle, high))
-    fit, halves = fit_costs(times, kinds, shares or {})
-    return replace(fitted(fit), halves=tuple(map(fitted, halves or ())))
-
-
-def _head_seconds(
-    fit: CostFit, heads: Mapping[str, str | None], sizes: Mapping[str, float]
-) -> dict[str, float]:
-    """Return by head the seconds that it adds to a draft step: the mean of its rules', or
-    interpolated between other heads.
-    """
-    steps: dict[str, list[float]] = {}
-    for kind, head in heads.items():
-        if head is not None:
-            steps.setdefault(head, []).append(fit.rules[kind].step_seconds)
-    timed = {head: float(np.mean(seconds)) for head, seconds in steps.items()}
-    if not timed:
-        return {}
-    order = sorted(timed, key=sizes.__getitem__)
-    between = np.interp(
-        list(sizes.values()), [sizes[head] for head in order], [timed[head] for head in order]
-    )
-    return dict(zip(sizes, between.tolist(), strict=True)) | timed
-
-
-def _untimed(
-    fit: CostFit, kinds: Mapping[str, bool], heads: Mapping[str, str | None]
-) -> dict[bool, RuleCosts]:
-    """Return the median costs that timed kinds of rules add, by whether they have a head, whose own
-    step is known separately.
-    """
-    timed: dict[bool, list[RuleCosts]] = {}
-    for kind, is_fixed in kinds.items():
-        if not is_fixed and kind in heads:
-            timed.setdefault(heads[kind] is not None, []).append(fit.rules[kind])
-    return {
-        head: RuleCosts(
-            0.0 if head else float(np.median([rule.step_seconds for rule in rules])),
-            float(np.median([rule.round_seconds for rule in rules])),
-        )
-        for head, rules in timed.items()
-    }
+def speedups_of(measured: Sequence[Measured], groups: Groups) -> dict[str, np.ndarray]:
+    """Return by setting its measured speed-up (1 + R,) over the target alone, which comes first."""
+    resamples = resample_counts(groups)
+    speeds = {each.setting.name: sums(each.stats, resamples).tokens_per_second for each in measured}
+    alone = speeds[TARGET_ALONE.name]
+    return {name: speed / alone for name, speed in speeds.items()}

@@ -28,7 +28,7 @@ def table_of(
     caption: str,
     columns: Mapping[str, Callable[[Row], Cell]],
     rows: Sequence[Row],
-    doubtful: bool,
+    doubtful: bool = False,
     sorts: bool = False,
 ) -> Table:
     """Return a table of records, by column what makes the cell of a record."""
@@ -126,8 +126,7 @@ def verdict_table(report: Report, answer: Answer) -> Table:
         "setting": lambda row: _named(row.choice.name),
     }
     ratio = conclusions.ratio_text(report, answer.ratio)
-    doubtful = not conclusions.is_trusted(report, answer.ratio)
-    return table_of(f"At ratio {ratio}", columns, rows, doubtful=doubtful)
+    return table_of(f"At ratio {ratio}", columns, rows)
 
 
 def winners_table(report: Report, data_set: DataSet, ratio: str) -> Table:
@@ -161,8 +160,7 @@ def winners_table(report: Report, data_set: DataSet, ratio: str) -> Table:
         f"{data_set.name}, ratio {conclusions.ratio_text(report, ratio)}: the best of each family; "
     )
     caption = caption + conclusions.counted_text(report, ratio)
-    doubtful = not conclusions.is_trusted(report, ratio)
-    return table_of(caption, columns, conclusions.winners_at(data_set, ratio), doubtful=doubtful)
+    return table_of(caption, columns, conclusions.winners_at(data_set, ratio))
 
 
 def live_table(report: Report) -> Table:

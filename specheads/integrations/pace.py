@@ -24,8 +24,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from specheads.decoding.step_costs import non_decreasing
-
 KNOTS = 21  # survivals 0, 1/20, ... 1, at which gains are known; they are linear in between
 PLACES = 32  # in a draft, whose acceptance is known
 FADING = 0.98  # what the round before counts
@@ -354,3 +352,17 @@ class Pace:
                 new = self._loads[nearest].scaled(num_requests / nearest)
             self._loads[num_requests] = new
         return self._loads[num_requests]
+
+
+def non_decreasing(values: np.ndarray, weight: np.ndarray) -> np.ndarray:
+    """Return the closest values that never fall, by weighted least squares (pooling adjacent
+    violators).
+    """
+    pools: list[tuple[float, float, int]] = []  # mean, weight, members
+    for value, value_weight in zip(values.tolist(), weight.tolist(), strict=True):
+        pools.append((value, value_weight, 1))
+        while len(pools) > 1 and pools[-2][0] > pools[-1][0]:
+            (low, less, some) = pools.pop()
+            (high, more, others) = pools.pop()
+            pools.append(((low * less + high * more) / (less + more), less + more, some + others))
+    return np.concatenate([np.full(members, mean) for mean, _, members in pools])

@@ -132,6 +132,11 @@ def interval(values: np.ndarray, best_of: int = 1) -> Interval:
     return Interval(float(values[0]), float(low), float(high))
 
 
+def is_clearly_faster(ratio: Interval | None) -> bool:
+    """Whether a ratio of speeds is above 1 by more than chance; None: nothing was compared."""
+    return ratio is not None and ratio.low > 1
+
+
 def milliseconds(seconds: np.ndarray) -> dict[str, float]:
     """Return the percentiles p50, p90 and p99 of seconds, in milliseconds."""
     return {f"p{level}": float(1e3 * np.percentile(seconds, level)) for level in LEVELS}

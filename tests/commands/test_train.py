@@ -3,18 +3,14 @@ many.
 """
 
 from dataclasses import replace
-from types import SimpleNamespace
 
 import pytest
 
-from specheads.commands import train
 from specheads.commands.compose import command_config, settings_of
-from specheads.commands.train import MOST_SHOWN, _checked_settings, _print_heads, _responses_of
+from specheads.commands.train import MOST_SHOWN, _checked_settings, _print_heads
 from specheads.errors import UserError
-from specheads.prompts.prompt import Prompt
 from specheads.replay.information import Information
 from specheads.replay.intervals import Interval
-from specheads.training.distill.settings import Distillation
 from specheads.training.heads.calibrate import Calibrated
 from specheads.training.heads.head_training import TrainedHeads
 from specheads.training.heads.settings import HeadTraining
@@ -123,37 +119,6 @@ def test_the_best_of_several_heads_is_compared_and_all_are_ranked(tmp_path, caps
     ]
 
 
-@pytest.mark.parametrize("number", [1, MOST_SHOWN])
-def test_few_heads_are_all_shown_in_their_order(number, tmp_path, capsys):
-    heads = trained(number, tmp_path)
-    _print_heads(heads)
-    text = capsys.readouterr().out
-    places = [text.index(f"{name} ") for name in heads.names]
-    assert places == sorted(places) and "draft probability" in text and "more are in" not in text
-    assert (
-        "0.600 nats of uncertainty, 0.200 irreducible, 0.400 reducible" in text
-        and "head-0 explains 30.0%" in text
-    )
-    assert (
-        "head-0, the best head, is better than the free logistic: +10.0% [+5.0%, +20.0%] of that"
-        in text
-    )
-    assert "it needs more prompts" not in text
-
-
-@pytest.mark.parametrize(
-    ("low", "high", "how"),
-    [(-0.01, 0.2, "neither clearly better nor worse"), (-0.2, -0.1, "worse")],
-)
-def test_a_head_that_knows_no_more_than_the_confidence_is_said_to(tmp_path, capsys, low, high, how):
-    _print_heads(trained(1, tmp_path, low, high))
-    text = capsys.readouterr().out
-    assert (
-        f"is {how} than the free logistic: " in text
-        and "it needs more prompts (data.num_train=) or epochs" in text
-    )
-
-
 def test_of_very_many_heads_the_best_are_shown_and_the_others_counted(tmp_path, capsys):
     heads = trained(1000, tmp_path)
     _print_heads(heads)
@@ -202,22 +167,3 @@ def test_settings_are_those_of_the_command_line_and_fit_its_processes():
             HeadTraining,
             command_config("train", ["model=nano", "model.quantization=int8", "runner=vllm"]),
         )
-
-
-@pytest.mark.parametrize(
-    ("samples", "splits", "with_responses"),
-    [("target", ("train", "dev", "test"), False), ("text", ("dev", "test"), True)],
-)
-def test_a_draft_learns_from_responses_without_labels(monkeypatch, samples, splits, with_responses):
-    asked = []
-    prompts = [Prompt("1", "dev", "a"), Prompt("2", "test", "b"), Prompt("1", "test", "a")]
-    source = SimpleNamespace(
-        load=lambda chats, responses: asked.append((chats, responses)) or prompts
-    )
-    monkeypatch.setattr(train, "source_of", lambda given: source if given is cfg else None)
-    monkeypatch.setattr(train, "data_cache", lambda *args, **keys: (args, keys))
-    cfg = command_config("distill", ["model=nano", f"samples={samples}"])
-    pair = SimpleNamespace(chats="chats")
-    made = _responses_of(cfg, pair, settings_of(Distillation, cfg))
-    assert made == ((cfg, pair), {"splits": splits, "prompts": prompts[:2], "labelled": False})
-    assert asked == [("chats", with_responses)]

@@ -1,14 +1,11 @@
 """What a head adds to a draft step, counted from the weights that a step multiplies by."""
 
-import copy
-from dataclasses import replace
-
 import pytest
 import torch
 from families import CONFIGS, VOCAB_SIZE, WINDOW, tiny_model
 
 from specheads import AcceptanceHead, HeadConfig
-from specheads.decoding.step_times import _step_weights, counted_ratios, counted_share
+from specheads.decoding.step_times import _step_weights, counted_share
 from specheads.pair.language_model import LanguageModel
 
 HIDDEN = 32
@@ -38,21 +35,6 @@ def total(name):
 )
 def test_tables_with_one_row_per_step_do_not_count(name, looked_up):
     assert counted(name) == total(name) - looked_up
-
-
-def test_the_ratio_lies_between_those_of_layers_and_of_weights(nano):
-    """A draft in half precision reads half of its bytes.
-
-    One of a target leaves the number of weights.
-    """
-    target, draft = (
-        sum(map(torch.numel, _step_weights(lm))) for lm in (nano.target_lm, nano.draft_lm)
-    )
-    assert counted_ratios(nano) == (3.0, pytest.approx(target / draft)) and target / draft > 6
-    halved = replace(nano, target=copy.deepcopy(nano.target).half())
-    assert counted_ratios(halved) == pytest.approx((3.0, target / draft))
-    halved = replace(nano, draft=copy.deepcopy(nano.draft).half())
-    assert counted_ratios(halved) == pytest.approx((3.0, 2 * target / draft))
 
 
 def test_the_share_is_of_multiply_adds_or_of_bytes_whichever_is_larger():

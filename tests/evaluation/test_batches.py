@@ -12,13 +12,16 @@ from jsonschema import Draft202012Validator
 from rich.console import Console
 
 from specheads import AcceptanceHead, HeadConfig, UserError, papers, verification
+from specheads.decoding.records import DecodeStats
 from specheads.evaluation import batches, reporting
-from specheads.evaluation.batches import best_fixed
-from specheads.evaluation.candidates import fixed_length
+from specheads.evaluation.batches import BatchRun, batch_rows, best_fixed
+from specheads.evaluation.candidates import TARGET_ALONE, Candidate, fixed_length
 from specheads.evaluation.evaluate import evaluate
 from specheads.evaluation.prompt_sets import PromptData
 from specheads.evaluation.reporting import print_report
 from specheads.evaluation.settings import Evaluation, RecordingSettings
+from specheads.storage.files import write_json
+from specheads.storage.runs import STATE
 
 SMALL = {
     "num_prompts": 4,
@@ -57,7 +60,7 @@ def call(small_pair, tmp_path):
     return run
 
 
-def test_batches_of_every_size_are_decoded_reported_and_kept(call, tmp_path, monkeypatch, caplog):
+def test_batches_of_every_size_are_decoded_reported_and_kept(call, tmp_path, caplog):
     caplog.set_level("INFO")
     report = call(concurrency=(1, 2, 2), repeats=2)
     assert [(table.concurrency, table.num_requests) for table in report.batches] == [(1, 3), (2, 4)]
@@ -99,7 +102,7 @@ def test_batches_of_every_size_are_decoded_reported_and_kept(call, tmp_path, mon
 
     # A run that was killed resumes with the same settings and numbers, and decodes only what is
     # missing.
-    monkeypatch.setattr("specheads.evaluation.setup.is_resumed", lambda folder: True)
+    write_json(tmp_path / "run" / STATE, {"resumed": True})
     journal = tmp_path / "run" / "batches-2.jsonl"
     lines = journal.read_text().splitlines(keepends=True)
     assert len(lines) == 1 + 2 * 3
@@ -117,6 +120,79 @@ def test_batches_without_a_head(call):
     (table,) = call(with_head=False, concurrency=(2,)).batches
     assert [row.name for row in table.rows] == ["target alone", table.rows[1].name]
     assert all(row.lossless and row.tokens_per_second > 0 for row in table.rows)
+
+
+def run(seconds, *responses):
+    """A run of responses, each the seconds of its prompt and the tokens and seconds of its
+    rounds.
+    """
+    stats = [
+        DecodeStats(
+            sum(n for n, _ in rounds),
+            0,
+            0,
+            0,
+            len(rounds),
+            0,
+            prefill + sum(s for _, s in rounds),
+            prefill,
+        )
+        for prefill, rounds in responses
+    ]
+    return BatchRun(seconds, stats, [rounds for _, rounds in responses])
+
+
+SLOW = run(8.0, (0.1, [(1, 0.4), (1, 0.5)]), (0.2, [(1, 0.6), (1, 0.2)]))
+FAST = run(1.0, (0.1, [(2, 0.4)]), (0.1, [(1, 0.2), (1, 0.2)]))
+MIDDLE = run(2.0, (0.1, [(2, 0.9)]), (0.2, [(2, 0.3)]))
+
+
+def test_the_numbers_of_rows_are_those_computed_by_hand():
+    settings = [
+        TARGET_ALONE,
+        Candidate(
+            "a family", "fast", None, None, rule_name="head_threshold", head="mine", automatic=True
+        ),
+    ]
+    alone, fast = batch_rows(settings, [[SLOW, SLOW], [FAST, MIDDLE]], ["a", "b"])
+    assert (alone.tokens_per_second, alone.over_alone, alone.tokens_per_round) == (0.5, 1.0, 1.0)
+    assert fast.tokens_per_second == (4 + 2) / 2  # the median of two runs
+    assert fast.over_alone == (8 + 4) / 2
+    assert (fast.name, fast.family, fast.lossless, fast.rule_name, fast.head) == (
+        "fast",
+        "a family",
+        True,
+        "head_threshold",
+        "mine",
+    )
+    assert fast.automatic and not alone.automatic
+    # Requests: 2 tokens in 1.0, 1.0, 0.5, 0.5, 1.0 and 0.5 seconds.
+    assert alone.request_tokens_per_second == pytest.approx(2.0)
+    assert fast.request_tokens_per_second == pytest.approx((2 / 0.5 + 2 / 0.5) / 2)
+    assert fast.speedup.value == pytest.approx((8 / 2.5) / (8 / 4.0))
+    assert fast.speedup.low <= fast.speedup.value <= fast.speedup.high
+    # Tokens of the fast setting: 0.2, 0.2, 0.2, 0.2, then 0.45, 0.45, 0.15, 0.15 seconds.
+    assert fast.token_ms["p50"] == pytest.approx(200)
+    assert fast.token_ms["p90"] == pytest.approx(
+        450
+    )  # places 6 and 7 of the sorted ones, counted from 0
+    assert fast.first_token_ms["p50"] == pytest.approx(500)  # of 300, 500, 500, 1000
+    assert alone.first_token_ms["p99"] == pytest.approx(800)
+    assert fast.tokens_per_round == pytest.approx(8 / 5)
+
+
+def test_runs_of_other_settings_are_refused():
+    settings = [TARGET_ALONE, Candidate("a family", "fast", None, None)]
+    for runs in ([[SLOW], [FAST], [FAST]], [[SLOW], [FAST, MIDDLE]]):
+        with pytest.raises(ValueError, match="argument"):
+            batch_rows(settings, runs, ["a", "b"])
+
+
+def test_repeated_prompts_are_resampled_together():
+    """Where both requests are of one prompt there is nothing to resample."""
+    settings = [TARGET_ALONE, Candidate("fixed_length", "fast", None, None)]
+    _, one = batch_rows(settings, [[SLOW], [FAST]], ["a"])
+    assert one.speedup.low == one.speedup.value == one.speedup.high
 
 
 @pytest.mark.parametrize(

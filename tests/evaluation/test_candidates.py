@@ -2,9 +2,7 @@
 
 import re
 from dataclasses import replace
-from types import SimpleNamespace
 
-import numpy as np
 import pytest
 import torch
 from random_recording import random_recording
@@ -12,11 +10,9 @@ from random_recording import random_recording
 from specheads import AcceptanceHead, HeadConfig, UserError, stopping
 from specheads.commands.compose import command_config
 from specheads.commands.evaluate import rule_choices
-from specheads.decoding.step_costs import RuleCosts, StepCosts
-from specheads.evaluation import candidates as module
+from specheads.decoding.step_costs import StepCosts
 from specheads.evaluation.candidates import (
     FIXED,
-    ORACLE_BOUND,
     Candidate,
     CostTable,
     RuleChoice,
@@ -26,11 +22,11 @@ from specheads.evaluation.candidates import (
     fixed_length,
     typed,
 )
+from specheads.heads.metrics import fit_logistic
 from specheads.pair.config import config_folder
-from specheads.replay.cost import CostFit
 from specheads.replay.head_scores import head_fingerprint
 from specheads.replay.recording import GROUND_TRUTH
-from specheads.replay.replay import Counts, RecordedHead, recorded_head, replay
+from specheads.replay.replay import RecordedHead, recorded_head, replay
 
 COSTS = {"measured": StepCosts(0.001, 0.004, 0.0002), "10": StepCosts.at_ratio(10)}
 SHARE = 0.25  # of a draft step, for every head
@@ -201,36 +197,34 @@ def test_without_a_recording_only_rules_without_open_parameters_can_be_tried(hea
         )
 
 
-class EveryOther(stopping.FixedLength):
-    """A rule that no file but this one knows: its cost ratio is fitted."""
+class Patient(stopping.HeadThreshold):
+    """A rule that no file but this one knows: it asks for the threshold of shorter drafts."""
 
-    fitted_to_costs = frozenset({"ratio"})
-
-    def __init__(self, ratio, max_tokens=6):
-        super().__init__(max_tokens)
-        self.ratio = ratio
+    fitted_to_costs = frozenset({"threshold"})
 
     @classmethod
     def open_parameters(cls, arguments):
-        return frozenset({"ratio"} if arguments["ratio"] is None else ())
+        return frozenset({"threshold"} if arguments["threshold"] is None else ())
 
     @classmethod
-    def fit(cls, arguments, fitting, head, costs):
-        return {**arguments, "ratio": costs.target_seconds / costs.draft_seconds}
+    def fit(cls, arguments, fitting):
+        return {**arguments, "threshold": fitting.auto_threshold(4)}
 
 
-def test_a_rule_outside_the_package_is_fitted_named_and_checked_like_the_others(tuning):
-    rules = {"mine": RuleChoice(EveryOther, {"ratio": None, "max_tokens": [4, 6]})}
+def test_a_rule_outside_the_package_is_fitted_named_and_checked_like_the_others(tuning, heads):
+    rules = {"mine": RuleChoice(Patient, {"threshold": None, "max_tokens": [4, 6]})}
     check_rules(rules)
     assert max(rule.max_tokens for rule in rules["mine"].samples()) == 6
-    tried = [candidate for candidate in candidates(rules, {}, tuning) if candidate.family == "mine"]
-    assert [(candidate.name, candidate.rule.ratio) for candidate in tried] == [
-        (f"mine(max_tokens={length})", costs.target_seconds / costs.draft_seconds)
-        for length in (4, 6)
-        for costs in COSTS.values()
-    ]
-    with pytest.raises(UserError, match="EveryOther leaves ratio to be fitted"):
-        candidates(rules, {}, None)
+    head = {"next_token": heads["next_token"]}
+    tried = [each for each in candidates(rules, head, tuning) if each.family == "mine"]
+    expected = []
+    for costs in COSTS.values():
+        with_head = costs.with_rule(SHARE * costs.draft_seconds)
+        expected.append(tuning.auto_threshold(recorded_head(heads["next_token"]), 4, with_head))
+    assert [each.rule.threshold for each in tried] == [*expected, *expected]
+    assert [each.ratio for each in tried] == [*COSTS, *COSTS]
+    with pytest.raises(UserError, match="Patient leaves threshold to be fitted"):
+        candidates(rules, heads, None)
 
 
 @pytest.mark.parametrize(
@@ -298,77 +292,8 @@ def test_rules_are_sampled_with_every_value():
         stopping.Logistic, {"weights": {"max_prob": None, "bias": None}, "threshold": 0.5}
     ).samples()
     assert weighed.weights == {"max_prob": 0.0, "bias": 0.0}
-    (mine,) = RuleChoice(EveryOther, {"ratio": None}).samples()
-    assert mine.ratio == 10
-
-
-def counts(tokens, drafted, rounds):
-    return Counts(np.array(tokens), np.array(drafted), np.zeros(len(tokens)), np.array(rounds))
-
-
-MINE = Candidate("head", "head", *[stopping.FixedLength(2)] * 2, head="mine")
-PLAIN = Candidate("plain", "plain", *[stopping.FixedLength(2)] * 2)
-TABLE = CostTable(
-    {"measured": StepCosts(1.0, 4.0), "10": StepCosts.at_ratio(10)},
-    {"mine": 0.5},
-    measured_heads={"mine": 2.0},
-    untimed={True: RuleCosts(0.25, 3.0), False: RuleCosts(0.5, 5.0)},
-    alone=0.2,
-)
-
-
-def test_a_rule_pays_for_its_head_and_what_rules_of_its_kind_cost():
-    assert TABLE.of(PLAIN, "10") == StepCosts.at_ratio(10) and TABLE.of(MINE, "10") == StepCosts(
-        0.15000000000000002, 1.0
-    )
-    assert TABLE.of(PLAIN, "measured") == StepCosts(1.5, 4.0, round_seconds=5.0)
-    assert TABLE.of(MINE, "measured") == StepCosts(3.25, 4.0, round_seconds=3.0)
-    unknown = replace(MINE, head="unknown")
-    assert (
-        TABLE.of(unknown, "10") == StepCosts.at_ratio(10)
-        and TABLE.of(unknown, "measured").draft_seconds == 1.25
-    )
-    counted = replace(TABLE, measured_heads={}, untimed={})
-    assert counted.of(MINE, "measured") == StepCosts(1.5, 4.0) and counted.of(
-        PLAIN, "measured"
-    ) == StepCosts(1.0, 4.0)
-    fitted = replace(TABLE, fit=CostFit(StepCosts(1.0, 4.0), {PLAIN.kind: RuleCosts(0.125, 0.25)}))
-    assert fitted.of(PLAIN, "measured") == StepCosts(1.125, 4.0, round_seconds=0.25)
-    assert fitted.of(PLAIN, "10") == StepCosts.at_ratio(10) and fitted.of(
-        MINE, "measured"
-    ) == TABLE.of(MINE, "measured")
-    assert TABLE.of(ORACLE_BOUND, "measured") == StepCosts(1.0, 4.0)
-    assert TABLE.head_share(MINE, "measured") == 2.25 and TABLE.head_share(PLAIN, "10") is None
-
-
-def test_a_speed_up_is_a_ratio_of_sums_over_the_target_alone():
-    """Two prompts: 6 tokens of 2 rounds with 2 drafted tokens each, and 20 tokens of 3 rounds with
-    0, 1 and 2.
-    """
-    some = counts([6, 20], [4, 3], [[0, 0, 2], [1, 1, 1]])
-    resamples = np.array([[1, 1], [2, 0]])
-    assert TABLE.speedup(some, resamples, PLAIN, "10").tolist() == pytest.approx(
-        [26 / (0.7 + 5), 12 / (0.8 + 4)]
-    )
-    # Seconds: 4 steps of 1.5 and 2 rounds of 9; 3 steps of 1.5 and 3 rounds of 9. The target alone
-    # emits 0.2 tokens in each.
-    speeds = [26 / (6 + 18 + 4.5 + 27) / 0.2, 12 / 48 / 0.2]
-    assert TABLE.speedup(some, resamples, PLAIN, "measured").tolist() == pytest.approx(speeds)
-    free = TABLE.speedup(some, resamples, MINE, "10", free_head=True)
-    assert free.tolist() == pytest.approx(TABLE.speedup(some, resamples, PLAIN, "10").tolist())
-    # The head's steps are free, its rounds still take 3 more seconds.
-    free = TABLE.speedup(some, resamples, MINE, "measured", free_head=True)
-    assert free.tolist() == pytest.approx([26 / (7 + 35) / 0.2, 12 / 36 / 0.2])
-
-
-def test_prompts_have_the_costs_of_the_other_half_in_turns():
-    halves = [CostTable({"measured": StepCosts(seconds, 1.0)}) for seconds in (1.0, 2.0)]
-    table = CostTable({"measured": StepCosts(9.0, 1.0)}, halves=halves)
-    assert [each.draft_seconds for each in table.for_prompts(PLAIN, 3)] == [1.0, 2.0, 1.0]
-    assert [each.draft_seconds for each in replace(table, halves=()).for_prompts(PLAIN, 2)] == [
-        9.0,
-        9.0,
-    ]
+    (mine,) = RuleChoice(Patient, {"threshold": None}).samples()
+    assert mine.threshold == 0.5
 
 
 def test_the_mean_acceptance_is_that_of_proposed_tokens(tuning):
@@ -376,97 +301,31 @@ def test_the_mean_acceptance_is_that_of_proposed_tokens(tuning):
     assert tuning.mean_acceptance == pytest.approx(accepted.sum().item() / len(accepted))
 
 
-def test_a_logistic_of_several_inputs_has_its_offset_last_and_is_fitted_once(tuning, monkeypatch):
-    asked = []
-    monkeypatch.setattr(
-        module,
-        "fit_logistic",
-        lambda inputs, labels: asked.append((inputs, labels)) or torch.tensor([1.0, 2.0, 3.0]),
-    )
-    fresh = replace(tuning, _fits={})
-    for _ in range(2):
-        assert fresh.logistic(["max_prob", "bias", "entropy"]) == {
-            "max_prob": 1.0,
-            "entropy": 2.0,
-            "bias": 3.0,
-        }
-    ((inputs, labels),) = asked
+def test_a_logistic_of_several_inputs_has_its_offset_last(tuning):
+    weights = tuning.logistic(["max_prob", "bias", "entropy"])
     node, _, accepted, _ = tuning.recording.labels()
     features = tuning.recording.features
-    assert torch.equal(
-        inputs,
-        torch.stack([features["max_prob"][node], features["entropy"][node]], dim=1).to(inputs),
+    inputs = torch.stack([features["max_prob"][node], features["entropy"][node]], dim=1)
+    expected = fit_logistic(inputs.double(), accepted.double()).tolist()
+    assert list(weights) == ["max_prob", "entropy", "bias"]
+    assert [*weights.values()] == pytest.approx(expected, rel=1e-5)
+
+
+def always_accepted():
+    """A recording of drafts that are all accepted, whose head is sure of that."""
+    made = random_recording(num_prompts=6, num_samples=1, max_tokens=20, longest=30)
+    everything = torch.ones_like(made.accepted)
+    features = {"head": torch.full_like(made.features["max_prob"], 30.0)}
+    return replace(
+        made, accepted=everything, branch_length=0 * made.branch_length, features=features
     )
-    assert torch.equal(labels, accepted.double())
 
 
-@pytest.fixture
-def threshold(monkeypatch):
-    """The automatic threshold where throughputs at the thresholds that are tried are given, in
-    tokens per draft step.
-    """
-
-    def run(throughputs, acceptance=1.0, predicts="next_token", verified=1.5):
-        replays = []
-        costs = StepCosts(0.5, 3.0, verified)
-
-        def replayed(recording, rules):
-            replays.append([(rule.threshold, rule.max_tokens, rule.head) for rule in rules])
-            seconds = [
-                costs.seconds(np.array([2.0]), np.array([[0, 1.0]]))[0] for _ in rules
-            ]  # of two steps and a round
-            tokens = [
-                each * all_of / 2.0
-                for each, all_of in zip(np.broadcast_to(throughputs, 25), seconds, strict=True)
-            ]
-            halves = [counts([each / 2] * 2, [1.0, 1.0], [[0, 0.5]] * 2) for each in tokens]
-            return [
-                SimpleNamespace(per_prompt=lambda number, each=each: each if number == 2 else None)
-                for each in halves
-            ]
-
-        monkeypatch.setattr(module, "replay", replayed)
-        accepted = torch.arange(100) < 100 * acceptance
-        recording = SimpleNamespace(num_prompts=2, labels=lambda: (None, None, accepted, None))
-        tuning = Tuning(recording, CostTable({}))
-        head = RecordedHead("head", predicts)
-        found = tuning.auto_threshold(head, 7, costs)
-        assert tuning.auto_threshold(head, 7, costs) == found and len(replays) == (
-            acceptance > 0 or 1
-        )
-        assert [each[0] for each in replays[0]] == pytest.approx(np.linspace(0.02, 0.98, 25))
-        assert {each[1:] for each in replays[0]} == {(7, head)}
-        return found
-
-    return run
-
-
-def test_drafting_goes_on_while_a_step_yields_more_than_the_throughput(threshold):
-    """The threshold is 1 minus the throughput of a step over the mean acceptance, between the
-    thresholds that are tried.
-    """
-    assert threshold(0.53) == pytest.approx(0.47) and threshold(0.5) == pytest.approx(0.5)
-    assert threshold(0.4, acceptance=0.8) == pytest.approx(0.5)
-    assert threshold(0.4, acceptance=0.8, predicts="input_token") == pytest.approx(1 - 0.4 / 0.64)
-    grid = np.linspace(0.02, 0.98, 25)
-    assert threshold(0.3 + 0.4 * grid) == pytest.approx(0.5)  # 1 - 0.3 - 0.4 t = t
-    assert threshold(0.4, verified=0.0) == pytest.approx(
-        0.9
-    )  # a quarter of the seconds buys a token
-
-
-def test_where_drafting_always_or_never_pays_the_threshold_is_at_an_end(threshold):
-    assert (
-        threshold(0.0) == 0.98 and threshold(2.0) == 0.02 and threshold(0.5, acceptance=0.0) == 0.02
-    )
-    assert threshold(0.03) == pytest.approx(0.97) and threshold(0.53333) == 0.467  # three digits
-    assert (
-        threshold(np.where(np.arange(25) < 1, 3.0, 1.1)) == 0.02
-    )  # nor where a step would pay least at the lowest
-    twice = np.where(
-        np.arange(25) < 5, 0.1, np.where(np.arange(25) < 10, 2.0, 0.5)
-    )  # the last place at which it still pays
-    assert threshold(twice) == pytest.approx(0.5)
+@pytest.mark.parametrize(("draft_seconds", "threshold"), [(1e-9, 0.98), (100.0, 0.02)])
+def test_where_drafting_always_or_never_pays_the_threshold_is_at_an_end(draft_seconds, threshold):
+    costs = StepCosts(draft_seconds, 1.0)
+    head = RecordedHead("head", "next_token")
+    assert Tuning(always_accepted(), CostTable({})).auto_threshold(head, 7, costs) == threshold
 
 
 def test_candidates_are_named_by_what_tells_them_apart(heads, tuning):
@@ -570,7 +429,7 @@ def test_what_cannot_be_fitted_is_named():
 
 
 class OfHead(stopping.HeadThreshold):
-    """A rule whose numbers are fitted to its head, at any costs."""
+    """A rule whose numbers are fitted whatever steps cost."""
 
     fitted_to_costs = frozenset()
 
@@ -579,19 +438,16 @@ class OfHead(stopping.HeadThreshold):
         return frozenset(name for name, value in arguments.items() if value is None)
 
     @classmethod
-    def fit(cls, arguments, fitting, head, costs):
-        return {
-            "threshold": 0.75 if head.config.predicts == "next_token" else 0.25,
-            "min_tokens": 2,
-        }
+    def fit(cls, arguments, fitting):
+        return {"threshold": 0.25, "min_tokens": 2}
 
 
-def test_a_rule_may_be_fitted_to_its_head_whatever_steps_cost(heads, tuning):
+def test_a_rule_may_be_fitted_whatever_steps_cost(heads, tuning):
     rules = {"mine": RuleChoice(OfHead, {"threshold": None, "min_tokens": None})}
     check_rules(rules)
     tried = [each for each in candidates(rules, heads, tuning) if not each.bound]
     assert [(each.head, each.live.threshold, each.ratio) for each in tried] == [
-        ("next_token", 0.75, None),
+        ("next_token", 0.25, None),
         ("input_token", 0.25, None),
     ]
     with pytest.raises(UserError, match="OfHead leaves min_tokens, threshold to be fitted"):

@@ -5,7 +5,6 @@ import shlex
 from dataclasses import replace
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 import torch
 import yaml
@@ -16,20 +15,27 @@ import specheads
 from specheads import AcceptanceHead, HeadConfig, UserError, stopping
 from specheads.commands.compose import command_config
 from specheads.commands.evaluate import evaluation_settings, rule_choices
-from specheads.decoding.step_costs import StepCosts
-from specheads.decoding.stopping import FixedLength
 from specheads.decoding.verification import BlockVerification
-from specheads.evaluation import conclusions, decode, reporting
+from specheads.evaluation import conclusions, reporting
 from specheads.evaluation import evaluate as evaluation
-from specheads.evaluation.candidates import Candidate, RuleChoice, candidates
+from specheads.evaluation.candidates import CostTable, RuleChoice, candidates
 from specheads.evaluation.page import figures
 from specheads.evaluation.prompt_sets import PromptData
-from specheads.evaluation.replayed_sets import Outcome
-from specheads.evaluation.report import COUNTED, MEASURED, STEPS, Answer, Choice, Kind, Verdict
+from specheads.evaluation.replayed_sets import Results
+from specheads.evaluation.report import (
+    MEASURED,
+    Answer,
+    Choice,
+    Kind,
+    LiveRow,
+    Report,
+    Verdict,
+)
 from specheads.evaluation.settings import Evaluation, RecordingSettings
-from specheads.evaluation.sweep import sweep_settings
 from specheads.pair.sampling import Warp
 from specheads.replay.intervals import Interval
+from specheads.storage.files import write_json
+from specheads.storage.runs import STATE
 
 SMALL = {
     "num_prompts": 4,
@@ -60,6 +66,14 @@ def call(small_pair, tmp_path):
     return run
 
 
+def validate(report, folder):
+    """Check a report's file against its schema."""
+    *_, written = reporting.write_report(report, folder / "written")
+    schema = reporting.Path(reporting.__file__).parent / "report.schema.json"
+    content = json.loads((written.parent / "report.json").read_text())
+    Draft202012Validator(json.loads(schema.read_text())).validate(content)
+
+
 def test_rules_are_replayed_without_a_config(call, tmp_path):
     report = call(live="none")
     assert [(data.name, data.role, data.num_prompts) for data in report.data_sets] == [
@@ -75,11 +89,7 @@ def test_rules_are_replayed_without_a_config(call, tmp_path):
         "oracle",
     }
     assert report.context["heads"] == ["<mine>"] and "num_prompts: 4" in report.context["config"]
-    *_, written = reporting.write_report(report, tmp_path / "written")
-    schema = json.loads(
-        (reporting.Path(reporting.__file__).parent / "report.schema.json").read_text()
-    )
-    Draft202012Validator(schema).validate(json.loads((written.parent / "report.json").read_text()))
+    validate(report, tmp_path)
     assert call(live="none").data_sets == report.data_sets
 
 
@@ -119,10 +129,7 @@ def test_a_rule_of_the_user_that_asks_a_head_is_told_as_one_with_a_head(
     winners = conclusions.winners_at(report.data_sets[1], "10")
     fastest = conclusions.fastest_by_kind(winners)
     assert fastest[Kind.HEAD].rule_name == "doubtful" and Kind.HEADLESS not in fastest
-    trusted = replace(report, doubts=[])
-    assert (
-        conclusions.verdict_of(trusted, {}).answer.choices[Kind.HEAD].name.startswith("doubtful(")
-    )
+    assert report.verdict.answer.choices[Kind.HEAD].name.startswith("doubtful(")
     assert [row.head for row in report.live] == [None, None, "mine"]
     drawn = {
         trace.name: trace.marker.color for trace in figures.figures_of(report)["pareto"]["1"].data
@@ -130,73 +137,31 @@ def test_a_rule_of_the_user_that_asks_a_head_is_told_as_one_with_a_head(
     assert drawn["doubtful"] == figures.RED
 
 
-def test_the_best_rules_are_decoded_and_their_counts_are_kept(call, tmp_path):
+def test_the_recording_decides_at_timed_steps_and_the_best_rules_are_decoded(call, tmp_path):
+    """Also on prompts that are too few for any doubt to be told from chance."""
     report = call(num_live_prompts=2)
-    assert [row.family.split()[0] for row in report.live][:2] == ["target", "fixed_length"]
-    assert report.live[1].replayed_tokens_per_second
-    journals = {path.name for path in (tmp_path / "run").iterdir()}
-    assert {"costs.jsonl", "generations.jsonl"} <= journals
-    assert "dev-trial.jsonl" not in journals  # three dev prompts choose nothing
-    assert {row.dev_speedup for row in report.live} == {None}
-    assert report.doubts  # of two prompts
-
-
-def test_a_rule_that_was_fitted_again_is_still_compared_with_the_replay_of_the_one_decoded(
-    call, monkeypatch
-):
-    """StepCosts that change between the probe and the decoding change automatic values, but not
-    what was decoded.
-    """
-    draft_seconds = iter((0.1, 0.4))  # measured by the probe, and with the decoded rules
-
-    def measured_costs(setup, measured):
-        table = setup.counted_costs()
-        return replace(
-            table, costs={MEASURED: StepCosts(next(draft_seconds), 1.0), **table.costs}, alone=1.0
-        )
-
-    for module in (evaluation, decode):
-        monkeypatch.setattr(module, "measured_costs", measured_costs)
-    monkeypatch.setattr(decode, "MOST_TURNS", 1)
-    report = call(num_live_prompts=2, thresholds=("auto", 0.01))
-    refitted = [
-        row.name
-        for row in report.data_sets[1].rules
-        if row.family == "head_threshold auto" and MEASURED in row.speedup
-    ]
-    _, *plain = (row for row in report.live if row.verification is None)
-    assert plain[-1].family == "head_threshold auto" and plain[-1].name not in refitted
-    assert all(row.replayed_tokens_per_second for row in plain)
-
-
-def test_chosen_rules_are_decoded_under_block_verification_and_dev_prompts_decide(
-    call, monkeypatch
-):
-    asked = []
-
-    def speeds(setup, outcome):
-        asked.extend(decoded.setting.name for decoded in outcome.measured)
-        return {name: np.full(9, 1.0 + name.endswith("verification=block")) for name in asked}
-
-    monkeypatch.setattr(evaluation, "tried_on_dev", speeds)
-    monkeypatch.setattr(decode, "doubts_of", lambda *given: [])
-    report = call(num_live_prompts=2)
-    _, *drafting = (row for row in report.live if row.verification is None)
+    plain = [row for row in report.live if row.verification is None]
     block = [row for row in report.live if row.verification is not None]
-    assert [row.name for row in block] == [f"{row.name} verification=block" for row in drafting]
+    assert [row.family.split()[0] for row in plain] == ["target", "fixed_length", "head_threshold"]
+    assert [row.same_rule for row in block] == [row.name for row in plain if row.family != "target"]
     assert all(row.family == "block" and row.lossless for row in block)
-    assert asked == [row.name for row in report.live] and report.verdict.answer.ratio == MEASURED
-    answer = report.verdict.answer
-    assert (
-        answer.choices[answer.use].name == block[0].name
-        and "BlockVerification()" in report.verdict.python
-    )
-    settings = typed_settings(report.verdict.command)
-    assert isinstance(settings.verification, BlockVerification) and settings.head is None
-    length = int(block[0].name.split("=")[1].split(")")[0])
-    assert settings.rules["fixed_length"].arguments == {
-        "num_tokens": [2 * length, length]
-    }  # two lengths tell costs apart
+    assert all(row.replayed_tokens_per_second for row in plain[1:])
+    assert report.doubts and report.verdict.doubt and report.verdict.answer.ratio == MEASURED
+    assert report.ratio.low <= report.ratio.value == report.costs.ratio <= report.ratio.high
+    assert report.costs.round_seconds >= 0 and report.steps.rules["HeadThreshold of mine"] >= 0
+    assert "as timed here, a step of the target costs" in report.verdict.rests_on
+    kept = {path.name for path in (tmp_path / "run").iterdir()}
+    assert {"step-times.json", "overheads.jsonl", "generations.jsonl"} <= kept
+    validate(report, tmp_path)
+
+
+def test_a_resumed_run_chooses_by_the_steps_that_it_timed(call, tmp_path):
+    """And decodes nothing again."""
+    first = call(num_live_prompts=2, warp=Warp(0))
+    assert all(row.verification is None for row in first.live)  # nothing is gained there
+    write_json(tmp_path / "run" / STATE, {"resumed": True})
+    again = call(num_live_prompts=2, warp=Warp(0))
+    assert again.live == first.live and again.steps == first.steps
 
 
 def typed_settings(command):
@@ -211,6 +176,17 @@ LOGISTIC = {
     "min_tokens": 1,
     "max_tokens": 9,
 }
+
+
+def faster_under_block(name):
+    """The row of a rule that decodes faster under block verification."""
+    one = Interval(1, 1, 1)
+    return LiveRow(
+        f"{name} verification=block", "block", one, one, one, one, 1.0, None, {}, None, True,
+        verification="block", same_rule=name, over_same_rule=Interval(1.1, 1.05, 1.2),
+    )  # fmt: skip
+
+
 TYPED = {
     "fixed_length": RuleChoice(stopping.FixedLength, {"num_tokens": [3]}),
     "logistic": RuleChoice(stopping.Logistic, LOGISTIC),
@@ -226,13 +202,15 @@ def test_the_command_and_the_python_of_a_report_make_the_setting_to_use(name):
     head = AcceptanceHead(HeadConfig(8, 0))
     (rule,) = candidates({name: TYPED[name]}, {"mine": head}, None)
     choice = Choice(rule.name, Interval(1, 1, 1), None)
-    verdict = Verdict(Answer("10", Kind.FIXED, {Kind.FIXED: choice}, None), [], [], "", None)
+    verdict = Verdict(Answer("10", Kind.FIXED, {Kind.FIXED: choice}, None), [], [], "", [], None)
     pair = SimpleNamespace(name="nano", target_id="embedded:nano/target")
     settings = Evaluation(warp=Warp(0))
     setup = SimpleNamespace(
         settings=settings, pair=pair, located_heads={"mine": SimpleNamespace(where="heads/mine")}
     )
-    found = reporting._with_code(setup, Outcome([rule], None), verdict, "specheads evaluate")
+    results = Results([rule], CostTable({}))
+    report = Report({}, None)
+    found = reporting._with_code(setup, results, report, verdict, "specheads evaluate")
     typed = typed_settings(found.command)
     given = {key: value for key, value in typed.rules[name].arguments.items() if value is not None}
     assert given == {key: value for key, value in rule.arguments.items() if value is not None}
@@ -242,11 +220,13 @@ def test_the_command_and_the_python_of_a_report_make_the_setting_to_use(name):
     )
     assert type(made) is type(rule.live) and made.compile_key == rule.live.compile_key
     assert vars(made) == vars(rule.live)
-
-
-def test_greedy_drafts_are_not_decoded_under_block_verification(call):
-    report = call(num_live_prompts=2, warp=Warp(0))
-    assert all(row.verification is None for row in report.live)
+    faster = faster_under_block(rule.name)
+    found = reporting._with_code(
+        setup, results, replace(report, live=[faster]), verdict, "specheads evaluate"
+    )
+    under_block = typed_settings(found.command)
+    assert isinstance(under_block.verification, BlockVerification)
+    assert under_block.live_rules == (name,) and "BlockVerification()" in found.python
 
 
 def test_a_draft_of_which_nothing_is_accepted_gets_the_lowest_threshold(call, small_pair):
@@ -255,65 +235,6 @@ def test_a_draft_of_which_nothing_is_accepted_gets_the_lowest_threshold(call, sm
     report = call(live="none", warp=Warp(0))
     rows = [row for row in report.data_sets[1].rules if row.family == "head_threshold auto"]
     assert rows and {row.parameters["threshold"] for row in rows} == {0.02}
-
-
-def test_the_trial_decodes_dev_prompts_by_all_lossless_rules(call, monkeypatch, nano, tmp_path):
-    monkeypatch.setattr(decode, "FEWEST_GROUPS", 3)
-    monkeypatch.setattr(decode, "doubts_of", lambda *given: [])
-    report = call(num_live_prompts=2)
-    header, *rows = (tmp_path / "run" / "dev-trial.jsonl").read_text().splitlines()
-    dev = [
-        nano.encode_instruction(prompt.text)
-        for prompt in FewPrompts().load(False)
-        if prompt.split == "dev"
-    ][:3]
-    assert json.loads(header)["provenance"]["prompts"] == dev and len(rows) == 3
-    assert {choice.name for choice in report.verdict.answer.choices.values()} <= {
-        row.name for row in report.live if row.lossless
-    }
-    assert all(row.dev_speedup > 0 and row.gain for row in report.live if row.lossless)
-    assert len(json.loads(rows[0])["entry"]["stats"]) == len(report.live)
-
-
-def test_with_doubts_the_answer_stands_on_steps_that_were_timed_and_nothing_is_tried(
-    call, monkeypatch, tmp_path
-):
-    monkeypatch.setattr(decode, "FEWEST_GROUPS", 3)
-    monkeypatch.setattr(decode, "MOST_SECONDS", 0.1)
-    report = call(num_live_prompts=2)
-    assert report.doubts and not (tmp_path / "run" / "dev-trial.jsonl").exists()
-    assert (
-        report.basis.costs in (STEPS, COUNTED)
-        and len(report.basis.choices) == 3
-        and report.fit.num_rounds == 0
-    )
-    assert (
-        report.basis.ratio.low
-        <= report.basis.ratio.value
-        == report.costs.ratio
-        <= report.basis.ratio.high
-    )
-    assert report.verdict.doubt and f"by {report.basis.costs}" in report.verdict.rests_on
-    *_, written = reporting.write_report(report, tmp_path / "written")
-    schema = json.loads(
-        (reporting.Path(reporting.__file__).parent / "report.schema.json").read_text()
-    )
-    Draft202012Validator(schema).validate(json.loads((written.parent / "report.json").read_text()))
-
-
-def test_the_counts_of_a_decoded_rule_stay_when_it_is_fitted_again():
-    """Under an unchanged name, too: the seconds that a rule was fitted to are not in its name."""
-    rules = [
-        Candidate("online", name, FixedLength(1), FixedLength(1))
-        for name in ("first", "second", "not decoded")
-    ]
-    outcome = Outcome(
-        rules, None, [SimpleNamespace(counts=[]), SimpleNamespace(counts=[10, 20, 30])]
-    )
-    settings = sweep_settings(rules[:2])
-    assert decode.decoded_counts(outcome, settings[:2]) == {"first": 10}
-    later = replace(outcome, decoded_counts={"first": 1})
-    assert decode.decoded_counts(later, settings) == {"first": 1, "second": 20}
 
 
 def test_without_a_head_rules_need_none(call):

@@ -87,12 +87,8 @@ def test_a_config_becomes_classes_and_objects():
         ),
         ({"drafting": papers.Tree()}, "does not take what Tree drafts"),
         (
-            {
-                "verification": verification.BlockVerification(),
-                "fixed_lengths": [4],
-                "live_rules": [FIXED],
-            },
-            "drafts 4 tokens in every round",
+            {"verification": verification.BlockVerification(), "live": "none"},
+            "live=none, but autoregressive drafts under .* can only be decoded",
         ),
         (
             {"verification": verification.BlockVerification(), "live_rules": ["other"]},

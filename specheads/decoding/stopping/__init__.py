@@ -12,7 +12,6 @@ one rule serves all with the same compile key. A new rule is a subclass of Stopp
 in conf/stopping/ whose `_target_` names it.
 """
 
-from specheads.decoding.step_costs import StepCosts
 from specheads.decoding.stopping.logistic import (
     Logistic,
     OnlineHead,
@@ -22,6 +21,7 @@ from specheads.decoding.stopping.logistic import (
 from specheads.decoding.stopping.rule import (
     MAX_TOKENS,
     Confidence,
+    Fitting,
     FixedLength,
     MaxProbability,
     StoppingRule,
@@ -32,13 +32,13 @@ __all__ = [
     "MAX_TOKENS",
     "Confidence",
     "DraftProduct",
+    "Fitting",
     "FixedLength",
     "HeadThreshold",
     "Logistic",
     "MaxProbability",
     "OnlineHead",
     "OnlineLogistic",
-    "StepCosts",
     "StoppingRule",
     "logistic_inputs",
 ]

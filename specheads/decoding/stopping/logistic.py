@@ -9,13 +9,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from specheads.decoding.step_costs import StepCosts
 from specheads.decoding.stopping.rule import (
     MAX_TOKENS,
     Arguments,
     Features,
     Fitting,
-    RecordedHead,
     State,
 )
 from specheads.decoding.stopping.survival import (
@@ -91,13 +89,7 @@ class Logistic(SurvivalRule):
         return frozenset({"weights"} if is_open else ())
 
     @classmethod
-    def fit(
-        cls,
-        arguments: Arguments,
-        fitting: Fitting,
-        head: RecordedHead,
-        costs: StepCosts | None,
-    ) -> dict[str, Any]:
+    def fit(cls, arguments: Arguments, fitting: Fitting) -> dict[str, Any]:
         fitted = dict(arguments)
         if cls.open_parameters(arguments):
             fitted["weights"] = fitting.logistic(list(fitted["weights"]))

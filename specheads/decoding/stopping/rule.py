@@ -12,7 +12,6 @@ from torch import Tensor
 from torch.utils._pytree import tree_map
 
 from specheads.decoding.records import short_repr
-from specheads.decoding.step_costs import StepCosts
 from specheads.heads.features import RECORDED
 from specheads.pair.pair import Pair
 from specheads.settings import PositiveCount, Probability, argument, check_arguments
@@ -22,17 +21,24 @@ MAX_TOKENS = 20
 State: TypeAlias = Any  # of a rule: a NamedTuple of tensors (B, ...)
 Features: TypeAlias = Mapping[str, Tensor]  # (B, ...) by name, see `specheads.decoding.stopping`
 Arguments: TypeAlias = Mapping[str, Any]  # of a rule's constructor
-RecordedHead: TypeAlias = Any  # of specheads.replay
 
 
 class Fitting(Protocol):
-    """Fits to recorded drafts of dev prompts."""
+    """Fits open parameters of one rule to recorded drafts of dev prompts, at the costs of its
+    steps.
+    """
 
     def logistic(self, names: Sequence[str]) -> dict[str, float]:
-        """Return the weights of a logistic of the draft's confidence; see `logistic_inputs`."""
+        """Return the weights of a logistic of the draft's confidence, for `names` of inputs; see
+        `logistic_inputs`.
+        """
+        ...
 
-    def auto_threshold(self, head: RecordedHead, max_tokens: int, costs: StepCosts) -> float:
-        """Return the threshold at which one more draft step yields no more than the throughput."""
+    def auto_threshold(self, max_tokens: int) -> float:
+        """Return the threshold of the rule's head at which one more draft step yields no more than
+        the throughput, for drafts of at most `max_tokens`.
+        """
+        ...
 
 
 class StoppingRule:
@@ -120,18 +126,8 @@ class StoppingRule:
         return frozenset()
 
     @classmethod
-    def fit(
-        cls,
-        arguments: Arguments,
-        fitting: Fitting,
-        head: RecordedHead,
-        costs: StepCosts | None,
-    ) -> dict[str, Any]:
-        """Return the constructor's arguments with the open ones fitted.
-
-        `head` is a recorded one; `costs` are those of the rule's steps, None if no open parameter
-        is in `fitted_to_costs`.
-        """
+    def fit(cls, arguments: Arguments, fitting: Fitting) -> dict[str, Any]:
+        """Return the constructor's arguments with the open ones fitted."""
         return dict(arguments)
 
 

@@ -8,13 +8,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from specheads.decoding.step_costs import StepCosts
 from specheads.decoding.stopping.rule import (
     MAX_TOKENS,
     Arguments,
     Features,
     Fitting,
-    RecordedHead,
     State,
     StoppingRule,
     constants,
@@ -215,16 +213,8 @@ class HeadThreshold(HeadRule):
         return frozenset({"threshold"} if arguments.get("threshold") == "auto" else ())
 
     @classmethod
-    def fit(
-        cls,
-        arguments: Arguments,
-        fitting: Fitting,
-        head: RecordedHead,
-        costs: StepCosts | None,
-    ) -> dict[str, Any]:
+    def fit(cls, arguments: Arguments, fitting: Fitting) -> dict[str, Any]:
         fitted = dict(arguments)
-        if costs is not None and "threshold" in cls.open_parameters(arguments):
-            fitted["threshold"] = fitting.auto_threshold(
-                head, fitted.get("max_tokens", MAX_TOKENS), costs
-            )
+        if "threshold" in cls.open_parameters(arguments):
+            fitted["threshold"] = fitting.auto_threshold(fitted.get("max_tokens", MAX_TOKENS))
         return fitted

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from specheads.decoding.step_times import TARGET, StepTimes
+from specheads.decoding.step_times import TARGET, StepTimes, TimedSteps
 from specheads.decoding.stopping import MAX_TOKENS, FixedLength, Logistic
 from specheads.evaluation.candidates import (
     CEILING,
@@ -22,13 +22,12 @@ from specheads.evaluation.candidates import (
     Tuning,
     candidates,
 )
-from specheads.evaluation.replayed_sets import Outcome, RecordedSet, counts_of
+from specheads.evaluation.replayed_sets import RecordedSet, chosen, counts_of
 from specheads.evaluation.report import MEASURED
-from specheads.evaluation.sweep import LARGEST_SPREAD
+from specheads.evaluation.sweep import LARGEST_SPREAD, Overheads
 from specheads.pair.pair import Pair
 from specheads.pair.reading import GivenTexts, read
 from specheads.pair.sampling import Warp, check_finite, overlap
-from specheads.replay.cost import CostFit
 from specheads.replay.intervals import Interval, interval, resample_counts
 from specheads.replay.recording import Recording
 from specheads.replay.replay import Counts
@@ -76,6 +75,9 @@ WORTH_TRAINING = 0.05
 WORTH_DISTILLING = 0.05
 
 
+NO_OVERHEADS = Overheads()
+
+
 @dataclass(frozen=True)
 class Agreement:
     """How far draft and target agree before each token of the responses of a recording."""
@@ -120,16 +122,6 @@ def better_draft(recording: Recording, gain: float, seed: int = 0) -> Recording:
 
 
 @dataclass(frozen=True)
-class Overheads:
-    """The seconds that decoding takes besides its steps: of a round with a draft, and of a token of
-    the target alone.
-    """
-
-    round_seconds: float = 0.0
-    alone_seconds: float = 0.0
-
-
-@dataclass(frozen=True)
 class LiveCheck:
     """What decoding took with the target alone and with one fixed length."""
 
@@ -162,7 +154,7 @@ def predict(
     halves: Sequence[RecordedSet],
     times: StepTimes,
     greedy: bool,
-    overheads: Overheads = Overheads(),
+    overheads: Overheads = NO_OVERHEADS,
 ) -> list[Option]:
     """Return every option, the target alone first.
 
@@ -186,12 +178,13 @@ def predict(
             count(family, rule, half.recording)
         count(BETTER, best_rules(better_other, FIXED_LENGTHS, table)[FIXED], better)
     speeds = {}
+    alone = table.costs[MEASURED].alone_seconds
     for name, made in counted.items():
         seconds = [
             table.of(rule, MEASURED).seconds(counts.drafted, counts.rounds) for rule, counts in made
         ]
         tokens = np.concatenate([counts.tokens for _, counts in made])
-        speeds[name] = (resamples @ tokens) / (resamples @ np.concatenate(seconds)) / table.alone
+        speeds[name] = (resamples @ tokens) / (resamples @ np.concatenate(seconds)) * alone
     options = [Option(PLAIN, Interval(1.0, 1.0, 1.0), interval(1 / speeds[FIXED]))]
     for name, samples in speeds.items():
         value = " or ".join(dict.fromkeys(rule.name for rule, _ in counted[name]))
@@ -207,18 +200,12 @@ def predict(
             )
         )
     ceiling = [counts for _, counts in counted[CEILING]]
-    # A head's rule takes about as many steps and rounds for each emitted token as the ceiling's.
-    drafted, rounds = (
-        sum(getattr(each, name).sum() for each in ceiling) for name in ("drafted", "target_calls")
-    )
+    # A head's rule takes about as many steps for each emitted token as the ceiling's.
+    drafted = sum(each.drafted.sum() for each in ceiling)
     emitted = sum(each.tokens.sum() for each in ceiling)
-    for name, costs in times.rules.items():
+    for name, step_seconds in times.rules.items():
         if name != LOGISTIC:
-            slowed = (
-                (costs.step_seconds * drafted + costs.round_seconds * rounds)
-                / emitted
-                * table.alone
-            )
+            slowed = step_seconds * drafted / emitted / alone
             options.append(
                 _head_option(name, speeds[FIXED], speeds[CEILING], slowed, HEAD_SHARES[greedy])
             )
@@ -226,11 +213,13 @@ def predict(
 
 
 def _cost_table(times: StepTimes, overheads: Overheads) -> CostTable:
-    costs = replace(times.costs, round_seconds=overheads.round_seconds)
-    fit = CostFit(costs, {Logistic.__name__: times.rules[LOGISTIC]})
-    return CostTable(
-        {MEASURED: costs}, fit=fit, alone=1 / (costs.target_seconds + overheads.alone_seconds)
+    costs = replace(
+        times.costs,
+        round_seconds=overheads.round_seconds,
+        alone_overhead=overheads.alone_seconds,
     )
+    rules = {Logistic.__name__: times.rules[LOGISTIC]}
+    return CostTable({MEASURED: costs}, steps=TimedSteps(StepTimes(costs, rules)))
 
 
 def best_length(half: RecordedSet, times: StepTimes) -> int:
@@ -248,8 +237,8 @@ def best_rules(
     dev = RecordedSet(
         "", "dev", recording, range(recording.num_prompts), counts_of(recording, rules)
     )
-    outcome = Outcome(rules, table, [dev]).chosen()
-    return {family: rules[number] for family, number in outcome.best[MEASURED].items()}
+    best = chosen(rules, table, dev, []).best[MEASURED]
+    return {family: rules[number] for family, number in best.items()}
 
 
 def _head_option(

@@ -3,7 +3,6 @@ what to do.
 """
 
 import logging
-import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -16,11 +15,10 @@ from specheads.decoding.decoder import SpeculativeDecoder
 from specheads.decoding.records import DecodeStats
 from specheads.decoding.request import checked_window
 from specheads.decoding.step_costs import StepCosts
-from specheads.decoding.step_times import LONGEST, StepTimes, step_times
+from specheads.decoding.step_times import CONTEXT, LONGEST, StepTimes, TimedSteps, time_steps
 from specheads.decoding.stopping import FixedLength, HeadThreshold, Logistic, StoppingRule
 from specheads.errors import UserError
 from specheads.evaluation.candidates import TARGET_ALONE, fixed_length
-from specheads.evaluation.decode import CONTEXT
 from specheads.evaluation.probe import prediction
 from specheads.evaluation.probe.prediction import (
     HEAD,
@@ -34,7 +32,7 @@ from specheads.evaluation.prompt_sets import PromptData
 from specheads.evaluation.replayed_sets import RecordedSet, survival
 from specheads.evaluation.settings import EngineName, Evaluation
 from specheads.evaluation.setup import versions
-from specheads.evaluation.sweep import Sweep
+from specheads.evaluation.sweep import Sweep, overheads_of
 from specheads.forecast import progress
 from specheads.heads.config import HeadConfig
 from specheads.heads.head import AcceptanceHead
@@ -88,19 +86,16 @@ def live_check(
         sweep = Sweep(
             pair, how, checked_window(pair, None)
         )  # the memory of the steps that were timed, which are compiled
-        measured = sweep.run([TARGET_ALONE, fixed_length(length)], prompts, on_generation=advance)
-    verify = costs.verification
-    rounds = [[numbers for prompt in each.rounds for numbers in prompt] for each in measured]
-    more = [
-        draft + target - calls * costs.draft_seconds - verify[min(int(drafted), len(verify) - 1)]
-        for _, drafted, calls, draft, target in rounds[1]
-    ]
-    alone = statistics.median(draft + target for *_, draft, target in rounds[0])
-    overheads = prediction.Overheads(
-        max(0.0, statistics.median(more)), max(0.0, alone - costs.target_seconds)
+        settings = [TARGET_ALONE, fixed_length(length)]
+        alone, drafting = sweep.run(settings, prompts, on_generation=advance)
+    overheads = overheads_of(alone, drafting, costs)
+    return LiveCheck(
+        f"{len(prompts)} prompts",
+        length,
+        DecodeStats.total(alone.stats).tokens_per_second,
+        DecodeStats.total(drafting.stats).tokens_per_second,
+        overheads,
     )
-    speed_alone, speed = (DecodeStats.total(each.stats).tokens_per_second for each in measured)
-    return LiveCheck(f"{len(prompts)} prompts", length, speed_alone, speed, overheads)
 
 
 @dataclass(frozen=True)
@@ -219,7 +214,8 @@ def _timed(pair: Pair, settings: Probe) -> StepTimes:
     with progress("timing steps", settings.repeats) as advance:
         rules = _timed_rules(pair, widths)
         positions = min(CONTEXT, pair.window // 2)
-        return step_times(decoder, rules, positions, settings.repeats, advance=advance)
+        seconds = time_steps(decoder, rules, positions, repeats=settings.repeats, advance=advance)
+        return TimedSteps.of(seconds, list(rules)).estimate
 
 
 def _timed_rules(pair: Pair, widths: Sequence[int]) -> dict[str, StoppingRule]:

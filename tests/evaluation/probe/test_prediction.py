@@ -7,7 +7,6 @@ import pytest
 import torch
 from random_recording import random_recording
 
-from specheads.decoding.step_costs import RuleCosts
 from specheads.decoding.step_times import LONGEST, TARGET, StepTimes, step_costs
 from specheads.evaluation.candidates import fixed_length
 from specheads.evaluation.probe.prediction import (
@@ -33,7 +32,7 @@ from specheads.replay.intervals import Interval
 from specheads.replay.recording import GROUND_TRUTH
 
 QUIET = {TARGET: 1.0}
-RULES = {LOGISTIC: RuleCosts(), f"{HEAD}8": RuleCosts(), f"{HEAD}64": RuleCosts(0.05)}
+RULES = {LOGISTIC: 0.0, f"{HEAD}8": 0.0, f"{HEAD}64": 0.05}
 TIMES = StepTimes(step_costs(0.1, dict.fromkeys((0, 2, 4, 8, LONGEST), 1.0), QUIET), RULES)
 
 
@@ -96,8 +95,8 @@ def test_a_better_draft_is_accepted_more_often_by_a_share():
     )
 
 
-def test_a_logistic_pays_for_its_steps_and_rounds(halves, options):
-    costly = replace(TIMES, rules=RULES | {LOGISTIC: RuleCosts(0.02, 0.1)})
+def test_a_logistic_pays_for_its_steps(halves, options):
+    costly = replace(TIMES, rules=RULES | {LOGISTIC: 0.04})
     made = {option.name: option.speedup.value for option in predict(halves, costly, greedy=False)}
     assert (
         made[LOGISTIC] < options[LOGISTIC].speedup.value
@@ -157,7 +156,7 @@ def test_a_rule_is_chosen_and_fitted_without_the_prompts_that_it_is_counted_on()
 
 def test_seconds_may_have_any_unit(halves):
     def times(unit):
-        rules = {name: RuleCosts(0.02 * unit, 0.3 * unit) for name in RULES}
+        rules = {name: 0.02 * unit for name in RULES}
         return StepTimes(
             step_costs(0.1 * unit, {0: unit, 8: 1.2 * unit, LONGEST: 1.5 * unit}, QUIET), rules
         )
@@ -228,27 +227,15 @@ def test_a_heads_interval_has_the_least_and_the_most_that_heads_closed():
     assert noisy.speedup.value == 2.5 and noisy.gain.value == 1.25
 
 
-def test_a_heads_steps_and_rounds_cost_as_often_as_the_ceilings(halves):
-    """Its rule drafts as many tokens, in as many rounds, for each emitted token."""
-    rules = {
-        LOGISTIC: RuleCosts(),
-        f"{HEAD}8": RuleCosts(),
-        f"{HEAD}16": RuleCosts(0.05, 0.0),
-        f"{HEAD}32": RuleCosts(0.0, 0.3),
-    }
-    made = {
-        option.name: option.speedup.value
-        for option in predict(halves, replace(TIMES, rules=rules), greedy=True)
-    }
-    free, by_step, by_round = (1 / made[f"{HEAD}{width}"] for width in (8, 16, 32))
-    fixed = made[FIXED_NAME]
-    ceiling = made["ceiling"]
-    assert 1 / free == pytest.approx(fixed + HEAD_SHARES[True][1] * (ceiling - fixed))
-    # for each emitted token
-    steps = (by_step - free) / 0.05
-    rounds = (by_round - free) / 0.3
-    # A token of the ceiling takes `rounds` of the target's and `steps` of the draft's.
-    assert 1 / ceiling == pytest.approx(rounds + 0.1 * steps) and 0 < rounds < 1 < steps < 20
+def test_a_heads_steps_cost_as_often_as_the_ceilings(halves):
+    """Its rule drafts as many tokens for each emitted token."""
+    rules = {LOGISTIC: 0.0, f"{HEAD}8": 0.0, f"{HEAD}16": 0.05, f"{HEAD}32": 0.1}
+    options = predict(halves, replace(TIMES, rules=rules), greedy=True)
+    made = {option.name: option.speedup.value for option in options}
+    free, some, twice = (1 / made[f"{HEAD}{width}"] for width in (8, 16, 32))
+    gap = made["ceiling"] - made[FIXED_NAME]
+    assert 1 / free == pytest.approx(made[FIXED_NAME] + HEAD_SHARES[True][1] * gap)
+    assert twice - free == pytest.approx(2 * (some - free)) and 1 < (some - free) / 0.05 < 20
 
 
 def test_overheads_of_rounds_slow_down_drafts_and_those_of_tokens_the_target_alone(halves, options):

@@ -1,0 +1,124 @@
+"""What steps cost on this machine, by which a recording says how fast a rule decodes: steps timed by
+themselves, and the overhead of a round from a few that were decoded.
+"""
+
+import logging
+from collections.abc import Mapping
+from dataclasses import replace
+
+import numpy as np
+
+from specheads.decoding.decoder import SpeculativeDecoder
+from specheads.decoding.step_times import CONTEXT, Seconds, StepTimes, TimedSteps, time_steps
+from specheads.decoding.stopping import StoppingRule
+from specheads.evaluation.candidates import (
+    FIXED,
+    TARGET_ALONE,
+    CostTable,
+    Rules,
+    fixed_length,
+    step_kind,
+)
+from specheads.evaluation.report import MEASURED
+from specheads.evaluation.setup import Setup
+from specheads.evaluation.sweep import Overheads, decode, overheads_of
+from specheads.storage.files import read_json, write_json
+from specheads.storage.runs import is_resumed
+
+logger = logging.getLogger(__name__)
+
+MOST_SECONDS = 20.0  # that steps are timed
+STEP_TIMES = "step-times.json"  # the seconds of all steps, in the run's folder
+# The number of dev prompts that are decoded for a round's overhead, and of drafted tokens
+OVERHEAD_PROMPTS = 4
+OVERHEAD_LENGTH = 4
+
+
+def measured_costs(setup: Setup) -> CostTable:
+    """Return the costs of rules at the cost ratios, and as measured on this machine."""
+    rules = timed_rules(setup)
+    steps = TimedSteps.of(_seconds(setup, rules), list(rules))
+    prompts = setup.prompts.dev.first(OVERHEAD_PROMPTS).prompts
+    fixed = fixed_length(OVERHEAD_LENGTH)
+    alone, drafting = decode(setup, "overheads", [TARGET_ALONE, fixed], prompts)
+    overheads = overheads_of(alone, drafting, steps.estimate.costs)
+    return cost_table(setup.counted_costs(), steps, overheads, setup.rules)
+
+
+def timed_rules(setup: Setup) -> dict[str, StoppingRule]:
+    """Return a rule of each kind whose draft steps are timed: of those with a head, with the
+    smallest head and with the largest, between which the costs of others are interpolated.
+    """
+    sizes = setup.head_sizes
+    ends = {}
+    if sizes:
+        for name in (min(sizes, key=sizes.__getitem__), max(sizes, key=sizes.__getitem__)):
+            ends[name] = setup.heads[name]
+    rules: dict[str, StoppingRule] = {}
+    for name, choice in setup.rules.items():
+        if name == FIXED:
+            continue
+        if not choice.cls.uses_head:
+            rules[step_kind(choice.cls, None)] = choice.samples()[0]
+            continue
+        for head_name, head in ends.items():
+            rules[step_kind(choice.cls, head_name)] = choice.samples(head)[0]
+    return rules
+
+
+def _seconds(setup: Setup, rules: Mapping[str, StoppingRule]) -> Seconds:
+    """Return the seconds of steps; a resumed run reads those that it timed before."""
+    path = setup.run_folder / STEP_TIMES
+    if is_resumed(setup.run_folder) and path.is_file():
+        kept: Seconds = read_json(path)
+        if rules.keys() <= kept.keys():
+            return kept
+    logger.info("timing steps until they are known to 1 %%, for %.0f s at most", MOST_SECONDS)
+    settings = setup.settings
+    decoder = SpeculativeDecoder(
+        setup.pair, warp=settings.warp, engine=settings.engine, window=setup.window
+    )
+    seconds = time_steps(decoder, rules, min(CONTEXT, setup.window // 2), patience=MOST_SECONDS)
+    setup.run_folder.mkdir(parents=True, exist_ok=True)
+    write_json(path, seconds)
+    return seconds
+
+
+def cost_table(
+    counted: CostTable, steps: TimedSteps, overheads: Overheads, rules: Rules
+) -> CostTable:
+    """Return the costs of `rules` at the ratios of `counted`, and by timed steps."""
+    shares = counted.head_shares
+    with_head = [choice.cls for choice in rules.values() if choice.cls.uses_head]
+
+    def complete(times: StepTimes) -> StepTimes:
+        costs = replace(
+            times.costs,
+            round_seconds=overheads.round_seconds,
+            alone_overhead=overheads.alone_seconds,
+        )
+        added = dict(times.rules)
+        for cls in with_head:
+            added |= _of_all_heads(cls, times.rules, shares)
+        return StepTimes(costs, added)
+
+    known = TimedSteps(complete(steps.estimate), [complete(each) for each in steps.resamples])
+    return CostTable({MEASURED: known.estimate.costs, **counted.costs}, shares, known)
+
+
+def _of_all_heads(
+    cls: type, timed: Mapping[str, float], shares: Mapping[str, float]
+) -> dict[str, float]:
+    """Return by kind what the rules of a class add to a draft step with each head: those that were
+    not timed are between those that were, by their counted shares.
+    """
+    order = sorted(
+        (head for head in shares if step_kind(cls, head) in timed), key=shares.__getitem__
+    )
+    sizes = [shares[head] for head in order]
+    seconds = [timed[step_kind(cls, head)] for head in order]
+    added = {}
+    for head, share in shares.items():
+        kind = step_kind(cls, head)
+        added[kind] = timed.get(kind, float(np.interp(share, sizes, seconds)))
+    return added
