@@ -318,9 +318,9 @@ def _times(speedup: Interval) -> str:
 
 
 def doubts_of(times: StepTimes, live: LiveCheck, options: Sequence[Option]) -> Iterator[str]:
-    """Yield the reasons why times, and the predictions from them, are unreliable.
+    """Yield the reasons why times, and the predictions from them, are not to be trusted.
 
-    None if they are not.
+    None if they are.
     """
     spread = times.costs.spread[TARGET]
     if spread > LARGEST_SPREAD:
