@@ -152,9 +152,7 @@ def test_the_tables_show_every_rule_and_what_is_counted():
         assert (data.name in text) == (data.role == "test")
         for winner in data.winners:
             assert winner.family in text
-    assert (
-        "verifying more tokens is free, heads’ costs are counted from their weights" in text
-    )
+    assert "verifying more tokens is free, heads’ costs are counted from their weights" in text
     assert "15 %" in text and "lossy" in text
 
 
