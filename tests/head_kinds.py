@@ -12,5 +12,5 @@ ALL_INPUTS = {
 KINDS = {
     "look-ahead": LOOK_AHEAD,
     "all inputs": ALL_INPUTS,
-    "the paper's": {"predicts": "input_token", "depth": 3},
+    "SpecDec++": {"predicts": "input_token", "depth": 3},
 }

@@ -8,8 +8,7 @@ take? By default the pair has the shapes of Llama 3.1 8B and Llama 3.2 1B, and r
 head is untrained, and prompts are random tokens. Rounds accept drafted tokens at a given rate,
 whatever the models say, and no response ends early.
 
-Tables are written as soon as they are measured, so that a script which fails or is killed loses
-none of them. With `--tiny` models take seconds, only to see that the scripts work.
+Each table is written when it is measured, so that a script that fails or is killed loses none. With `--tiny` models take seconds, only to see that the scripts work.
 """
 
 import argparse

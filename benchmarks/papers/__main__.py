@@ -21,7 +21,7 @@ from specheads.storage.files import write_json
 
 
 def main(words: list[str]) -> Path:
-    """Run what the first word names; print what became of each claim, and return the file."""
+    """Run what the first word names; print the outcome of each claim, and return the file."""
     names = sorted(path.stem for path in reproduce.EXPERIMENTS.glob("*.yaml"))
     name = words[0] if words else ""
     if words == ["theory"]:

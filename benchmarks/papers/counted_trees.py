@@ -1,6 +1,6 @@
 """GSD's trees and graphs that count what their drafts repeat, through the door of drafting methods.
 
-A drafter is told which nodes were accepted (`keep`), and sees each level's distributions
+A drafter is given the nodes that were accepted (`keep`), and sees each level's distributions
 (`propose`); both are public methods that a subclass extends.
 """
 

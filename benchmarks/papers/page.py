@@ -44,7 +44,7 @@ HEAD = """\
 <!-- Written by `python benchmarks/render.py`; edit papers.yaml or measured_claims.yaml in \
 benchmarks/papers instead. -->
 
-Every table, figure and theorem of the five papers, the numbers in their texts, and what became of \
+Every table, figure and theorem of the five papers, the numbers in their texts, and the outcome of \
 each here. *Held*: the interval lies on the claimed side, or the equality holds to rounding. *Held \
 weakly*: the estimate does, and the interval includes the opposite, or only some of the cases do. \
 The embedded pairs are small (targets of 5 and 13 million parameters), so directions are compared, \

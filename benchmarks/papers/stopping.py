@@ -283,7 +283,7 @@ def thresholds(generator: Generator) -> list[Answer]:
     return [
         Answer(
             "theorem_threshold",
-            "with the Delta computed, the best policy stops where the theorem says so in"
+            "with the Delta computed, the best policy stops where the theorem stops in"
             f" {sum(holds)} of {len(holds)} cases",
             all(holds),
             f"As a rule the theorem's threshold stops too late: it loses {min(of_theorem):.1%} to"

@@ -32,7 +32,7 @@ class PeerError(RuntimeError):
 
 @dataclass(frozen=True)
 class PeerCommand:
-    """How a worker is started: the interpreter, the file next to this one, and what it is told."""
+    """How a worker is started: the interpreter, the file next to this one, and its setup."""
 
     python: str
     file: str
@@ -42,7 +42,7 @@ class PeerCommand:
 class Workers:
     """The workers of some commands, each started when it is first asked.
 
-    All others stand still meanwhile.
+    All others are stopped meanwhile.
     """
 
     def __init__(self, commands: Mapping[str, PeerCommand]) -> None:

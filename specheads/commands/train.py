@@ -176,8 +176,8 @@ def _print_heads(trained: "TrainedHeads") -> None:
 
 
 def _information(known: "Information") -> Iterator[str]:
-    """Yield what could be known about acceptance on dev prompts, who knows how much, and whether a
-    head is worth it.
+    """Yield the reducible uncertainty about acceptance on dev prompts, how much of it predictors
+    explain, and whether a head is worth it.
     """
     yield (
         f"\nacceptance of a drafted token: {known.entropy.value:.3f} nats of uncertainty,"

@@ -114,7 +114,7 @@ class ResumableData(L.LightningDataModule, Generic[Batch]):
         return self.trainer.global_rank, self.trainer.world_size
 
     def has_rows(self, split: str, batch_index: int) -> bool:
-        """Return whether this process has rows of its own in a batch.
+        """Return whether a batch has rows for this process.
 
         A row of another process must not count twice.
         """

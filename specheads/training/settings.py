@@ -3,7 +3,6 @@ arguments of lightning.Trainer.
 """
 
 import inspect
-from typing import Any
 
 import torch
 from pydantic import ConfigDict, model_validator
@@ -23,26 +22,19 @@ from specheads.settings import (
     shown,
 )
 
-WHERE = (
-    "num_nodes",
-    "strategy",
-)  # other arguments that say where a run trains, and not what it computes
-# Arguments that no command line gives.
-MADE_HERE = (
-    *(
-        "logger",
-        "callbacks",
-        "plugins",
-        "enable_checkpointing",
-        "enable_model_summary",
-        "default_root_dir",
-    ),
-    *(
-        "num_sanity_val_steps",
-        "use_distributed_sampler",
-        "reload_dataloaders_every_n_epochs",
-        "check_val_every_n_epoch",
-    ),
+# Other arguments that say where a run trains, and not what it computes.
+WHERE = ("num_nodes", "strategy")
+MADE_HERE = (  # arguments that no command line gives
+    "logger",
+    "callbacks",
+    "plugins",
+    "enable_checkpointing",
+    "enable_model_summary",
+    "default_root_dir",
+    "num_sanity_val_steps",
+    "use_distributed_sampler",
+    "reload_dataloaders_every_n_epochs",
+    "check_val_every_n_epoch",
 )
 
 
@@ -60,16 +52,16 @@ class TrainerSettings(Settings):
     model_config = ConfigDict(extra="allow")
 
     max_epochs: PositiveCount = setting(12, "the number of passes over the train prompts")
-    accelerator: Any = setting(
+    accelerator: str = setting(
         "auto", "where to train: cpu, gpu, ...; auto: where the models are", decides=False
     )
-    devices: Any = setting(
+    devices: int | str | list[int] = setting(
         1,
         "the number of devices of a machine, which share every batch; auto: all devices; with"
         " torchrun or srun it is the number of processes that they start on each",
         decides=False,
     )
-    precision: Any = setting(
+    precision: int | str = setting(
         "32-true",
         "the precision of the arithmetic; heads always compute in float32, and the draft that they"
         " read keeps its dtype",
@@ -87,30 +79,32 @@ class TrainerSettings(Settings):
     @model_validator(mode="after")
     def check_other_arguments(self) -> "TrainerSettings":
         """Refuse arguments that lightning.Trainer does not know, or that are made here."""
-        if others := self.model_extra or {}:
-            from lightning import Trainer  # slow to import, and needed only to know its arguments
+        if not self.model_extra:
+            return self
+        from lightning import Trainer  # slow to import, and needed only to know its arguments
 
-            known = [
-                name for name in inspect.signature(Trainer).parameters if name not in MADE_HERE
-            ]
-            if unknown := [name for name in others if name not in known]:
+        known = [name for name in inspect.signature(Trainer).parameters if name not in MADE_HERE]
+        for name, value in self.model_extra.items():
+            if name not in known:
                 raise UserError(
-                    f"trainer.{unknown[0]}={shown(others[unknown[0]])} is not known; expected an"
-                    f" argument of lightning.Trainer: {', '.join(known)}."
+                    f"trainer.{name}={shown(value)} is not known; expected an argument of"
+                    f" lightning.Trainer: {', '.join(known)}."
                 )
         return self
 
-    def other(self, name: str, default: Any = None) -> Any:
+    def other(self, name: str, default: object = None) -> object:
         """Return an argument of lightning.Trainer that is no field of these settings."""
         return (self.model_extra or {}).get(name, default)
 
-    def cache_key(self) -> dict[str, Any]:
+    def cache_key(self) -> dict[str, object]:
         """Return the arguments that decide numbers, by their keys on the command line.
 
         How many processes compute does not.
         """
-        where = {f"trainer.{name}" for name in WHERE}
-        return {key: value for key, value in cache_key(self, "trainer").items() if key not in where}
+        values: dict[str, object] = cache_key(self, "trainer")
+        for name in WHERE:
+            values.pop(f"trainer.{name}", None)
+        return values
 
 
 class Optimizer(Settings):
@@ -168,7 +162,7 @@ def num_processes(settings: TrainerSettings, accelerator: str, processes: Proces
         return max(1, torch.cuda.device_count()) if accelerator in ("cuda", "gpu") else 1
     if isinstance(devices, str) and "," in devices:
         return len([part for part in devices.split(",") if part.strip()])
-    return len(devices) if isinstance(devices, list | tuple) else int(devices)
+    return len(devices) if isinstance(devices, list) else int(devices)
 
 
 def check_launcher(settings: TrainerSettings, processes: Processes) -> None:

@@ -37,8 +37,8 @@ from specheads.training.settings import TrainerSettings, Training, check_launche
 
 logger = logging.getLogger(__name__)
 
+FSDP2 = "fsdp2"  # our name for a strategy that Lightning has no name for
 CHATTER = (  # Lightning's messages about itself
-    ".*does not have many workers.*",
     ".*LeafSpec.*",
     ".*sync_dist=True.*",  # what we log was gathered from all processes
     ".*logs directory .* exists and is not empty.*",
@@ -52,7 +52,7 @@ class Checkpoints(L.Callback):
     asked to stop by `request`.
     """
 
-    def __init__(self, path: Path, every_steps: int, provenance: Mapping[str, Any]) -> None:
+    def __init__(self, path: Path, every_steps: int, provenance: Mapping[str, object]) -> None:
         self.path = path
         self.every_steps = every_steps
         self.provenance = dict(provenance)
@@ -92,8 +92,8 @@ class Checkpoints(L.Callback):
         self,
         trainer: L.Trainer,
         module: L.LightningModule,
-        outputs: Any,
-        batch: Any,
+        outputs: object,
+        batch: object,
         index: int,
         loader: int = 0,
     ) -> None:
@@ -103,7 +103,12 @@ class Checkpoints(L.Callback):
         interrupts.listen_again(self.request)
 
     def on_train_batch_end(
-        self, trainer: L.Trainer, module: L.LightningModule, outputs: Any, batch: Any, index: int
+        self,
+        trainer: L.Trainer,
+        module: L.LightningModule,
+        outputs: object,
+        batch: object,
+        index: int,
     ) -> None:
         self.forecast.update(trainer.global_step, trainer.estimated_stepping_batches)
         stop = self.is_asked(trainer)  # by all processes in every step
@@ -120,7 +125,7 @@ class Checkpoints(L.Callback):
         self.save(trainer)
         self.end_if(stop)
 
-    def on_test_batch_end(self, trainer: L.Trainer, *args: Any) -> None:
+    def on_test_batch_end(self, trainer: L.Trainer, *args: object) -> None:
         self.end_if(self.is_asked(trainer))
 
     def on_save_checkpoint(
@@ -145,19 +150,15 @@ class Checkpoints(L.Callback):
     def save(self, trainer: L.Trainer) -> None:
         """Write the checkpoint, in which every process takes part.
 
-        Raises UserError for weights that are NaN or infinite.
+        Raises UserError for weights that are NaN or infinite, as after a loss that was.
         """
-        weights = [
-            weight for weight in trainer.lightning_module.parameters() if weight.requires_grad
-        ]
-        if not all(
-            bool(weight.isfinite().all()) for weight in weights
-        ):  # as they are from the step on whose loss was
-            raise UserError(
-                f"the weights are NaN or infinite after step {trainer.global_step}, so nothing is"
-                " saved: the loss was no finite number in this step or before. Use a smaller"
-                " optimizer.lr=, or trainer.precision=32-true; the curves show when it began."
-            )
+        for weight in trainer.lightning_module.parameters():
+            if weight.requires_grad and not bool(weight.isfinite().all()):
+                raise UserError(
+                    f"the weights are NaN or infinite after step {trainer.global_step}, so nothing"
+                    " is saved: the loss was no finite number in this step or before. Use a smaller"
+                    " optimizer.lr=, or trainer.precision=32-true; the curves show when it began."
+                )
         self.path.parent.mkdir(parents=True, exist_ok=True)
         for logger in trainer.loggers:
             logger.save()
@@ -168,7 +169,7 @@ class Checkpoints(L.Callback):
         self.saved_step = trainer.global_step
 
 
-def differences(checkpoint: Path, provenance: Mapping[str, Any]) -> list[str]:
+def differences(checkpoint: Path, provenance: Mapping[str, object]) -> list[str]:
     """Return the entries in which a checkpoint's provenance differs.
 
     Raises UserError for a file that is damaged or another.
@@ -177,19 +178,15 @@ def differences(checkpoint: Path, provenance: Mapping[str, Any]) -> list[str]:
         with zipfile.ZipFile(checkpoint) as archive:
             if damaged := archive.testzip():  # torch does not compare the checksums that it writes
                 raise ValueError(f"{damaged} in it is damaged")
-        saved = torch.load(checkpoint, mmap=True, weights_only=True, map_location="cpu")[
-            "provenance"
-        ]
-        if not isinstance(saved, dict):
-            raise TypeError("no provenance")
+        content = torch.load(checkpoint, mmap=True, weights_only=True, map_location="cpu")
+        saved = dict(content["provenance"])
     except Exception as error:  # noqa: BLE001 - torch and zipfile raise a dozen kinds
         raise UserError(
             f"{checkpoint} is not a checkpoint that can be resumed ({type(error).__name__});"
             " expected the one that the interrupted run wrote."
         ) from None
-    return sorted(
-        name for name in saved.keys() | provenance.keys() if saved.get(name) != provenance.get(name)
-    )
+    names = sorted(saved.keys() | provenance.keys())
+    return [name for name in names if saved.get(name) != provenance.get(name)]
 
 
 @contextlib.contextmanager
@@ -211,7 +208,7 @@ def new_trainer(
     run: Path,
     loggers: Sequence[Logger],
     device_type: str,
-    provenance: Mapping[str, Any],
+    provenance: Mapping[str, object],
     checkpoint: str = "last",
 ) -> tuple[L.Trainer, Checkpoints]:
     """Seed all random generators.
@@ -222,14 +219,13 @@ def new_trainer(
     `placement`, and for batches that cannot be split, or are accumulated under a strategy that
     averages them itself.
     """
-    for name in ("pytorch.utilities.rank_zero", "fabric.utilities.distributed"):
-        logging.getLogger(f"lightning.{name}").setLevel(logging.WARNING)
+    logging.getLogger("lightning.pytorch.utilities.rank_zero").setLevel(logging.WARNING)
+    logging.getLogger("lightning.fabric.utilities.distributed").setLevel(logging.WARNING)
     for message in CHATTER:
         warnings.filterwarnings("ignore", message)
     L.seed_everything(settings.seed, workers=True, verbose=False)
-    checkpoints = Checkpoints(
-        run / "checkpoints" / f"{checkpoint}.ckpt", settings.checkpoint_steps, provenance
-    )
+    path = run / "checkpoints" / f"{checkpoint}.ckpt"
+    checkpoints = Checkpoints(path, settings.checkpoint_steps, provenance)
     trainer = L.Trainer(
         **settings.trainer.values() | placement(settings.trainer, device_type, Processes.this()),
         default_root_dir=str(run),
@@ -260,17 +256,15 @@ def checkpoint_to_resume(checkpoints: Checkpoints) -> Path | None:
     if not (path.is_file() and is_resumed(path.parents[1])):
         return None
     try:
-        if changed := differences(path, checkpoints.provenance):
-            logger.warning(
-                "training starts again: %s was written with another %s", path, ", ".join(changed)
-            )
+        changed = differences(path, checkpoints.provenance)
     except UserError as error:
         logger.warning("training starts again: %s", error)
         return None
-    return None if changed else path
-
-
-FSDP2 = "fsdp2"  # our name for a strategy that Lightning has no name for
+    if not changed:
+        return path
+    names = ", ".join(changed)
+    logger.warning("training starts again: %s was written with another %s", path, names)
+    return None
 
 
 class SrunEnvironment(SLURMEnvironment):
@@ -290,34 +284,32 @@ def placement(settings: TrainerSettings, device_type: str, processes: Processes)
     """
     accelerator = device_type if settings.accelerator == "auto" else settings.accelerator
     check_launcher(settings, processes)
+    arguments: dict[str, Any] = {"accelerator": accelerator}
     if processes.launcher is None:
         # Within a scheduler's job too, this process starts the others itself.
-        arguments = {"devices": settings.devices, "plugins": [LightningEnvironment()]}
+        arguments["devices"] = settings.devices
+        arguments["plugins"] = [LightningEnvironment()]
     else:
         _check_devices(processes, accelerator)
         _join_again(processes, accelerator)
-        # A run by srun that is started again resumes from its own checkpoint.
-        where = (
-            TorchElasticEnvironment()
-            if processes.launcher == "torchrun"
-            else SrunEnvironment(auto_requeue=False)
-        )
-        arguments = {
-            "devices": processes.count_here,
-            "num_nodes": processes.num_machines,
-            "plugins": [where],
-        }
+        arguments["devices"] = processes.count_here
+        arguments["num_nodes"] = processes.num_machines
+        if processes.launcher == "torchrun":
+            arguments["plugins"] = [TorchElasticEnvironment()]
+        else:  # a run by srun that is started again resumes from its own checkpoint
+            arguments["plugins"] = [SrunEnvironment(auto_requeue=False)]
     if settings.other("strategy") == FSDP2:
         if settings.precision == "16-mixed":
             raise UserError(
                 "trainer.precision=16-mixed with trainer.strategy=fsdp2: gradients that are spread"
                 " over processes cannot be scaled; use trainer.precision=bf16-mixed or 32-true."
             )
-        size = num_processes(settings, accelerator, processes)
         arguments["strategy"] = ModelParallelStrategy(
-            size, tensor_parallel_size=1, save_distributed_checkpoint=False
+            num_processes(settings, accelerator, processes),
+            tensor_parallel_size=1,
+            save_distributed_checkpoint=False,
         )
-    return arguments | {"accelerator": accelerator}
+    return arguments
 
 
 def _check_devices(processes: Processes, accelerator: str) -> None:

@@ -11,9 +11,9 @@ from torch import Tensor
 
 from specheads.decoding.stopping import HeadThreshold
 from specheads.errors import UserError
-from specheads.heads.calibration import NUM_INDICES, IndexCalibration, calibrated, in_rounds
+from specheads.heads.calibration import NUM_INDICES, IndexCalibration, in_rounds
 from specheads.heads.head import AcceptanceHead, HeadConfig
-from specheads.heads.metrics import calibration, fit_logistic
+from specheads.heads.metrics import fit_logistic
 from specheads.replay.head_scores import head_fingerprint
 from specheads.replay.replay import recorded_head
 
@@ -117,21 +117,6 @@ def test_samples_of_a_single_class_lead_to_finite_numbers(kept):
     )
 
 
-def test_the_calibration_error_of_a_miscalibrated_head_falls_on_other_samples():
-    fitted = IndexCalibration.fit(*samples(20_000), num_indices=4)
-    logits, accepted, furthest = samples(20_000, seed=1)
-    row, index = in_rounds(furthest, 4)
-    labels = accepted[row].double()
-    raw, better = (torch.sigmoid(values) for values in (logits[row], fitted(logits[row], index)))
-    assert calibration(raw, labels).ece > 0.05 and calibration(better, labels).ece < 0.03
-    for place in range(4):
-        before, after = (
-            calibration(probs[index == place], labels[index == place]).ece
-            for probs in (raw, better)
-        )
-        assert after < before and after < 0.05
-
-
 def test_tokens_are_counted_at_every_index_up_to_their_largest():
     row, index = in_rounds(torch.tensor([0, 2, 9]), num_indices=4)
     assert list(zip(row.tolist(), index.tolist(), strict=True)) == [
@@ -215,12 +200,6 @@ def test_no_calibration_equals_the_neutral_calibration_bit_by_bit(predicts):
     for other in runs[1:]:
         for (survival, stop), (same, also) in zip(runs[0], other, strict=True):
             assert torch.equal(survival, same) and torch.equal(stop, also)
-
-
-def test_rows_of_different_indices_are_calibrated_separately():
-    slope, intercept = TRUE.rows(3, CPU)
-    actual = calibrated(torch.tensor([1.0, 2.0, 3.0]), torch.tensor([2, 0, 7]), slope, intercept)
-    assert actual.tolist() == pytest.approx([1.75, 0.5, 4.0])
 
 
 # --- in a head's config

@@ -150,24 +150,6 @@ def test_a_name_puts_nothing_into_the_card(name):
     )
 
 
-def test_the_card_shows_the_results_of_an_evaluation(tmp_path):
-    known = {"threshold": 0.65, "max_tokens": 8, "predicted_speedup": 1.5812}
-    text = (
-        save_head(new_head(replace(CONFIG, recommended=known)), tmp_path, inputs()) / "README.md"
-    ).read_text()
-    assert (
-        "| recommended threshold | 0.65 |" in text
-        and "| recommended predicted speedup | 1.581 |" in text
-    )
-    assert 'HeadThreshold(head, threshold="auto")' in text
-    assert (
-        "not named"
-        in save_head(new_head(HeadConfig(hidden_size=8)), tmp_path / "plain")
-        .joinpath("README.md")
-        .read_text()
-    )
-
-
 def test_the_schema_names_what_a_config_holds(tmp_path):
     assert SCHEMA["properties"].keys() == {field.name for field in fields(HeadConfig)}
     assert set(SCHEMA["properties"]["inputs"]["items"]["enum"]) == {
@@ -198,53 +180,57 @@ def test_the_schema_refuses_other_content(folder, changes):
         jsonschema.validate(json.loads((folder / "config.json").read_text()), SCHEMA)
 
 
-def test_saving_again_replaces_the_head(folder):
-    other = new_head(replace(CONFIG, depth=1), seed=5)
-    save_head(other, folder, inputs())
-    assert load_head(folder).config.depth == 1
-    assert torch.equal(load_head(folder).score(inputs()), other.score(inputs()))
-
-
-def test_few_golden_inputs_are_enough(tmp_path):
-    load_head(save_head(new_head(), tmp_path, inputs(count=3)))
-
-
 # --- strict loading
 
 
-def test_a_missing_tensor_is_named(folder):
-    edit_tensors(folder, "model.safetensors", lambda tensors: tensors.pop("blocks.1.linear.bias"))
-    with pytest.raises(
-        UserError, match=r"'blocks\.1\.linear\.bias' is no such tensor, expected \(8,\)"
-    ):
-        load_head(folder)
-
-
-def test_an_extra_tensor_is_named(folder):
-    edit_tensors(
-        folder,
-        "model.safetensors",
-        lambda tensors: tensors.update({"blocks.2.linear.bias": torch.zeros(8)}),
-    )
-    with pytest.raises(
-        UserError, match=r"'blocks\.2\.linear\.bias' is \(8,\), expected no such tensor"
-    ):
-        load_head(folder)
-
-
-def test_a_tensor_of_another_shape_is_named_with_both_shapes(folder):
-    edit_tensors(
-        folder,
-        "model.safetensors",
-        lambda tensors: tensors.update({"readout.weight": torch.zeros(2, 8)}),
-    )
-    with pytest.raises(UserError, match=r"'readout\.weight' is \(2, 8\), expected \(1, 8\)"):
-        load_head(folder)
-
-
-def test_a_config_of_another_depth_does_not_fit_the_weights(folder):
-    edit_config(folder, depth=3)
-    with pytest.raises(UserError, match=r"blocks\.2\.linear\.bias"):
+@pytest.mark.parametrize(
+    ("file", "change", "message"),
+    [
+        (
+            "model",
+            lambda tensors: tensors.pop("blocks.1.linear.bias"),
+            r"'blocks\.1\.linear\.bias' is no such tensor, expected \(8,\)",
+        ),
+        (
+            "model",
+            lambda tensors: tensors.update({"blocks.2.linear.bias": torch.zeros(8)}),
+            r"'blocks\.2\.linear\.bias' is \(8,\), expected no such tensor",
+        ),
+        (
+            "model",
+            lambda tensors: tensors.update({"readout.weight": torch.zeros(2, 8)}),
+            r"'readout\.weight' is \(2, 8\), expected \(1, 8\)",
+        ),
+        (
+            "model",
+            lambda tensors: tensors["readout.bias"].add_(0.1),
+            r"differ from the golden vectors by 0\.1;",
+        ),
+        (
+            "model",
+            lambda tensors: tensors["readout.bias"].fill_(torch.nan),
+            "differ from the golden vectors by nan",
+        ),
+        (
+            "golden",
+            lambda tensors: tensors["inputs"].add_(0.1),
+            "differ from the golden vectors",
+        ),
+        (
+            "golden",
+            lambda tensors: tensors["logits"][:1].fill_(torch.nan),
+            "differ from the golden vectors by nan",
+        ),
+        (
+            "golden",
+            lambda tensors: tensors.update({"other": tensors.pop("inputs")}),
+            r"golden\.safetensors holds logits, other, expected inputs and logits",
+        ),
+    ],
+)
+def test_tensors_that_do_not_fit_are_refused(folder, file, change, message):
+    edit_tensors(folder, f"{file}.safetensors", change)
+    with pytest.raises(UserError, match=message):
         load_head(folder)
 
 
@@ -261,19 +247,6 @@ def test_a_truncated_file_is_named(folder, name, size):
 def test_a_missing_file_is_named(folder, name):
     (folder / name).unlink()
     with pytest.raises(UserError, match=f"has no {name}"):
-        load_head(folder)
-
-
-def test_weights_that_are_not_those_of_the_golden_vectors_are_refused(folder):
-    edit_tensors(folder, "model.safetensors", lambda tensors: tensors["readout.bias"].add_(0.1))
-    with pytest.raises(UserError, match=r"differ from the golden vectors by 0\.1;"):
-        load_head(folder)
-
-
-@pytest.mark.parametrize("name", ["inputs", "logits"])
-def test_golden_logits_that_the_head_does_not_compute_are_refused(folder, name):
-    edit_tensors(folder, "golden.safetensors", lambda tensors: tensors[name].add_(0.1))
-    with pytest.raises(UserError, match="differ from the golden vectors"):
         load_head(folder)
 
 
@@ -294,27 +267,6 @@ def test_files_of_earlier_versions_have_no_checksum_and_are_read(folder):
         assert torch.equal(tensor, head.state_dict()[name])
 
 
-@pytest.mark.parametrize("file", ["model.safetensors", "golden.safetensors"])
-def test_nan_is_refused(folder, file):
-    def spoil(tensors):
-        next(
-            tensor for name, tensor in tensors.items() if name in ("logits", "readout.bias")
-        ).flatten()[0] = torch.nan
-
-    edit_tensors(folder, file, spoil)
-    with pytest.raises(UserError, match="differ from the golden vectors by nan"):
-        load_head(folder)
-
-
-@pytest.mark.parametrize("name", ["inputs", "logits"])
-def test_golden_vectors_under_other_names_are_refused(folder, name):
-    edit_tensors(
-        folder, "golden.safetensors", lambda tensors: tensors.update({"other": tensors.pop(name)})
-    )
-    with pytest.raises(UserError, match=r"golden\.safetensors"):
-        load_head(folder)
-
-
 def test_a_head_that_predicts_a_constant_is_refused(tmp_path):
     head = new_head()
     with torch.no_grad():
@@ -326,36 +278,36 @@ def test_a_head_that_predicts_a_constant_is_refused(tmp_path):
 # --- the config
 
 
-@pytest.mark.parametrize("version", [1, 3, "gone", None, "2"])
-def test_another_format_is_refused(folder, version):
-    edit_config(folder, format_version=version)
-    with pytest.raises(UserError, match=r"config\.json has head format .*; this version reads 2"):
-        load_head(folder)
-
-
-@pytest.mark.parametrize("key", ["dropout", "weights"])
-def test_an_unknown_key_is_named(folder, key):
-    """So no key can name a file: a head is read from the files of its own folder alone."""
-    edit_config(folder, **{key: "../another/model.safetensors"})
-    with pytest.raises(UserError, match=rf"config\.json has the unknown key '{key}'"):
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"format_version": 1}, "has head format 1; this version reads 2"),
+        ({"format_version": 3}, "has head format 3; this version reads 2"),
+        ({"format_version": "gone"}, "has head format None; this version reads 2"),
+        # No key can name a file: a head is read from the files of its own folder alone.
+        ({"weights": "../another/model.safetensors"}, "has the unknown key 'weights'"),
+        ({"depth": 3}, r"blocks\.2\.linear\.bias"),
+        *(
+            ({key: "gone"}, rf"config\.json lacks the key '{key}'")
+            for key in ("hidden_size", "depth", "predicts", "inputs", "width")
+        ),
+        *(
+            ({key: size}, f"the head's {key}={size} must be a positive integer")
+            for key in ("hidden_size", "embedding_size", "vocab_size")
+            for size in (0, 2.5, "8", True)
+        ),
+    ],
+    ids=str,
+)
+def test_a_config_that_does_not_fit_is_refused(folder, changes, message):
+    edit_config(folder, **changes)
+    with pytest.raises(UserError, match=message):
         load_head(folder)
 
 
 def test_the_ids_of_models_in_a_config_are_not_opened(folder, tmp_path):
-    edit_config(
-        folder,
-        draft={"id": f"{tmp_path}/nowhere", "revision": "r2"},
-        target={"id": "../..", "revision": "r1"},
-    )
+    edit_config(folder, draft={"id": f"{tmp_path}/nowhere", "revision": "r2"})
     assert load_head(folder).config.draft["id"] == f"{tmp_path}/nowhere"
-
-
-@pytest.mark.parametrize("key", ["hidden_size", "embedding_size", "vocab_size"])
-@pytest.mark.parametrize("size", [0, -8, 2.5, "8", True])
-def test_a_size_that_is_not_a_positive_integer_is_named(folder, key, size):
-    edit_config(folder, **{key: size})
-    with pytest.raises(UserError, match=f"the head's {key}={size} must be a positive integer"):
-        load_head(folder)
 
 
 def test_a_calibration_is_kept_and_a_wrong_one_is_named(folder):
@@ -363,26 +315,15 @@ def test_a_calibration_is_kept_and_a_wrong_one_is_named(folder):
     edit_config(folder, calibration=kept)
     head = load_head(folder)
     assert head.config.calibration == kept
-    assert torch.equal(
-        head.score(inputs()), new_head().score(inputs())
-    )  # the head itself stays as it was
+    # The head itself is as it was.
+    assert torch.equal(head.score(inputs()), new_head().score(inputs()))
     assert load_head(save_head(head, folder, inputs())).config.calibration == kept
     edit_config(folder, calibration={"slope": [1.5]})
-    with pytest.raises(
-        UserError,
-        match=r"config\.json has the calibration {'slope': \[1\.5\]}; expected slope and intercept",
-    ):
+    with pytest.raises(UserError, match=r"config\.json has the calibration .*expected slope and"):
         load_head(folder)
 
 
-@pytest.mark.parametrize("key", ["hidden_size", "depth", "predicts", "inputs", "width"])
-def test_a_missing_key_is_named(folder, key):
-    edit_config(folder, **{key: "gone"})
-    with pytest.raises(UserError, match=rf"config\.json lacks the key '{key}'"):
-        load_head(folder)
-
-
-@pytest.mark.parametrize("text", ["", "{", '{"hidden_size": 8,'])
+@pytest.mark.parametrize("text", ["", "{"])
 def test_a_config_that_is_not_json_is_a_user_error(folder, text):
     (folder / "config.json").write_text(text)
     with pytest.raises(UserError, match=r"config\.json is not valid JSON"):
@@ -392,28 +333,12 @@ def test_a_config_that_is_not_json_is_a_user_error(folder, text):
 # --- where heads are
 
 
-@pytest.mark.parametrize("location", ["/nowhere/at/all", "./nowhere", "nowhere", "heads/of/mine"])
+@pytest.mark.parametrize("location", ["/nowhere/at/all", "nowhere", "nobody/no-head"])
 def test_a_missing_folder_is_a_user_error_with_a_remedy(location, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    said = (
-        rf"(no head folder '{location}'|'{location}' is no local folder).*specheads"
-        r" train.*head=latest"
-    )
+    said = rf"(no head folder '{location}'|'{location}' is no local folder).*head=latest"
     with pytest.raises(UserError, match=said):
         load_head(location)
-
-
-def test_a_hub_id_that_cannot_be_loaded_is_a_user_error_with_a_remedy(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(
-        UserError, match=r"'nobody/no-head' is no local folder, no head.*hub.*head=latest"
-    ):
-        load_head("nobody/no-head")
-
-
-def test_a_file_in_place_of_a_folder_is_a_user_error(folder):
-    with pytest.raises(UserError, match="there is no head folder .*specheads train"):
-        load_head(folder / "model.safetensors")
 
 
 @pytest.fixture(scope="module")
@@ -453,21 +378,11 @@ def test_latest_leaves_out_heads_of_runs_that_were_not_finished(tmp_path, pair):
     assert latest_head(tmp_path, pair) == part
 
 
-@pytest.mark.parametrize("exists", [True, False])
-def test_latest_without_any_head_is_a_user_error_that_says_how_to_train_one(tmp_path, pair, exists):
-    outputs = tmp_path if exists else tmp_path / "outputs"
-    with pytest.raises(
-        UserError,
-        match=(
-            r"no head for draft tiny-draft with target tiny-target under \S+; train one with"
-            r" specheads train model=tiny"
-        ),
-    ):
-        latest_head(outputs, pair)
-
-
-def test_latest_with_heads_for_other_drafts_only_says_how_many(tmp_path, pair):
-    for i in range(2):
-        save_at(tmp_path / "heads" / str(i), age=i, revision="r9")
-    with pytest.raises(UserError, match=r"no head for draft tiny-draft .*\(2 for other pairs\)"):
+def test_latest_without_a_head_says_how_to_train_one(tmp_path, pair):
+    message = r"no head for draft tiny-draft with target tiny-target under .*{}; train one with"
+    with pytest.raises(UserError, match=message.format("outputs")):
+        latest_head(tmp_path / "outputs", pair)
+    for number in range(2):
+        save_at(tmp_path / "heads" / str(number), age=number, revision="r9")
+    with pytest.raises(UserError, match=message.format(r"\(2 for other pairs\)")):
         latest_head(tmp_path, pair)

@@ -49,14 +49,6 @@ def test_features_of_half_precision_are_computed_in_float32():
     )
 
 
-def test_a_feature_does_not_depend_on_the_others_that_are_computed():
-    logits = torch.randn(6, 50) * 5
-    token = torch.randint(50, (6,))
-    together = drafting_features(DISTRIBUTION, logits, token)
-    for name in DISTRIBUTION:
-        assert torch.equal(drafting_features({name}, logits, token)[name], together[name])
-
-
 def test_an_impossible_second_token_enters_with_a_finite_logarithm():
     logits = torch.full((2, 5), -torch.inf)
     logits[:, 3] = 0.0
@@ -90,13 +82,13 @@ def test_the_size_of_an_input_is_the_sum_of_its_features():
     assert HeadConfig(**sizes, inputs=("second_prob", "embedding")).input_size == 6
 
 
-# --- one feature through training and decoding
+# --- features through training and decoding
 
 
 class Spy(stopping.FixedLength):
     """Remembers the features that the decoder computes."""
 
-    needs = frozenset({"second_prob", "token", "hidden"})
+    needs = frozenset({"token", "second_prob", *DEFAULT_INPUTS["next_token"]})
 
     def __init__(self, num_tokens):
         super().__init__(num_tokens)
@@ -108,67 +100,38 @@ class Spy(stopping.FixedLength):
 
 
 @pytest.mark.parametrize("predicts", KNOWN_INPUTS)
-def test_training_and_the_decoder_compute_the_same_second_probability(nano64, prompts, predicts):
-    """At step j an `input_token` head predicts y_{j-1}, whose features are those after it was
-    read.
+def test_training_and_the_decoder_predict_the_same_from_the_same_state(nano64, prompts, predicts):
+    """In float64. At step j an `input_token` head predicts y_{j-1}, whose features are those after
+    it was read.
     """
+    inputs = ("hidden", "second_prob", "max_prob", "entropy")
+    if predicts == "next_token":
+        inputs += ("embedding", "draft_prob")
+    torch.manual_seed(0)
+    config = HeadConfig(nano64.draft_lm.hidden_size, 2, predicts, inputs)
+    head = AcceptanceHead(config).double().requires_grad_(False)
     spy = Spy(5)
     lag = int(predicts == "input_token")
-    out = SpeculativeDecoder(nano64, stopping=spy, warp=Warp(1.0, 50), engine="eager").generate(
-        prompts[0], 40, seed=1
-    )
+    decoder = SpeculativeDecoder(nano64, stopping=spy, warp=Warp(1.0, 50), engine="eager")
     text = list(prompts[0])
     start = 0
     num_compared = 0
-    for each in out.rounds:
+    for each in decoder.generate(prompts[0], 40, seed=1).rounds:
         steps = spy.seen[start : start + each.num_drafted]
         start += each.num_drafted
         drafted = [int(step["token"]) for step in steps]
         index = len(text) + torch.arange(len(drafted) - lag)
         tokens = torch.tensor([[*text, *drafted]])
+        text += each.tokens
+        if not len(index):
+            continue
         batch = HeadBatch(tokens, torch.zeros_like(index), index, tokens[0, index], {})
-        text += each.tokens
-        if len(index):
-            expected = head_features(nano64.draft_lm, batch, predicts, frozenset({"second_prob"}))[
-                "second_prob"
-            ]
-            actual = torch.cat([step["second_prob"] for step in steps[lag:]])
-            torch.testing.assert_close(actual, expected, atol=1e-12, rtol=0)
-            num_compared += len(index)
-    assert num_compared > 20
-
-
-class FullSpy(Spy):
-    needs = frozenset({"token", *DEFAULT_INPUTS["next_token"]})
-
-
-def test_training_and_the_decoder_predict_the_same_from_the_same_state(nano64, prompts):
-    """In float64. The decoder's features are those of a step."""
-    torch.manual_seed(0)
-    head = AcceptanceHead(HeadConfig(nano64.draft_lm.hidden_size, 2)).double().requires_grad_(False)
-    spy = FullSpy(5)
-    text = list(prompts[0])
-    start = 0
-    num_compared = 0
-    out = SpeculativeDecoder(nano64, stopping=spy, warp=Warp(1.0, 50), engine="eager").generate(
-        prompts[0], 40, seed=1
-    )
-    for each in out.rounds:
-        steps = spy.seen[start : start + each.num_drafted]
-        start += each.num_drafted
-        drafted = [int(step["token"]) for step in steps]
-        index = len(text) + torch.arange(len(drafted))
-        tokens = torch.tensor([[*text, *drafted]])
-        features = head_features(
-            nano64.draft_lm,
-            HeadBatch(tokens, torch.zeros_like(index), index, tokens[0, index], {}),
-            "next_token",
-            frozenset(head.config.inputs),
-        )
-        text += each.tokens
-        torch.testing.assert_close(
-            torch.cat([head(step) for step in steps]), head(features), atol=1e-11, rtol=0
-        )
+        features = head_features(nano64.draft_lm, batch, predicts, frozenset(inputs))
+        for name in inputs:
+            actual = torch.cat([step[name] for step in steps[lag:]])
+            torch.testing.assert_close(actual, features[name], atol=1e-11, rtol=0)
+        predicted = torch.cat([head(step) for step in steps[lag:]])
+        torch.testing.assert_close(predicted, head(features), atol=1e-11, rtol=0)
         num_compared += len(index)
     assert num_compared > 20
 

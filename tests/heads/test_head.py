@@ -47,7 +47,7 @@ def features(*shape, dtype=torch.float32, seed=0):
 
 
 @pytest.mark.parametrize("predicts", KINDS)
-@pytest.mark.parametrize("depth", range(5))
+@pytest.mark.parametrize("depth", [0, 2])
 def test_a_head_returns_one_logit_per_token_for_any_leading_shape(predicts, depth):
     head = new_head(predicts, depth)
     assert len(head.blocks) == depth
@@ -61,38 +61,27 @@ def test_a_head_returns_one_logit_per_token_for_any_leading_shape(predicts, dept
     assert head({name: value[0, :0] for name, value in inputs.items()}).shape == (0,)
 
 
-@pytest.mark.parametrize("depth", range(5))
-def test_the_papers_head_has_blocks_of_the_hidden_size_and_a_readout_and_nothing_else(depth):
-    head = new_head("input_token", depth)
-    assert sum(p.numel() for p in head.parameters()) == depth * (H * H + H) + H + 1
-    assert head.config.input_size == head.config.width == H
+@pytest.mark.parametrize(
+    ("kind", "num_inputs", "width", "num_weights"),
+    [
+        ({"predicts": "input_token", "depth": 0}, H, H, H + 1),
+        ({"predicts": "input_token", "depth": 4}, H, H, 4 * (H * H + H) + H + 1),
+        ({"predicts": "input_token", "depth": 1, "width": 5}, H, 5, (H + 1) * 5 + 30 + 6),
+        ({"predicts": "next_token", "depth": 2}, H + E + 3, 8, (H + E + 4) * 8 + 2 * 72 + 9),
+    ],
+    ids=str,
+)
+def test_a_head_is_a_projection_where_needed_blocks_and_a_readout(
+    kind, num_inputs, width, num_weights
+):
+    head = new_head(**kind)
+    assert (head.config.input_size, head.config.width) == (num_inputs, width)
+    assert sum(weight.numel() for weight in head.parameters()) == num_weights
 
 
-def test_a_lookahead_head_projects_all_its_inputs_to_its_width():
-    head = new_head("next_token", 2)
-    width = 8
-    assert head.config.input_size == H + E + 3 and head.config.width == width
-    assert (
-        sum(p.numel() for p in head.parameters())
-        == (H + E + 3) * width + width + 2 * (width * width + width) + width + 1
-    )
-
-
-def test_a_lookahead_head_on_a_wide_draft_stays_small_and_the_papers_does_not():
-    assert HeadConfig(hidden_size=4096).width == 256
-    assert HeadConfig(hidden_size=160).width == 20 and HeadConfig(hidden_size=32).width == 8
-    assert HeadConfig(hidden_size=4096, predicts="input_token").width == 4096
-    assert (
-        HeadConfig(hidden_size=4096, width=64).width
-        == HeadConfig(hidden_size=4096, predicts="input_token", width=64).width
-        == 64
-    )
-
-
-def test_a_width_that_differs_from_the_inputs_brings_a_projection():
-    head = new_head("input_token", 1, width=5)
-    assert sum(p.numel() for p in head.parameters()) == H * 5 + 5 + 5 * 5 + 5 + 5 + 1
-    assert head(features(4)).shape == (4,)
+def test_a_look_ahead_head_on_a_wide_draft_stays_small():
+    assert [HeadConfig(size).width for size in (4096, 160, 32)] == [256, 20, 8]
+    assert HeadConfig(4096, predicts="input_token").width == 4096
 
 
 def test_chosen_inputs_enter_in_their_order_with_the_logarithm_of_the_draft_probability():
@@ -103,11 +92,6 @@ def test_chosen_inputs_enter_in_their_order_with_the_logarithm_of_the_draft_prob
     )
     assert torch.equal(head.assemble(inputs), expected)
     assert head.config.input_size == H + 2
-
-
-def test_a_draft_probability_of_zero_stays_finite():
-    inputs = features(4) | {"draft_prob": torch.zeros(4)}
-    assert new_head()(inputs).isfinite().all()
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
@@ -121,13 +105,6 @@ def test_a_head_computes_in_float32_whatever_the_drafts_type(predicts, dtype):
 
 
 # --- the network
-
-
-def test_a_head_without_blocks_is_linear():
-    head = new_head("input_token", 0)
-    inputs = features(6)
-    expected = inputs["hidden"] @ head.readout.weight[0] + head.readout.bias
-    torch.testing.assert_close(head(inputs), expected)
 
 
 def test_a_head_is_blocks_of_x_plus_silu_between_projection_and_readout():
@@ -162,21 +139,6 @@ def test_fresh_heads_of_every_depth_start_as_the_linear_one(predicts):
         assert torch.equal(head(inputs), outputs[-1])
 
 
-def test_blocks_do_not_share_weights():
-    head = new_head(depth=3)
-    inputs = features(5)
-    assert (
-        len({p.data_ptr() for p in head.parameters()})
-        == len(list(head.parameters()))
-        == 2 + 3 * 2 + 2
-    )
-    before = [head(inputs)]
-    for block in head.blocks:
-        block.linear.weight.data.add_(0.1)
-        before.append(head(inputs))
-    assert all(not torch.allclose(a, b) for i, a in enumerate(before) for b in before[:i])
-
-
 # --- standardising
 
 
@@ -204,12 +166,6 @@ def test_an_input_that_never_changes_stays_finite():
     alone = head.score(ones[:1])
     torch.testing.assert_close(head.score(ones), alone.expand(10), rtol=1e-12, atol=0)
     assert alone.isfinite().all()
-
-
-def test_shift_and_scale_are_saved_but_not_trained():
-    head = new_head()
-    assert {"input_mean", "input_scale"} <= head.state_dict().keys()
-    assert not {"input_mean", "input_scale"} & dict(head.named_parameters()).keys()
 
 
 # --- whether it fits
@@ -277,19 +233,6 @@ def test_an_input_token_head_cannot_read_features_of_the_next_token(name):
         HeadConfig(hidden_size=H, predicts="input_token", inputs=("hidden", name))
 
 
-@pytest.mark.parametrize("predicts", KINDS)
-def test_without_inputs_a_head_reads_the_default_of_its_kind(predicts):
-    every = {
-        "input_token": ("hidden",),
-        "next_token": ("hidden", "embedding", "draft_prob", "max_prob", "entropy"),
-    }[predicts]
-    assert (
-        HeadConfig(hidden_size=H, predicts=predicts).inputs
-        == HeadConfig(hidden_size=H, predicts=predicts, inputs=[]).inputs
-        == every
-    )
-
-
 @pytest.mark.parametrize(
     "original",
     [
@@ -327,10 +270,6 @@ def test_a_config_survives_json(original):
             {"model_type": "llama"},
             "^config.json belongs to a model, not to a head; give the folder of a head",
         ),
-        (
-            {"architectures": ["LlamaForCausalLM"]},
-            "^config.json belongs to a model, not to a head; give the folder of a head",
-        ),
         ({"format_version": 1}, "^config.json has head format 1; this version reads 2"),
         (
             HeadConfig(hidden_size=H).to_dict() | {"recommended": {"threshold": [0.5]}},
@@ -341,7 +280,7 @@ def test_a_config_survives_json(original):
             "^config.json: the head's train",
         ),
     ],
-    ids=["a list", "a model's type", "a model's class", "an old format", "recommended", "train"],
+    ids=["a list", "a model", "an old format", "recommended", "train"],
 )
 def test_what_is_no_config_of_a_head_is_refused(values, message):
     with pytest.raises(UserError, match=message):

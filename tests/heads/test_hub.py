@@ -32,10 +32,15 @@ from specheads.heads.head import AcceptanceHead
 head = specheads.load_head(sys.argv[1])
 assert isinstance(head, PyTorchModelHubMixin)
 print(head.push_to_hub("somebody/a-head"))
-for back in (AcceptanceHead.from_pretrained("somebody/a-head"), specheads.load_head("somebody/a-head", revision="main")):
+for back in (
+    AcceptanceHead.from_pretrained("somebody/a-head"),
+    specheads.load_head("somebody/a-head", revision="main"),
+):
     assert back.config == head.config and not back.training
-    assert all(torch.equal(one, other) for one, other in zip(back.state_dict().values(), head.state_dict().values(), strict=True))
-    assert len(back.train_prompts.train) == 2 and back.train_prompts.dev.tolist() == head.train_prompts.dev.tolist() != []
+    for name, value in head.state_dict().items():
+        assert torch.equal(value, back.state_dict()[name])
+    assert len(back.train_prompts.train) == 2
+    assert back.train_prompts.dev.tolist() == head.train_prompts.dev.tolist() != []
 """
 
 

@@ -9,6 +9,7 @@ from specheads.heads.metrics import (
     binary_kl,
     brier,
     calibration,
+    calibration_error,
     fit_logistic,
     prediction_metrics,
 )
@@ -64,13 +65,6 @@ def test_auroc_of_perfect_opposite_and_constant_scores():
     assert auroc(torch.full((5,), 0.3), labels) == 0.5
 
 
-def test_auroc_changes_sides_with_the_scores_and_ignores_their_scale():
-    scores = normal(200)
-    labels = soft_labels(200)
-    assert auroc(-scores, labels) == pytest.approx(1 - auroc(scores, labels), abs=1e-12)
-    assert auroc(torch.exp(3 * scores), labels) == auroc(scores, labels)
-
-
 @pytest.mark.parametrize("label", [0.0, 1.0])
 def test_auroc_without_accepted_or_without_rejected_samples_is_not_a_number(label):
     assert math.isnan(auroc(normal(10), torch.full((10,), label)))
@@ -100,12 +94,6 @@ def test_binary_kl_of_hard_labels_is_their_cross_entropy():
     assert binary_kl(logits, labels) == binary_cross_entropy_with_logits(logits, labels)
 
 
-def test_binary_kl_is_zero_for_true_probabilities_and_positive_for_others():
-    labels = soft_labels(100)
-    assert binary_kl(torch.logit(labels), labels).item() == pytest.approx(0, abs=1e-12)
-    assert binary_kl(torch.logit(labels) + 0.1, labels) > 1e-5
-
-
 def test_binary_kl_of_certain_and_right_predictions_is_zero():
     assert binary_kl(torch.tensor([200.0, -200.0]), torch.tensor([1.0, 0.0])) == 0
 
@@ -124,15 +112,6 @@ def test_brier_is_the_expected_squared_error_against_samples():
         / 40
     )
     assert brier(probs, labels) == pytest.approx(expected, abs=1e-12)
-
-
-def test_brier_is_least_at_the_labels():
-    labels = soft_labels(40)
-    assert brier(labels, labels) == pytest.approx((labels * (1 - labels)).mean().item(), abs=1e-12)
-    for shift in (-0.01, 0.01):
-        assert brier(labels + shift, labels) == pytest.approx(
-            brier(labels, labels) + 1e-4, abs=1e-12
-        )
 
 
 # --- calibration
@@ -154,22 +133,6 @@ def test_calibration_of_an_example_worked_by_hand():
     assert curve.ece == pytest.approx((2 * 0.15 + 0.35 + 0.55 + 2 * 0.025) / 6)
 
 
-def test_calibration_keeps_the_means_and_counts_everything():
-    probs = soft_labels(500, seed=1)
-    labels = soft_labels(500)
-    curve = calibration(probs, labels)
-    assert len(curve.share) == 15
-    assert curve.share.sum().item() == pytest.approx(1)
-    assert (curve.share * curve.predicted).sum().item() == pytest.approx(probs.mean().item())
-    assert (curve.share * curve.observed).sum().item() == pytest.approx(labels.mean().item())
-
-
-def test_exact_predictions_have_no_calibration_error_and_shifted_ones_have_their_shift():
-    labels = 0.9 * soft_labels(500)
-    assert calibration(labels, labels).ece == 0
-    assert calibration(labels + 0.1, labels).ece == pytest.approx(0.1)
-
-
 def test_predictions_of_exactly_zero_and_one_are_in_the_outer_bins():
     curve = calibration(torch.tensor([0.0, 1.0]), torch.tensor([0.25, 0.5]))
     assert (curve.share.tolist(), curve.predicted.tolist(), curve.observed.tolist()) == (
@@ -177,6 +140,17 @@ def test_predictions_of_exactly_zero_and_one_are_in_the_outer_bins():
         [0, 1],
         [0.25, 0.5],
     )
+
+
+def test_the_error_of_two_parts_is_their_mean_by_tokens():
+    """Shifts of the parts in opposite directions do not cancel."""
+    labels = torch.full((6,), 0.5, dtype=torch.float64)
+    shift = torch.tensor([0.1, 0.1, 0.1, 0.1, -0.2, -0.2], dtype=torch.float64)
+    logits = (labels + shift).logit()
+    assert calibration_error(logits, labels, shift > 0) == pytest.approx((4 * 0.1 + 2 * 0.2) / 6)
+    first = torch.arange(6) < 3
+    whole = calibration_error(logits[first], labels[first])
+    assert whole == pytest.approx(0.1) == calibration(labels[:3] + 0.1, labels[:3]).ece
 
 
 # --- all of them
@@ -233,14 +207,6 @@ def test_a_ridge_pulls_each_samples_share_of_the_weights_to_zero(count):
     assert weights.norm() < free.norm()
 
 
-def test_a_logistic_takes_float32_and_returns_float64():
-    features = normal(200, 3).float()
-    labels = soft_labels(200).float()
-    weights = fit_logistic(features, labels)
-    assert weights.dtype == torch.float64
-    assert gradient(weights, features.double(), labels.double()).abs().max() < 1e-7
-
-
 def test_a_logistic_with_a_repeated_feature_still_predicts_right():
     features = normal(300, 3)
     labels = torch.sigmoid(features @ WEIGHTS[:-1] + WEIGHTS[-1])
@@ -250,24 +216,6 @@ def test_a_logistic_with_a_repeated_feature_still_predicts_right():
         torch.sigmoid(doubled @ weights[:-1] + weights[-1]), labels, atol=1e-6, rtol=0
     )
     assert weights[1] + weights[3] == pytest.approx(-2.0, abs=1e-5)
-
-
-@pytest.mark.parametrize("seed", range(3))
-def test_a_logistic_fits_the_features_of_training_free_rules(seed):
-    # log d(y), max d and entropy: of very different scale, dependent, and with a long tail
-    probs = torch.softmax(4 * normal(2000, 30, seed=seed), dim=1)
-    token = torch.multinomial(probs, 1, generator=torch.Generator().manual_seed(seed))
-    features = torch.cat(
-        [
-            probs.gather(1, token).log(),
-            probs.amax(dim=1, keepdim=True),
-            torch.special.entr(probs).sum(dim=1, keepdim=True),
-        ],
-        dim=1,
-    )
-    labels = soft_labels(2000, seed=seed, hard=1000) * torch.sigmoid(features[:, 0] + 3)
-    weights = fit_logistic(features, labels)
-    assert gradient(weights, features, labels).abs().max() < 1e-7
 
 
 def test_a_logistic_with_separable_labels_stays_finite():

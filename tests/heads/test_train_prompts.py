@@ -62,11 +62,6 @@ def test_no_prompts_are_numbers_too(tmp_path):
     assert again.train.dtype == again.dev.dtype == torch.int64 and not len(again.train)
 
 
-def test_forty_thousand_prompts_take_320_kilobytes(tmp_path):
-    TrainPrompts.of(map(str, range(40_000))).write(tmp_path)
-    assert (tmp_path / FILE).stat().st_size < 321_000
-
-
 def test_they_are_saved_with_the_head(folder, tmp_path):
     load_head(folder).save_pretrained(tmp_path / "again")
     assert (tmp_path / "again" / FILE).read_bytes() == (folder / FILE).read_bytes()
@@ -89,7 +84,6 @@ def test_a_head_that_replaces_another_does_not_take_its_prompts(folder):
             "holds dev float32 of 1 dimensions, train float32 of 1 dim",
         ),
         ({}, "holds nothing, expected"),
-        ({"train": torch.zeros(3), "dev": torch.zeros(3, dtype=torch.int64)}, "train float32 of 1"),
         (
             {
                 "train": torch.zeros(3, 1, dtype=torch.int64),
@@ -106,12 +100,6 @@ def test_a_head_that_replaces_another_does_not_take_its_prompts(folder):
 def test_a_file_that_holds_something_else_is_refused(folder, tensors, content):
     save_file(tensors, folder / FILE)
     with pytest.raises(UserError, match=f"{FILE} .*{content}.*export the head again"):
-        load_head(folder)
-
-
-def test_a_truncated_file_is_refused(folder):
-    (folder / FILE).write_bytes((folder / FILE).read_bytes()[:-5])
-    with pytest.raises(UserError, match=f"{FILE} cannot be read"):
         load_head(folder)
 
 

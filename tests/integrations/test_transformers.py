@@ -2,10 +2,8 @@
 rounds.
 """
 
-import copy
 import json
 from concurrent.futures import ThreadPoolExecutor
-from threading import Lock
 
 import pytest
 import torch
@@ -19,7 +17,6 @@ from transformers import (
     StoppingCriteria,
     StoppingCriteriaList,
     TextStreamer,
-    dynamic_module_utils,
 )
 from transformers.generation.candidate_generator import AssistedCandidateGenerator
 
@@ -27,7 +24,7 @@ from specheads import SpeculativeDecoder, Warp
 from specheads.decoding.stopping import HeadThreshold
 from specheads.errors import UserError
 from specheads.heads.head import AcceptanceHead, HeadConfig, load_head, save_head
-from specheads.heads.portable.assisted import HeadCandidates
+from specheads.heads.portable.assisted import Assisted, HeadCandidates
 from specheads.heads.portable.loaders import CUSTOM_GENERATE, loader_source, write_loader
 from specheads.integrations.transformers import assist
 from specheads.pair.revisions import set_draft_temperature
@@ -233,29 +230,6 @@ def test_what_users_of_generate_expect(nano, prompts, simple):
         )
 
 
-def test_a_draft_drafts_at_its_temperature(nano, prompts, simple):
-    draft = copy.deepcopy(nano.draft)
-    set_draft_temperature(draft, 0.01)  # it drafts its argmax, whose probability is 1
-
-    def drawn(drafts):
-        torch.manual_seed(0)
-        with assist(
-            nano.target, drafts, simple, threshold=1.0, max_tokens=5, any_draft=True
-        ) as handle:
-            nano.target.generate(
-                **inputs(prompts[0]),
-                assistant_model=drafts,
-                do_sample=True,
-                top_k=0,
-                max_new_tokens=60,
-            )
-        return handle.rounds
-
-    cold = drawn(draft)
-    usual = drawn(nano.draft)
-    assert cold != usual and not hasattr(nano.draft.config, "draft_temperature")
-
-
 @pytest.mark.parametrize("temperature", [1.0, pytest.param(3.0, marks=pytest.mark.full)])
 def test_samples_follow_the_targets_distribution(tmp_path, temperature):
     """Two tokens of a tiny pair, by a chi-square test with a false alarm in a million.
@@ -305,35 +279,17 @@ def test_samples_follow_the_targets_distribution(tmp_path, temperature):
     assert chi_square_p_value(counts, distribution) > 1e-6
 
 
-@pytest.fixture
-def parsing_one_at_a_time(monkeypatch):
-    """transformers parses the folder's code in every call, and CPython's `ast.parse` may fail in
-    several threads (gh-106905).
-    """
-    lock = Lock()
-    get_imports = dynamic_module_utils.get_imports
-
-    def locked(filename):
-        with lock:
-            return get_imports(filename)
-
-    monkeypatch.setattr(dynamic_module_utils, "get_imports", locked)
-
-
-@pytest.mark.usefixtures("parsing_one_at_a_time")
 def test_threads_do_not_disturb_each_other(nano, prompts, simple):
-    folder = {
-        "custom_generate": str(simple),
-        "trust_remote_code": True,
-        "draft_model": nano.draft,
-        "do_sample": False,
-    }
+    with assist(nano.target, nano.draft, simple) as handle:
+        head = handle.head
+        nano.target.generate(**inputs(prompts[0]), assistant_model=nano.draft, max_new_tokens=1)
 
     def generated(number):
-        bounds = {"threshold": (0.2, 0.6, 1.0)[number % 3], "max_tokens": 5}
-        return nano.target.generate(
-            **inputs(prompts[number % 4]), **folder, max_new_tokens=16, **bounds
-        ).tolist()
+        bounds = {"threshold": (0.2, 0.6, 1.0)[number % 3], "max_tokens": 5, "this_thread": True}
+        with Assisted(nano.target, nano.draft, head, **bounds) as handle:
+            given = inputs(prompts[number % 4]) | {"do_sample": False, "max_new_tokens": 12}
+            text = nano.target.generate(**given, assistant_model=nano.draft)
+        return text.tolist(), handle.rounds
 
     alone = [generated(number) for number in range(6)]
     with ThreadPoolExecutor(3) as pool:

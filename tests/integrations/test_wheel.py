@@ -17,7 +17,6 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 from warm_processes import Server
 
 from specheads.heads.head import AcceptanceHead, HeadConfig, save_head
@@ -258,19 +257,6 @@ def test_every_command_runs_and_says_what_comes_next(commands):
     assert {path.name for path in (home / "project").iterdir()} == {"data", "outputs"}
 
 
-def test_prompts_without_counts_are_split_in_proportion(commands):
-    _, printed = commands
-    assert "in proportion: 31 train, 8 dev, 1 test" in printed["train"]
-
-
-def test_the_models_are_named_below_the_home_folder(commands):
-    home, _ = commands
-    configs = list((home / "project").glob("outputs/head/*/heads/*/config.json"))
-    assert len(configs) == 2 and {
-        json.loads(path.read_text())["draft"]["id"] for path in configs
-    } == {"~/nano/draft"}
-
-
 def test_what_is_printed_repeats_only_the_words_of_the_next_command(commands):
     _, printed = commands
     for text in printed.values():
@@ -305,53 +291,3 @@ def test_the_wheel_has_the_sources_of_the_operators(server):
 
     assert len(sources(ROOT / "specheads")) > 5
     assert sources(server.package.parent) == sources(ROOT / "specheads")
-
-
-def truncated(folder):
-    path = folder / "model.safetensors"
-    path.write_bytes(path.read_bytes()[:-8])
-
-
-def edited(change):
-    def apply(folder):
-        tensors = load_file(folder / "model.safetensors")
-        change(tensors)
-        save_file(tensors, folder / "model.safetensors")
-
-    return apply
-
-
-DAMAGES = {
-    "truncated": (truncated, "model.safetensors cannot be read"),
-    "renamed": (
-        edited(lambda tensors: tensors.update({"readout.gain": tensors.pop("readout.weight")})),
-        "tensor 'readout.gain' is (1, 16), expected no such tensor",
-    ),
-    "wrong shape": (
-        edited(lambda tensors: tensors.update({"readout.weight": torch.zeros(1, 8)})),
-        "tensor 'readout.weight' is (1, 8), expected (1, 16)",
-    ),
-    "changed": (
-        edited(lambda tensors: tensors["readout.bias"].add_(1)),
-        "outputs differ from the golden vectors",
-    ),
-}
-
-
-def test_a_damaged_head_is_refused_by_name(environment, server, tmp_path):
-    def check(folder):
-        return server.run(tmp_path, environment / "specheads", "export", f"head={folder}")
-
-    whole = new_head(tmp_path / "as it was")
-    done = check(whole)
-    assert done.returncode == 0 and "unchanged since its export" in done.stdout
-    for name, (damage, message) in DAMAGES.items():
-        folder = new_head(tmp_path / name)
-        damage(folder)
-        done = check(folder)
-        assert done.returncode == 2 and len(done.stderr.splitlines()) == 1
-        assert (
-            done.stderr.startswith("error: ")
-            and str(folder) in done.stderr
-            and message in done.stderr
-        )

@@ -27,7 +27,7 @@ ROOT = -1  # the parent of first nodes: the context
 class Draft:
     """A proposal as a token tree, on the host; a chain is the tree without branches.
 
-    Nodes are numbered as they are added, so a node's parent comes before it.
+    Nodes have the numbers in which they were added, so a node's parent comes before it.
     """
 
     tokens: list[int] = field(default_factory=list)

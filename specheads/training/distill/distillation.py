@@ -75,21 +75,26 @@ def distill(
     fit the pair, the data or the machine.
     """
     run = Path(run)
-    _check_initial_draft(settings, pair)
+    initial = settings.initial_draft
+    if initial is not None and pair.draft_id != initial.name:
+        raise UserError(
+            f"init_layers={shown(settings.init_layers)} trains a new draft, but the pair has the"
+            f" draft {pair.draft_id}; load the pair with load_pair(...,"
+            " new_draft=settings.initial_draft)."
+        )
     check_trainable(is_quantized(pair.draft), pair.draft_id)
     if settings.embedding == "target":  # before responses are made, which takes longest
         check_embedding(pair.draft, pair.target)
     settings = _with_precision(settings.for_pair(pair), pair)
     device = pair.draft_lm.device
     dtype = pair.draft.dtype
-    trainer, checkpoints = new_trainer(
-        settings, run, loggers, device.type, _provenance(settings, pair)
-    )
-    check_strategy(pair, trainer)
+    provenance = _provenance(settings, pair)
+    trainer, checkpoints = new_trainer(settings, run, loggers, device.type, provenance)
+    _check_device_map(pair, trainer)
     data = data() if callable(data) else data
     train = train_samples(data, pair, settings)
-    splits, provenance = load_splits(data, pair, train, settings)
-    checkpoints.provenance |= provenance
+    splits, of_data = load_splits(data, pair, train, settings)
+    checkpoints.provenance |= of_data
     earlier = checkpoint_to_resume(checkpoints)
     logger.info(
         "distilling %s for %s: %d prompts, %s responses, %d epochs, into %s, %s",
@@ -108,7 +113,7 @@ def distill(
     module = DistillModule(pair, settings)
     module.before = draft_quality(pair, splits["dev"], *measured)
     prepare(pair.draft, settings.gradient_checkpointing)
-    batches = ResumableData(splits, **settings.loader.values(), seed=settings.seed, collate=list)
+    batches = ResumableData(splits, settings.loader.batch_size, settings.seed, collate=list)
     with deferred() as checkpoints.request, fast_products(settings.trainer.precision, device.type):
         if earlier:
             logger.info("resuming %s", earlier)
@@ -116,27 +121,27 @@ def distill(
         if not shards_weights(trainer.strategy):
             module.draft.to(device)  # Lightning leaves it on the CPU, and it is measured next
         states = trainer.strategy.lightning_module_state_dict()  # gathered from all processes
-    if not trainer.is_global_zero:
-        return DistilledDraft(
-            run / "draft"
-        )  # the first process of a distributed run writes for all
-    weights = {
-        name.removeprefix("draft."): weight
-        for name, weight in states.items()
-        if name.startswith("draft.")
-    }
+    if not trainer.is_global_zero:  # the first process of a distributed run writes for all
+        return DistilledDraft(run / "draft")
+    weights = {}
+    for name, weight in states.items():
+        if name.startswith("draft."):
+            weights[name.removeprefix("draft.")] = weight
     description = draft_provenance(pair, settings, data.folder, len(train))
-    description |= {
-        "steps": trainer.global_step,
-        "seconds": round(checkpoints.seconds, 1),
-        "test": {"before": before},
-    }
+    description["steps"] = trainer.global_step
+    description["seconds"] = round(checkpoints.seconds, 1)
+    description["test"] = {"before": before}
     after = _export(pair, weights, dtype, run / "draft", description, splits, settings)
+    metrics = {f"test/{name}": value for name, value in after.items()}
     for each in trainer.loggers:
-        each.log_metrics(
-            {f"test/{name}": value for name, value in after.items()}, trainer.global_step
-        )
+        each.log_metrics(metrics, trainer.global_step)
     return DistilledDraft(run / "draft", before, after)
+
+
+def _token_counts(samples: Samples, vocab_size: int) -> np.ndarray:
+    """Return how often each token (V,) is in all responses."""
+    responses = [response for row in samples.answers for response in row]
+    return np.bincount(np.concatenate(responses), minlength=vocab_size)
 
 
 def _reduced(pair: Pair, train: Samples, dev: Samples, settings: Distillation) -> Pair:
@@ -145,37 +150,29 @@ def _reduced(pair: Pair, train: Samples, dev: Samples, settings: Distillation) -
     """
     if settings.draft_vocabulary is None:
         return pair
-
-    def counts(samples: Samples) -> np.ndarray:
-        responses = [response for row in samples.answers for response in row]
-        return np.bincount(np.concatenate(responses), minlength=pair.vocab_size)
-
-    occurring = counts(train)
+    occurring = _token_counts(train, pair.vocab_size)
     occurring[list(pair.stop_tokens)] = occurring.sum()
-    has = (
-        np.ones(pair.vocab_size, bool)
-        if (lacking := pair.draft_lm.lacking) is None
-        else ~lacking.cpu().numpy()
-    )
-    kept = np.argsort(np.where(has, -occurring, 1), kind="stable")[
-        : min(settings.draft_vocabulary, has.sum())
-    ]
-    before = sum(weight.numel() for weight in pair.draft.parameters())
+    ranks = -occurring
+    count = min(settings.draft_vocabulary, pair.vocab_size)
+    lacking = pair.draft_lm.lacking
+    if lacking is not None:
+        ranks[lacking.cpu().numpy()] = 1
+        count = min(count, int((~lacking).sum()))
+    kept = np.argsort(ranks, kind="stable")[:count]
+    before = pair.draft.num_parameters()
     keep_tokens(pair.draft, torch.from_numpy(kept))
-    shared = 0
+    unshared = pair.draft.num_parameters()
     if settings.embedding == "target":
         borrow_embedding(pair.draft, pair.target)
-        shared = pair.draft.get_input_embeddings().weight.numel()
-    in_dev = counts(dev)
+        unshared = pair.draft.num_parameters() - pair.draft.get_input_embeddings().weight.numel()
+    in_dev = _token_counts(dev, pair.vocab_size)
     logger.info(
         "the draft's output keeps %d of %d tokens, which are %.1f %% of those of dev responses: %s"
-        " parameters of its own in place of %s",
+        " unshared parameters in place of %s",
         len(kept),
         pair.vocab_size,
         100 * in_dev[kept].sum() / max(1, in_dev.sum()),
-        amount(
-            sum(weight.numel() for weight in pair.draft.parameters()) - shared, "billion", "million"
-        ),
+        amount(unshared, "billion", "million"),
         amount(before, "billion", "million"),
     )
     return replace(pair)  # its draft in two steps has the new output
@@ -185,26 +182,26 @@ def _needs(pair: Pair, train: Samples, settings: Distillation, trainer: Trainer,
     """Return how much memory and disk training takes, for the log."""
     draft = pair.draft_lm
     batch = settings.loader.batch_size / trainer.world_size
-    weights = sum(weight.numel() for weight in pair.draft.parameters())
+    num_weights = pair.draft.num_parameters()
     itemsize = pair.draft.dtype.itemsize
-    positions = batch * max(len(response) for row in train.answers for response in row)
+    longest_response = max(len(response) for row in train.answers for response in row)
+    longest_prompt = max(map(len, train.prompts))
     # For the gradient a layer keeps about twice what it takes without; with checkpoints one layer
     # does at a time.
     num_kept = 2 * (1 if settings.gradient_checkpointing else draft.config.num_hidden_layers)
-    tokens = num_kept * (positions + batch * max(map(len, train.prompts)))
+    tokens = num_kept * batch * (longest_response + longest_prompt)
+    rows = 2 * batch * longest_response
     parts = trainer.world_size if shards_weights(trainer.strategy) else 1
-    here = (
-        trained_bytes(pair.draft) - weights * itemsize
-    ) / parts  # the weights themselves are there
-    state = {"gradients and the optimizer's state": here}
+    # The weights themselves are there.
+    state = (trained_bytes(pair.draft) - num_weights * itemsize) / parts
     memory = memory_of(
         "distilling",
         draft,
-        memory_parts(draft, 0, tokens, 2 * positions, 2 * SLICE_ELEMENTS),
-        state,
+        memory_parts(draft, 0, tokens, rows, 2 * SLICE_ELEMENTS),
+        {"gradients and the optimizer's state": state},
     )
     # A checkpoint with the optimizer's state in float32, and the draft.
-    return f"{memory}, {space_of('distilling', weights * (12 + itemsize), run)}"
+    return f"{memory}, {space_of('distilling', num_weights * (12 + itemsize), run)}"
 
 
 def _with_precision(settings: Distillation, pair: Pair) -> Distillation:
@@ -260,23 +257,10 @@ def _provenance(settings: Distillation, pair: Pair) -> dict[str, Any]:
     }
 
 
-def _check_initial_draft(settings: Distillation, pair: Pair) -> None:
-    initial = settings.initial_draft
-    if initial is not None and pair.draft_id != initial.name:
-        raise UserError(
-            f"init_layers={shown(settings.init_layers)} trains a new draft, but the pair has the"
-            f" draft {pair.draft_id}; load the pair with load_pair(...,"
-            " new_draft=settings.initial_draft)."
-        )
-
-
-def check_strategy(pair: Pair, trainer: Trainer) -> None:
-    """Raise UserError for what several processes cannot do."""
-    if (
-        trainer.num_devices > 1
-        and getattr(pair.target, "hf_device_map", None)
-        and not is_quantized(pair.target)
-    ):
+def _check_device_map(pair: Pair, trainer: Trainer) -> None:
+    """Raise UserError for processes of a machine that would each spread a target over its GPUs."""
+    spread = getattr(pair.target, "hf_device_map", None) and not is_quantized(pair.target)
+    if trainer.num_devices > 1 and spread:
         raise UserError(
             f"{trainer.num_devices} processes on a machine with model.device_map: each would spread"
             " a target over all GPUs; use one process per machine (trainer.devices=1), or a target"
@@ -297,11 +281,10 @@ def _export(
 
     Return its quality on test prompts in `dtype`.
     """
-    auto = torch.bfloat16 if dtype == torch.float32 else dtype
+    stored = torch.bfloat16 if dtype == torch.float32 else dtype
+    if settings.stored_dtype not in ("auto", "int8"):
+        stored = getattr(torch, settings.stored_dtype)
     form = "Q8_0" if settings.stored_dtype == "int8" else None
-    stored = (
-        auto if settings.stored_dtype in ("auto", "int8") else getattr(torch, settings.stored_dtype)
-    )
     setattr(pair.draft.config, FORM, form)
     temporary = folder.with_name(f".{folder.name}.tmp")
     shutil.rmtree(temporary, ignore_errors=True)
@@ -309,22 +292,17 @@ def _export(
         pair.draft.save_pretrained(
             temporary, state_dict=stored_as(pair.draft, weights, stored, form)
         )
-    pair.draft.config.dtype = (
-        stored  # save_pretrained has set it to that of the weights in training
-    )
+    pair.draft.config.dtype = stored  # save_pretrained has set that of the weights in training
     pair.draft.config.save_pretrained(temporary)
     pair.tokenizer.save_pretrained(temporary)
     measured = settings.warp, settings.loader.batch_size
     exported = replace(pair, draft=load_draft(temporary, pair, dtype).model)
-    after = draft_quality(
-        with_fitted_temperature(exported, splits["dev"], *measured), splits["test"], *measured
-    )
+    fitted = with_fitted_temperature(exported, splits["dev"], *measured)
+    after = draft_quality(fitted, splits["test"], *measured)
     exported.draft.config.dtype = stored  # it was measured in another
     exported.draft.config.save_pretrained(temporary)
-    description |= {
-        "temperature": draft_temperature(exported.draft.config),
-        "test": {**description["test"], "after": after},
-    }
+    description["temperature"] = draft_temperature(exported.draft.config)
+    description["test"]["after"] = after
     write_json(temporary / "distill.json", description)
     (temporary / "README.md").write_text(_model_card(description))
     shutil.rmtree(folder, ignore_errors=True)
@@ -355,34 +333,53 @@ def draft_provenance(
     }
 
 
+CARD = """---
+library_name: transformers
+tags: [speculative-decoding, draft-model]
+---
+# Draft model
+
+A draft for speculative decoding, distilled to propose what its target would say.
+
+| | |
+|---|---|
+{settings}
+Measured on the target's responses to held-out prompts. Overlap is the expected acceptance of a \
+drafted token, 1 - TV; the block efficiency follows from it.
+
+| | before | after |
+|---|---|---|
+{figures}
+```python
+pair = specheads.load_pair(draft="<this folder>", target="<the target>")
+```
+
+Acceptance heads of another draft do not fit this one: train one with `specheads train \
+model.draft=<this folder>`.
+"""
+
+
 def _model_card(description: Mapping[str, Any]) -> str:
-    target, draft, loss = (description[name] for name in ("target", "draft", "loss"))
+    whose = WHOSE[description["samples"]]
     rows = {
-        "target": f"{inert(target['id'])} (revision {inert(target['revision'])})",
-        "initial draft": f"{inert(draft['id'])} (revision {inert(draft['revision'])})",
-        "trained on": (
-            f"{WHOSE[description['samples']]} responses to {description['num_prompts']:,} prompts"
-        ),
-        "loss": ", ".join(f"{name} {value}" for name, value in loss.items()),
+        "target": _model(description["target"]),
+        "initial draft": _model(description["draft"]),
+        "trained on": f"{whose} responses to {description['num_prompts']:,} prompts",
+        "loss": _listed(description["loss"]),
         "steps": f"{description['steps']:,} in {description['seconds']:,} s",
         "draft temperature": f"{description['temperature']:g}, fitted on dev prompts",
-        "measured under": ", ".join(
-            f"{name} {value}" for name, value in description["warp"].items()
-        ),
+        "measured under": _listed(description["warp"]),
     }
-    before = description["test"]["before"]
-    after = description["test"]["after"]
-    figures = "".join(
-        f"| {name} | {before[name]:.4f} | {value:.4f} |\n" for name, value in after.items()
-    )
     settings = "".join(f"| {name} | {value} |\n" for name, value in rows.items())
-    return (
-        "---\nlibrary_name: transformers\ntags: [speculative-decoding, draft-model]\n---\n# Draft"
-        " model\n\nA draft for speculative decoding, distilled to propose what its target would"
-        f" say.\n\n| | |\n|---|---|\n{settings}\nMeasured on the target's responses to held-out"
-        " prompts. Overlap is the expected acceptance of a drafted token, 1 - TV; the block"
-        " efficiency follows from it.\n\n| | before | after"
-        f' |\n|---|---|---|\n{figures}\n```python\npair = specheads.load_pair(draft="<this'
-        ' folder>", target="<the target>")\n```\n\nAcceptance heads of another draft do not fit'
-        " this one: train one with `specheads train model.draft=<this folder>`.\n"
-    )
+    figures = ""
+    for name, value in description["test"]["after"].items():
+        figures += f"| {name} | {description['test']['before'][name]:.4f} | {value:.4f} |\n"
+    return CARD.format(settings=settings, figures=figures)
+
+
+def _model(origin: Mapping[str, str]) -> str:
+    return f"{inert(origin['id'])} (revision {inert(origin['revision'])})"
+
+
+def _listed(values: Mapping[str, object]) -> str:
+    return ", ".join(f"{name} {value}" for name, value in values.items())

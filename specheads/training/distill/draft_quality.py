@@ -119,7 +119,7 @@ def overlaps_at(pair: Pair, samples: Samples, warp: Warp, batch_size: int) -> di
     """
     draft = LanguageModel(
         pair.draft, pair.vocab_size, known=pair.known_to_draft
-    )  # without a temperature of its own
+    )  # at temperature 1
     sums = torch.zeros(len(TEMPERATURES), dtype=torch.float64)
     count = 0
     with progress("temperatures of the draft", len(samples)) as advance:

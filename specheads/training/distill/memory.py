@@ -55,24 +55,22 @@ def check_config(config: PairConfig, settings: Distillation) -> None:
     else:
         with torch.device("meta"):
             draft = initial.make(target)
+    width: float = target.dtype.itemsize
     if config.device_map:  # how much of it comes to this device is known once it is loaded
-        beside = 0.0
-    else:
-        width = (
-            QUANTIZATIONS[config.quantization].num_bytes
-            if config.quantization
-            else target.dtype.itemsize
-        )
-        beside = width * sum(weight.numel() for weight in target.parameters())
+        width = 0
+    elif config.quantization:
+        width = QUANTIZATIONS[config.quantization].num_bytes
+    target_bytes = width * target.num_parameters()
     # What its layers keep for the gradient comes on top; where that does not fit,
     # `errors.user_error` says what makes it smaller.
     state = trained_bytes(draft)
+    needed = state + target_bytes
     free = torch.cuda.mem_get_info(device)[0]
-    if state + beside > free:
+    if needed > free:
         raise UserError(
-            f"training the draft does not fit the GPU: at least {(state + beside) / GIB:.1f} GiB,"
-            f" of which {state / GIB:.1f} for its weights with gradients and the optimizer's state"
-            f" and {beside / GIB:.1f} for the target, but {free / GIB:.1f} GiB are free. Train a"
+            f"training the draft does not fit the GPU: at least {needed / GIB:.1f} GiB, of which"
+            f" {state / GIB:.1f} for its weights with gradients and the optimizer's state and"
+            f" {target_bytes / GIB:.1f} for the target, but {free / GIB:.1f} GiB are free. Train a"
             " smaller draft (init_layers=, or another model.draft=), or spread it with"
             " trainer.devices= and +trainer.strategy=fsdp2."
         )

@@ -93,9 +93,7 @@ class MuonAndAdamW(torch.optim.AdamW):
 
 
 def orthogonalized(matrix: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return a matrix (M, N) with singular values near 1 in place of its own, computed in `dtype`
-    (Newton-Schulz).
-    """
+    """Return a matrix (M, N) with singular values near 1, computed in `dtype` (Newton-Schulz)."""
     wide = matrix.shape[0] <= matrix.shape[1]
     x = (matrix if wide else matrix.T).to(dtype)
     x = x / x.norm().clamp_min(torch.finfo(torch.float32).tiny)

@@ -75,7 +75,7 @@ class Distillation(Training):
     init_layers: PositiveCount | tuple[Count, ...] | None = setting(
         None,
         "the target's layers that the draft begins with, [0,3,5], or how many, spread evenly; null:"
-        " it begins as it is",
+        " the pair's draft",
     )
     draft_vocabulary: PositiveCount | None = setting(
         None,

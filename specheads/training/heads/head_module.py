@@ -117,7 +117,7 @@ class HeadModule(CurveModule):
         for name, value in self._measured(logits, labels).items():
             head, metric = name.split("/")
             self.test_results[head][metric] = value
-        # What the heads know of the prompts that they learned from.
+        # On the prompts that the heads learned from.
         known, inputs, predicted = [], [], []
         for batch in islice(self.trainer.datamodule.batches("train", shared=False), TRAIN_BATCHES):
             batch = batch.to(self.device)

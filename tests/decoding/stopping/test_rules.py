@@ -143,29 +143,6 @@ def _read(state):
 
 
 @every_rule
-@pytest.mark.parametrize(
-    ("dtype", "batch"), [(torch.float32, 4), (torch.float64, 4), (torch.float32, 1)]
-)
-def test_states_keep_their_shapes_and_types(rule, dtype, batch):
-    def kinds(state):
-        return [(leaf.shape, leaf.dtype) for leaf in tree_leaves(state)]
-
-    generator = torch.Generator().manual_seed(1)
-    state = rule.start_prompt(batch, CPU)
-    expected = kinds(state)
-    assert all(shape[0] == batch for shape, _ in expected)
-    for _ in range(3):
-        for _ in range(3):
-            state, stop = rule.step(state, random_features(batch, generator, dtype))
-            assert (stop.shape, stop.dtype) == ((batch,), torch.bool)
-            assert kinds(state) == expected
-        state = rule.start_round(
-            rule.end_round(state, *torch.tensor([[3, 2, 0, 1], [3, 0, 0, 1]])[:, :batch])
-        )
-        assert kinds(state) == expected
-
-
-@every_rule
 @pytest.mark.parametrize("batch", [1, 2])
 def test_what_a_rule_remembers_is_on_the_device_of_its_features(rule, batch):
     """On "meta", where a tensor that is made elsewhere is refused, as one on the CPU next to a

@@ -1,5 +1,5 @@
-"""What rules are built from: defaults, refusals in full, compile keys, labels, and the device that
-they compute on.
+"""What rules are built from: defaults, refusals in full, compile keys, and the device that they
+compute on.
 """
 
 import pytest
@@ -12,7 +12,7 @@ from specheads.decoding.rounds import VerifyStep
 from specheads.decoding.step_inputs import DraftMemory
 from specheads.decoding.verification import SyntheticVerification
 from specheads.pair.config import config_folder
-from specheads.papers import BiasedVerification, BigLittle, JointVerification
+from specheads.papers import BiasedVerification
 from specheads.papers.trees.verification import Draft, TreeBlock, TreeVerification
 
 # By name: other settings than the defaults.
@@ -70,30 +70,6 @@ def test_rules_are_compiled_together_only_if_they_decide_alike():
             "verification.mode=best must be one of 'opt' or 'uno'; it is what follows a rejection.",
         ),
         (
-            lambda: BigLittle(fallback=-1),
-            (
-                "verification.fallback=-1 must be a number from 0 to 1; it is a probability under"
-                " the draft, for example 0.9."
-            ),
-        ),
-        (
-            lambda: BigLittle(rollback=-1),
-            (
-                "verification.rollback=-1 must be a finite number of at least 0; "
-                "it is a negative log-likelihood in nats, for example 2."
-            ),
-        ),
-        (
-            lambda: BigLittle(max_tokens=0),
-            "verification.max_tokens=0 must be a positive integer; "
-            + "it is the longest draft of the stopping rule that belongs to it.",
-        ),
-        (
-            lambda: JointVerification(1.5),
-            "verification.threshold=1.5 must be a number from 0 to 1; "
-            + "it is what the joint ratio must exceed, for example 0.1.",
-        ),
-        (
             lambda: SyntheticVerification(2),
             "verification.rate=2 must be a number from 0 to 1; "
             + "it is the probability that a drafted token is accepted, for example 0.8.",
@@ -104,23 +80,6 @@ def test_refusals_name_the_setting_its_value_and_what_it_is(make, message):
     with pytest.raises(UserError) as raised:
         make()
     assert str(raised.value) == message
-
-
-def test_verification_steps_compute_on_their_device():
-    memory = DraftMemory(4, 5, torch.float32, META)
-    for name in ("token", "block"):
-        uniforms = torch.empty(2, 2, device=META)
-        lengths = torch.empty(2, dtype=torch.long, device=META)
-        packed = VerifyStep(Warp(), RULES[name](), memory).decide(
-            *chain_on(META), uniforms, lengths
-        )
-        assert packed.shape == (2, 4 + 3) and packed.device == META
-
-
-def chain_on(device):
-    """Two drafted chains of three tokens over five, without numbers."""
-    draft, target = (torch.empty(2, count, 5, device=device) for count in (3, 4))
-    return torch.empty(2, 3, dtype=torch.long, device=device), draft, target
 
 
 @pytest.mark.parametrize(

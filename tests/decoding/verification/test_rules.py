@@ -227,26 +227,6 @@ def test_a_million_samples_follow_the_distribution(distribution_of):
             )
 
 
-@pytest.mark.parametrize("distribution_of", DISTRIBUTIONS.values(), ids=DISTRIBUTIONS)
-def test_rows_of_different_lengths_are_verified_as_if_each_were_alone(distribution_of):
-    block = random_block(300, 4, 5)
-    lengths = torch.arange(300) % 5
-    numbers = torch.rand(2, 300, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
-    num_accepted, next_token = distribution_of(
-        Block.of(block.tokens, block.draft_probs, block.target_probs, lengths)
-    ).decide(*numbers)
-    for row, length in enumerate(lengths.tolist()):
-        one = slice(row, row + 1)
-        alone = Block.of(
-            block.tokens[one, :length],
-            block.draft_probs[one, :length],
-            block.target_probs[one, : length + 1],
-        )
-        expected = distribution_of(alone).decide(*numbers[:, one])
-        assert (num_accepted[row], next_token[row]) == expected
-    assert (num_accepted <= lengths).all() and (num_accepted < lengths).any()
-
-
 @pytest.mark.parametrize("rule", [*RULES[2:], SyntheticVerification(0.6)], **named)
 def test_a_million_samples_of_lossy_rules_follow_their_distributions(rule):
     block = random_block(1, 3, 4, seed=11, dtype=torch.float64, spread=1.0)

@@ -2,12 +2,11 @@
 
 import copy
 
-import lightning as L
 import numpy as np
 import pytest
 import torch
 from fakes import tiny_pair
-from lightning.pytorch.loggers import CSVLogger
+from training_runs import KillAt, Killed, curves_of, quiet_trainer, with_curves
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 from specheads import Warp
@@ -52,20 +51,8 @@ def splits(stored=None):
 
 
 def fit(module, data, folder, epochs=EPOCHS, callbacks=(), earlier=None, **changes):
-    trainer = L.Trainer(
-        default_root_dir=folder,
-        max_epochs=epochs,
-        accelerator="cpu",
-        devices=1,
-        num_sanity_val_steps=0,
-        log_every_n_steps=1,
-        use_distributed_sampler=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        enable_checkpointing=False,
-        logger=CSVLogger(folder, name="csv", version=""),
-        callbacks=list(callbacks),
-        **changes,
+    trainer = quiet_trainer(
+        folder, epochs, callbacks=list(callbacks), **with_curves(folder), **changes
     )
     module.before = draft_quality(module.pair, data.splits["dev"], WARP, 3)
     trainer.fit(module, data, ckpt_path=earlier)
@@ -141,14 +128,6 @@ def test_stored_and_recomputed_distributions_train_alike(pair, tmp_path):
         torch.testing.assert_close(ours, theirs, atol=2e-3, rtol=0)
 
 
-def test_accumulated_batches_make_one_step(pair, tmp_path):
-    data = ResumableData(splits(), 2, seed=0, collate=list)
-    module = new_module(pair)
-    trainer = fit(module, data, tmp_path, epochs=2, accumulate_grad_batches=2)
-    assert trainer.global_step == 4
-    assert [step for step, point in module.history if "train/loss" in point] == [0, 1, 2, 3]
-
-
 def norm_in_float64(norm, hidden):
     """What transformers computes in float32, where the rounding depends on the scale of the
     loss.
@@ -197,25 +176,6 @@ def test_a_step_is_that_of_all_its_tokens_in_one_batch(pair, tmp_path, monkeypat
 # --- killed and started again
 
 
-class Killed(BaseException):
-    pass
-
-
-class KillAt(L.Callback):
-    def __init__(self, moment):
-        self.moment = moment
-        self.count = 0
-
-    def tick(self, *args, **kwargs):
-        self.count += 1
-        if self.count == self.moment:
-            raise Killed
-
-    on_train_batch_start = on_before_optimizer_step = on_train_batch_end = on_validation_end = (
-        on_train_epoch_end
-    ) = tick
-
-
 def attempt(folder, moment=None, **changes):
     """One start of the same command.
 
@@ -240,16 +200,16 @@ def attempt(folder, moment=None, **changes):
     except Killed:
         return None
     weights = {name: weight.detach().clone() for name, weight in pair.draft.named_parameters()}
-    return module.history, weights, (folder / "csv" / "metrics.csv").read_text()
+    return module.history, weights, curves_of(folder)
 
 
-MOMENTS = EPOCHS * (3 * BATCHES + 2)
+MOMENTS = EPOCHS * (4 * BATCHES + 2)  # and of validation
 
 
 def test_a_run_that_is_killed_at_any_moment_is_resumed_to_the_same_numbers(tmp_path):
     whole = attempt(tmp_path / "whole")
     assert len(whole[0]) == 1 + EPOCHS * (BATCHES + 1) and "dev/overlap" in whole[0][0][1]
-    for moment in range(2, MOMENTS + 1, 3):
+    for moment in range(2, MOMENTS + 1, 5):
         folder = tmp_path / str(moment)
         assert attempt(folder, moment) is None
         history, weights, csv = attempt(folder)

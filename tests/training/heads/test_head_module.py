@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 import torch
 from lightning.pytorch.plugins.precision import MixedPrecision
+from training_runs import quiet_trainer
 
 from specheads.errors import UserError
 from specheads.heads.batch import collate
-from specheads.heads.head import HeadConfig, set_scale
+from specheads.heads.head import HeadConfig
 from specheads.heads.metrics import prediction_metrics
 from specheads.training.curve_module import cosine_after_warmup
 from specheads.training.heads.bank import HeadBank, HeadSpec
@@ -75,24 +76,6 @@ def new_module(nano, *specs, lr=1e-3):
     return HeadModule(HeadBank(list(specs), seed=0), nano.draft_lm, Optimizer(lr=lr))
 
 
-def trainer(tmp_path, max_epochs=3, **kwargs):
-    quiet = {
-        "logger": False,
-        "enable_checkpointing": False,
-        "enable_progress_bar": False,
-        "enable_model_summary": False,
-    }
-    settings = {
-        "accelerator": "cpu",
-        "devices": 1,
-        "num_sanity_val_steps": 0,
-        "use_distributed_sampler": False,
-    }
-    return L.Trainer(
-        max_epochs=max_epochs, default_root_dir=tmp_path, **{**quiet, **settings, **kwargs}
-    )
-
-
 @torch.no_grad()
 def predictions(module, data, split):
     """Logits (heads, N) and labels (N,) over a whole split."""
@@ -119,7 +102,7 @@ def test_training_lowers_the_loss_well_below_that_of_a_constant(nano, rows, tmp_
     module = new_module(nano, spec(nano, predicts, depth=1), lr=3e-3)
     data = data_of(rows, predicts)
     before = loss(module, data)[0]
-    trainer(tmp_path, max_epochs=15).fit(module, data)
+    quiet_trainer(tmp_path, max_epochs=15).fit(module, data)
     logits, labels = predictions(module, data, "train")
     share = labels.mean()
     constant = -(share * share.log() + (1 - share) * (1 - share).log()).item()
@@ -133,7 +116,7 @@ def test_the_draft_is_neither_trained_nor_part_of_the_module_or_its_checkpoint(
 ):
     before = {name: value.clone() for name, value in nano.draft.state_dict().items()}
     module = new_module(nano, spec(nano, depth=1))
-    fit = trainer(tmp_path, max_epochs=1)
+    fit = quiet_trainer(tmp_path, max_epochs=1)
     fit.fit(module, data_of(rows, "next_token"))
     assert all(torch.equal(value, before[name]) for name, value in nano.draft.state_dict().items())
     assert not any(p.requires_grad or p.grad is not None for p in nano.draft.parameters())
@@ -152,81 +135,15 @@ def test_the_draft_is_neither_trained_nor_part_of_the_module_or_its_checkpoint(
 
 def test_every_epoch_mixes_again_and_validation_never_changes(nano, rows, tmp_path):
     data = data_of(rows, "input_token")
-    trainer(tmp_path, max_epochs=3).fit(new_module(nano, spec(nano, "input_token", depth=0)), data)
+    quiet_trainer(tmp_path, max_epochs=3).fit(
+        new_module(nano, spec(nano, "input_token", depth=0)), data
+    )
     train = data.splits["train"].keys
     dev = data.splits["dev"].keys
     assert [epoch for epoch, _ in train] == [0] * NUM_ROWS + [1] * NUM_ROWS + [2] * NUM_ROWS
     orders = [tuple(row for epoch, row in train if epoch == number) for number in range(3)]
     assert all(sorted(order) == list(range(NUM_ROWS)) for order in orders) and len(set(orders)) == 3
     assert dev == [(0, row) for row in range(5)] * 3
-
-
-@pytest.mark.parametrize("predicts", KINDS)
-def test_heads_of_a_bank_learn_the_same_as_alone(nano, rows, tmp_path, predicts):
-    specs = [spec(nano, predicts, "linear", depth=0), spec(nano, predicts, "deep", 6.0, depth=2)]
-    clip = {"gradient_clip_val": 0.1}  # each head's own norm
-    together = new_module(nano, *specs)
-    start = weights_of(together)
-    trainer(tmp_path, **clip).fit(together, data_of(rows, predicts))
-    actual = weights_of(together)
-    for head_spec in specs:
-        alone = new_module(nano, head_spec)
-        trainer(tmp_path, **clip).fit(alone, data_of(rows, predicts))
-        expected = weights_of(alone)[head_spec.name]
-        for name, value in expected.items():
-            torch.testing.assert_close(actual[head_spec.name][name], value, atol=1e-6, rtol=0)
-        moved = [
-            (value - start[head_spec.name][name]).abs().max().item()
-            for name, value in expected.items()
-            if "input_" not in name
-        ]
-        assert max(moved) > 1e-3  # a thousand times what may differ
-
-
-def weights_of(module):
-    """The tensors of each head by its name."""
-    return {
-        name: {key: value.clone() for key, value in head.state_dict().items()}
-        for name, head in module.bank.heads.items()
-    }
-
-
-def test_a_heads_start_does_not_depend_on_its_neighbours(nano):
-    alone = HeadBank([spec(nano, name="b", depth=2)], seed=4).heads["b"].state_dict()
-    in_bank = (
-        HeadBank([spec(nano, name="a", depth=3), spec(nano, name="b", depth=2)], seed=4)
-        .heads["b"]
-        .state_dict()
-    )
-    assert alone.keys() == in_bank.keys() and all(
-        torch.equal(value, in_bank[name]) for name, value in alone.items()
-    )
-    other = HeadBank([spec(nano, name="b", depth=2)], seed=5).heads["b"].state_dict()
-    assert not torch.equal(other["readout.weight"], alone["readout.weight"])
-
-
-def test_making_a_bank_leaves_the_global_random_state_alone(nano):
-    torch.manual_seed(0)
-    expected = torch.rand(3)
-    torch.manual_seed(0)
-    HeadBank([spec(nano)], seed=4)
-    assert torch.equal(torch.rand(3), expected)
-
-
-def test_the_training_loss_is_divided_by_the_weights_of_its_batch(nano, rows, tmp_path):
-    module = new_module(nano, spec(nano, reject_weight=6.0, depth=0))
-    data = data_of(rows, "next_token", batch_size=NUM_ROWS)
-    fit = trainer(tmp_path, max_epochs=1, limit_val_batches=0)
-    fit.fit(module, data)
-    fresh = new_module(nano, spec(nano, reject_weight=6.0, depth=0))
-    head = fresh.bank.heads["head"]
-    batch = next(iter(data.batches("train", shuffle=True)))
-    features = fresh.features(batch)
-    set_scale(head, head.assemble(fresh.features(next(iter(data.batches("train"))))))
-    sums, weights = fresh.bank.losses(fresh.bank(features), batch.label)
-    assert fit.callback_metrics["train/head/loss"].item() == pytest.approx(
-        (sums / weights).item(), rel=1e-5
-    )
 
 
 def test_a_batch_without_labels_does_not_spoil_the_head(nano, rows, tmp_path):
@@ -239,7 +156,7 @@ def test_a_batch_without_labels_does_not_spoil_the_head(nano, rows, tmp_path):
     sizes = [len(batch.label) for batch in data.batches("train", shuffle=True)]
     assert 0 in sizes and 1 in sizes
     module = new_module(nano, spec(nano, "input_token", depth=1))
-    trainer(tmp_path, max_epochs=1, limit_val_batches=0).fit(module, data)
+    quiet_trainer(tmp_path, max_epochs=1, limit_val_batches=0).fit(module, data)
     assert all(value.isfinite().all() for value in parameters(module).values())
 
 
@@ -279,7 +196,7 @@ def descend(module, data, folder, num_batches, clip, **settings):
         "limit_val_batches": 0,
         "log_every_n_steps": 1,
     }
-    trainer(folder, max_epochs=1, callbacks=[Copy()], **settings).fit(module, data)
+    quiet_trainer(folder, 1, callbacks=[Copy()], **settings).fit(module, data)
     return next(iter(before), None)
 
 
@@ -303,9 +220,16 @@ def stepped(module, bank, data, steps, clip):
     return logged
 
 
-@pytest.mark.parametrize("predicts", KINDS)
-@pytest.mark.parametrize("empty", [False, True], ids=["", "first-empty"])
-@pytest.mark.parametrize(("clip", "plugins"), [(None, None), (0.05, None), (0.05, "scaled")])
+@pytest.mark.parametrize(
+    ("predicts", "empty", "clip", "plugins"),
+    [
+        ("next_token", False, None, None),
+        ("next_token", True, 0.05, None),
+        ("input_token", True, None, None),
+        ("input_token", False, 0.05, None),
+        ("next_token", False, 0.05, "scaled"),
+    ],
+)
 def test_a_step_of_several_batches_is_that_of_one_large_batch(
     nano64, rows, tmp_path, predicts, empty, clip, plugins
 ):
@@ -373,42 +297,19 @@ def test_processes_and_batches_of_a_step_are_one_large_batch(nano64, rows, tmp_p
 # --- scale of the inputs
 
 
-def test_training_a_lookahead_head_fixes_the_scale_of_its_inputs(nano, rows, tmp_path):
+def test_the_scale_of_inputs_is_fixed_for_look_ahead_heads_alone(nano, rows, tmp_path):
     module = new_module(nano, spec(nano, depth=0))
     data = data_of(rows, "next_token")
-    trainer(tmp_path, max_epochs=1).fit(module, data)
+    quiet_trainer(tmp_path, 1).fit(module, data)
     head = module.bank.heads["head"]
     features = [module.features(batch) for batch in data.batches("train")]
     inputs = torch.cat([head.assemble(part) for part in features])
     torch.testing.assert_close(head.input_mean, inputs.mean(dim=0))
     torch.testing.assert_close(head.input_scale, 1 / inputs.std(dim=0))
-
-
-def test_training_the_papers_head_reads_the_hidden_state_as_it_is(nano, rows, tmp_path):
     module = new_module(nano, spec(nano, "input_token", depth=0))
-    trainer(tmp_path, max_epochs=1).fit(module, data_of(rows, "input_token"))
+    quiet_trainer(tmp_path, 1).fit(module, data_of(rows, "input_token"))
     head = module.bank.heads["head"]
     assert not head.input_mean.any() and (head.input_scale == 1).all()
-
-
-def test_a_resumed_run_ends_like_an_uninterrupted_one(nano, rows, tmp_path):
-    class Save(L.Callback):
-        def on_train_epoch_end(self, trainer, module):
-            trainer.save_checkpoint(tmp_path / f"{trainer.current_epoch}.ckpt")
-
-    straight = new_module(nano, spec(nano, depth=1))
-    trainer(tmp_path, max_epochs=4, callbacks=[Save()]).fit(straight, data_of(rows, "next_token"))
-    resumed = new_module(nano, spec(nano, depth=1))
-    data = data_of(rows, "next_token")
-    trainer(tmp_path, max_epochs=4).fit(
-        resumed, data, ckpt_path=tmp_path / "1.ckpt", weights_only=False
-    )
-    assert {epoch for epoch, _ in data.splits["train"].keys} == {
-        2,
-        3,
-    }  # nothing was read to fix the scale again
-    for name, value in parameters(straight).items():
-        torch.testing.assert_close(parameters(resumed)[name], value, atol=1e-6, rtol=0)
 
 
 # --- metrics
@@ -418,7 +319,7 @@ def test_dev_metrics_are_those_of_all_dev_positions_together(nano, rows, tmp_pat
     specs = [spec(nano, name="one", depth=0), spec(nano, name="six", reject_weight=6.0, depth=1)]
     module = new_module(nano, *specs)
     data = data_of(rows, "next_token", batch_size=2)
-    fit = trainer(tmp_path, max_epochs=2)
+    fit = quiet_trainer(tmp_path, max_epochs=2)
     fit.fit(module, data)
     logits, labels = predictions(module, data, "dev")
     expected = {
@@ -441,7 +342,7 @@ def test_dev_metrics_are_those_of_all_dev_positions_together(nano, rows, tmp_pat
 def test_the_test_compares_heads_with_rules_without_a_head(nano, rows, tmp_path, predicts):
     module = new_module(nano, spec(nano, predicts, depth=0))
     data = data_of(rows, predicts)
-    fit = trainer(tmp_path, max_epochs=1)
+    fit = quiet_trainer(tmp_path, max_epochs=1)
     fit.fit(module, data)
     fit.test(module, data, verbose=False)
     logits, labels = predictions(module, data, "test")
@@ -519,7 +420,7 @@ def test_the_optimizer_follows_the_rate_step_by_step_to_zero(nano, rows, tmp_pat
             rates.append(trainer.optimizers[0].param_groups[0]["lr"])
 
     module = new_module(nano, spec(nano, "input_token", depth=0), lr=0.01)
-    fit = trainer(tmp_path, max_epochs=3, callbacks=[Watch()])
+    fit = quiet_trainer(tmp_path, max_epochs=3, callbacks=[Watch()])
     fit.fit(module, data_of(rows, "input_token"))
     assert rates == pytest.approx([0.01 * cosine_after_warmup(9, 0.03)(step) for step in range(9)])
     assert fit.optimizers[0].param_groups[0]["lr"] == 0

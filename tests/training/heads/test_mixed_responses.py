@@ -1,10 +1,8 @@
-"""Samples per epoch, and what a head costs."""
+"""Each epoch takes the next sample of a row."""
 
 import numpy as np
 import pytest
-import torch
 
-from specheads.heads.head import AcceptanceHead, HeadConfig
 from specheads.training.heads.mixed_responses import MixedResponses
 
 
@@ -42,23 +40,3 @@ def test_a_text_is_mixed_differently_in_every_epoch():
     assert (data[0, 1]["tokens"] != data[3, 1]["tokens"]).any()
     for name in ("tokens", "index", "drafted"):
         assert (data[3, 1][name] == again[3, 1][name]).all()
-
-
-@pytest.mark.parametrize(
-    ("name", "hidden_size", "forward"),
-    [
-        # Multiply-adds of a draft forward: weights outside the input embedding, from the models'
-        # own configs.
-        ("Llama 68M", 768, 2 * (4 * 768**2 + 3 * 768 * 3072) + 768 * 32_000),
-        (
-            "TinyLlama 1.1B",
-            2048,
-            22 * (2 * 2048**2 + 2 * 2048 * 256 + 3 * 2048 * 5632) + 2048 * 32_000,
-        ),
-        ("Llama 2 7B", 4096, 32 * (4 * 4096**2 + 3 * 4096 * 11_008) + 4096 * 32_000),
-    ],
-)
-def test_a_head_stays_under_two_percent_of_a_wide_drafts_forward(name, hidden_size, forward):
-    with torch.device("meta"):
-        head = AcceptanceHead(HeadConfig(hidden_size))
-    assert sum(p.numel() for p in head.parameters() if p.dim() == 2) < 0.02 * forward
