@@ -6,9 +6,9 @@ from rich.console import Console
 
 from specheads.decoding.step_times import VERIFIED
 from specheads.evaluation.conclusions import change, information_text, percent, times
+from specheads.evaluation.presentation import write_page
 from specheads.evaluation.probe.prediction import BETTER, MORE_OVERLAP, Option, head_name
 from specheads.evaluation.probe.probe import Probed
-from specheads.evaluation.reporting import write_page
 from specheads.evaluation.tables import estimate_cell, table_of
 from specheads.table import Cell, Table, print_table
 
