@@ -166,7 +166,7 @@ def test_without_timed_steps_counted_costs_are_named():
     found = replayed_verdict("head_threshold")
     assert found.rests_on == (
         "Replayed at ratio 10 on 7 prompts of set 0, chosen on dev prompts; verifying more tokens"
-        " costs nothing."
+        " is free."
     )
     assert not found.decoded
 
