@@ -20,7 +20,9 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from transformers import PreTrainedTokenizerBase
 
-from specheads.data_gen.rows import (
+from specheads.data_gen.server_runner import server_responses
+from specheads.data_gen.settings import RESPONSE_LIMITS, DataGeneration, OwnPrompts
+from specheads.data_gen.shard_rows import (
     LABELS,
     Shard,
     elements_at_once,
@@ -30,8 +32,6 @@ from specheads.data_gen.rows import (
     response_rows,
     warp_of,
 )
-from specheads.data_gen.server_runner import server_responses
-from specheads.data_gen.settings import RESPONSE_LIMITS, DataGeneration, OwnPrompts
 from specheads.data_gen.vllm_runner import responses_provenance, vllm_responses
 from specheads.decoding.engine import bulk_operations
 from specheads.decoding.responses import Responder, Response

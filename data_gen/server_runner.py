@@ -20,13 +20,13 @@ from typing import Any, NamedTuple, TypeVar
 
 import torch
 
-from specheads.data_gen.rows import Shard, states_before, uniforms_of, warp_of
 from specheads.data_gen.settings import DataGeneration
+from specheads.data_gen.shard_rows import Shard, uniforms_of, warp_of
 from specheads.data_gen.vllm_runner import sampling_params
 from specheads.decoding.responses import Response
 from specheads.errors import UserError
-from specheads.pair.padding import right_padded
 from specheads.pair.pair import Pair
+from specheads.pair.reading import GivenTexts, states_of
 from specheads.pair.sampling import Warp
 from specheads.storage.journal import Journal
 from specheads.storage.shards import ShardStore
@@ -281,13 +281,11 @@ def check_target(pair: Pair, server: Server, prompts: Sequence[Sequence[int]]) -
     """
     params = sampling_params(pair, Warp(0.0), COMPARED_TOKENS, 0.0, SEEDS)
     made = [(list(ids), server.complete(ids, params)) for ids in prompts]
-    texts = list[list[int]]()
-    where = list[tuple[int, int]]()
+    responses = list[list[int]]()
     served = list[float]()
-    for row, (ids, answer) in enumerate(made):
+    for _, answer in made:
         told = list(zip(answer.ids, answer.logprobs, strict=False))
-        where += [(row, len(ids) + place) for place in range(len(told))]
-        texts.append([*ids, *(min(token, pair.vocab_size - 1) for token, _ in told)])
+        responses.append([min(token, pair.vocab_size - 1) for token, _ in told])
         served += [logprob for _, logprob in told]
     if not served:
         logger.warning(
@@ -295,12 +293,10 @@ def check_target(pair: Pair, server: Server, prompts: Sequence[Sequence[int]]) -
             pair.target_id,
         )
         return 0.0
-    tokens = right_padded(texts)
-    (rows, index) = torch.tensor(where).T
-    logits = pair.target_lm.logits(states_before(pair.target_lm, tokens, rows, index))
-    ours = (
-        logits.log_softmax(-1).gather(1, tokens[rows, index].to(logits.device)[:, None])[:, 0].cpu()
-    )
+    texts = GivenTexts.with_responses([ids for ids, _ in made], responses)
+    logits = pair.target_lm.logits(states_of(pair.target_lm, texts))
+    predicted = texts.tokens[texts.row, texts.position + 1]
+    ours = logits.log_softmax(-1).gather(1, predicted.to(logits.device)[:, None])[:, 0].cpu()
     difference = float((ours - torch.tensor(served, dtype=ours.dtype)).abs().mean())
     text = (
         f"log-probabilities of {len(served)} greedy tokens of {server.model} at {server.url} differ"

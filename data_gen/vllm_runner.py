@@ -13,8 +13,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from specheads.data_gen.rows import Shard, uniforms_of, warp_of
 from specheads.data_gen.settings import DataGeneration
+from specheads.data_gen.shard_rows import Shard, uniforms_of, warp_of
 from specheads.decoding.responses import Response
 from specheads.errors import UserError
 from specheads.integrations.vllm_responses import lines_of

@@ -8,8 +8,8 @@ from inspect import getsource
 from sys import modules
 from typing import TYPE_CHECKING
 
-# The public names. Each is imported when it is first used, as `import specheads` should not take the
-# seconds that transformers, pydantic or lightning take; a decoder needs neither of the latter two.
+# The public names. Each is imported when it is first used, as `import specheads` should not take
+# the seconds of transformers, pydantic or lightning; a decoder needs neither of the latter two.
 if TYPE_CHECKING:
     from specheads.data_gen.run import generate_data
     from specheads.data_gen.settings import DataGeneration

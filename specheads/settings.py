@@ -5,8 +5,9 @@ sentence of help in one place.
 import dataclasses
 import math
 from collections.abc import Callable, Iterator, Mapping
-from functools import lru_cache, partial, reduce
+from functools import lru_cache, partial
 from pathlib import Path
+from types import UnionType
 from typing import TYPE_CHECKING, Annotated, Any, Self, TypeAlias, TypeVar, cast, get_args
 
 from pydantic import (
@@ -26,7 +27,7 @@ from specheads.errors import UserError
 if TYPE_CHECKING:
     from pydantic import GetCoreSchemaHandler
     from pydantic._internal._model_construction import ModelMetaclass
-    from pydantic_core import CoreSchema
+    from pydantic_core import CoreSchema, ErrorDetails
 else:
     ModelMetaclass = type(BaseModel)  # pydantic has no public name for it
 
@@ -35,21 +36,18 @@ _LARGEST_SEED = 2**32 - 1  # the largest that every random generator takes
 
 
 def number(
-    expected: str, holds: Callable[[float], bool] = lambda value: True, kind: Any = int | float
+    expected: str,
+    holds: Callable[[float], bool] = lambda value: True,
+    kind: "type[int] | UnionType" = int | float,
 ) -> PlainValidator:
-    """Return a check that keeps the value as it is: 0 and 0.0 are written differently into cache
-    keys.
-    """
+    """Return a check that does not convert the value: 0 and 0.0 differ in cache keys."""
 
-    def check(value: Any) -> Any:
-        if (
-            isinstance(value, bool)
-            or not isinstance(value, kind)
-            or not abs(value) < math.inf
-            or not holds(value)
-        ):
-            raise ValueError(f"must be {expected}")
-        return value
+    def check(value: object) -> float:
+        if isinstance(value, kind) and not isinstance(value, bool):
+            value = cast(float, value)
+            if abs(value) < math.inf and holds(value):
+                return value
+        raise ValueError(f"must be {expected}")
 
     return PlainValidator(check)
 
@@ -90,15 +88,16 @@ class _FromMapping:
     """
 
     def __get_pydantic_core_schema__(
-        self, source: Any, handler: "GetCoreSchemaHandler"
+        self, source: type, handler: "GetCoreSchemaHandler"
     ) -> "CoreSchema":
-        instance: Any = InstanceOf  # its argument is known only here
+        # Its argument is known only here.
+        instance = InstanceOf[source]  # type: ignore[valid-type]
         return handler.generate_schema(
-            Annotated[instance[source], BeforeValidator(partial(self.build, source))]
+            Annotated[instance, BeforeValidator(partial(self.build, source))]
         )
 
     @staticmethod
-    def build(kind: type, value: Any) -> Any:
+    def build(kind: type, value: object) -> object:
         """Return `value`, or an instance of `kind` with the arguments in it.
 
         Raises ValueError for an unknown argument.
@@ -114,7 +113,7 @@ class _FromMapping:
 Built = Annotated[T, _FromMapping()]  # Built[Warp] is the type of fields that hold a Warp
 
 
-_AS_DEFAULT: Any = object()  # the value of a config is the default of the field
+_AS_DEFAULT = object()  # the value of a config is the default of the field
 
 
 def setting(
@@ -168,9 +167,8 @@ class Settings(BaseModel, metaclass=_Checked):
 
     def values(self) -> dict[str, Any]:
         """Return the values by the names of the fields."""
-        return {name: getattr(self, name) for name in type(self).model_fields} | dict(
-            self.model_extra or {}
-        )
+        values = {name: getattr(self, name) for name in type(self).model_fields}
+        return values | (self.model_extra or {})
 
 
 def config_folder() -> Path:
@@ -182,7 +180,7 @@ def config_folder() -> Path:
     return source_tree if (source_tree / "model").is_dir() else package / "conf"
 
 
-def argument(default: Any, meaning: str, kind: Any = None) -> Any:
+def argument(default: object, meaning: str, kind: object = None) -> Any:
     """Return a field of a plain dataclass, for `check_arguments` and `fields_of`.
 
     Args:
@@ -190,11 +188,13 @@ def argument(default: Any, meaning: str, kind: Any = None) -> Any:
         meaning: what it is, in a few words, with an example where that helps.
         kind: the type that it is checked for, if that is not its annotation.
     """
-    default = dataclasses.MISSING if default is ... else default
-    return dataclasses.field(default=default, metadata={"meaning": meaning, "kind": kind})
+    metadata = {"meaning": meaning, "kind": kind}
+    if default is ...:
+        return dataclasses.field(metadata=metadata)
+    return dataclasses.field(default=default, metadata=metadata)
 
 
-def check_arguments(of: Any, prefix: str = "") -> None:
+def check_arguments(of: object, prefix: str = "") -> None:
     """Raise UserError for an `argument` of a dataclass that is of another type.
 
     Other objects have none.
@@ -214,10 +214,8 @@ def fields_of(cls: type, prefix: str = "") -> dict[str, str]:
     sentences of help.
     """
     if not issubclass(cls, Settings):
-        return {
-            _joined(prefix, each.name): each.metadata.get("meaning", "")
-            for each in dataclasses.fields(cast(Any, cls))
-        }
+        fields = getattr(cls, "__dataclass_fields__")  # noqa: B009
+        return {_joined(prefix, name): fields[name].metadata.get("meaning", "") for name in fields}
     keys: dict[str, str] = {}
     for name, field in cls.model_fields.items():
         keys[key := _joined(prefix, key_of(name, field))] = field.description or ""
@@ -226,31 +224,32 @@ def fields_of(cls: type, prefix: str = "") -> dict[str, str]:
     return keys
 
 
-def config_of(settings: "type[Settings] | Settings") -> dict[str, Any]:
+def config_of(settings: "type[Settings] | Settings") -> dict[str, object]:
     """Return the defaults of a class of settings, or an instance's values, nested as in a config,
     without strategies' objects.
     """
-    values: dict[str, Any] = {}
-    for name, field in (
-        settings if isinstance(settings, type) else type(settings)
-    ).model_fields.items():
+    values: dict[str, object] = {}
+    cls = settings if isinstance(settings, type) else type(settings)
+    for name, field in cls.model_fields.items():
         value = _extra(field)["config"]
-        if value is _AS_DEFAULT:
-            value = (
-                field.get_default(call_default_factory=True)
-                if isinstance(settings, type)
-                else getattr(settings, name)
-            )
-        *groups, last = key_of(name, field).split(".")
-        if (plain := _as_config(value)) is not _NOT_PLAIN:
-            reduce(lambda node, group: node.setdefault(group, {}), groups, values)[last] = plain
+        if value is _AS_DEFAULT and isinstance(settings, type):
+            value = field.get_default(call_default_factory=True)
+        elif value is _AS_DEFAULT:
+            value = getattr(settings, name)
+        plain = _as_config(value)
+        if plain is not _NOT_PLAIN:
+            *groups, last = key_of(name, field).split(".")
+            node: dict[str, Any] = values
+            for group in groups:
+                node = node.setdefault(group, {})
+            node[last] = plain
     return values
 
 
-_NOT_PLAIN: Any = object()
+_NOT_PLAIN = object()
 
 
-def _as_config(value: Any) -> Any:
+def _as_config(value: object) -> object:
     if isinstance(value, Settings):
         return config_of(value)
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
@@ -265,32 +264,34 @@ def key_of(name: str, field: FieldInfo) -> str:
     return _extra(field).get("key") or name
 
 
-def cache_key(settings: Settings, prefix: str = "") -> dict[str, Any]:
+def cache_key(settings: Settings, prefix: str = "") -> dict[str, object]:
     """Return the values that decide results by their keys, those of nested settings too."""
-    values: dict[str, Any] = {}
+    values: dict[str, object] = {}
     for name, field in type(settings).model_fields.items():
         if not _extra(field).get("decides", True):
             continue
         key = _joined(prefix, key_of(name, field))
         value = getattr(settings, name)
-        values |= cache_key(value, key) if isinstance(value, Settings) else {key: _plain(value)}
-    return values | {
-        _joined(prefix, name): _plain(value) for name, value in (settings.model_extra or {}).items()
-    }
+        if isinstance(value, Settings):
+            values |= cache_key(value, key)
+        else:
+            values[key] = _plain(value)
+    for name, value in (settings.model_extra or {}).items():
+        values[_joined(prefix, name)] = _plain(value)
+    return values
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: object) -> object:
     """Return a value.
 
     For an object, such as a strategy, a text of its class and of its attributes with plain values.
     """
     if isinstance(value, bool | int | float | str | list | tuple | Mapping | None):
         return value
-    attributes = {
-        name: each
-        for name, each in vars(value).items()
-        if isinstance(each, bool | int | float | str | None)
-    }
+    attributes = {}
+    for name, each in vars(value).items():
+        if isinstance(each, bool | int | float | str | None):
+            attributes[name] = each
     return f"{type(value).__module__}.{type(value).__qualname__}({attributes})"
 
 
@@ -316,9 +317,8 @@ def _message_of(error: ValidationError, cls: type[Settings]) -> str:
     """
     errors = error.errors(include_url=False)
     same_field = [each for each in errors if each["loc"][:1] == errors[0]["loc"][:1]]
-    first = max(
-        same_field, key=lambda each: len(each["loc"])
-    )  # the closest one of the types of a union
+    # The closest one of the types of a union.
+    first = max(same_field, key=lambda each: len(each["loc"]))
     kind = first["type"]
     context = first.get("ctx", {})
     if isinstance(cause := context.get("error"), UserError):
@@ -329,14 +329,8 @@ def _message_of(error: ValidationError, cls: type[Settings]) -> str:
         if isinstance(part, str) and part in cls.model_fields:
             field = cls.model_fields[part]
             keys.append(key_of(part, field))
-            cls = next(
-                (
-                    nested
-                    for nested in _classes_in(field.annotation)
-                    if issubclass(nested, Settings)
-                ),
-                cls,
-            )
+            nested = [each for each in _classes_in(field.annotation) if issubclass(each, Settings)]
+            cls = nested[0] if nested else cls
     key = ".".join(keys)
     value = shown(first["input"])
     if kind == "extra_forbidden":
@@ -353,7 +347,7 @@ def _message_of(error: ValidationError, cls: type[Settings]) -> str:
     return f"{key}={value} {expected}{about}." if key else f"{expected}."
 
 
-def check(name: str, value: object, kind: Any, meaning: str = "") -> None:
+def check(name: str, value: object, kind: object, meaning: str = "") -> None:
     """Raise UserError unless a value is of a type that fields of settings have.
 
     `meaning` says what it is, with an example.
@@ -370,7 +364,7 @@ def check(name: str, value: object, kind: Any, meaning: str = "") -> None:
 _adapter = lru_cache(TypeAdapter)  # making one takes longer than what is checked
 
 
-def _expected(mistake: Mapping[str, Any]) -> str:
+def _expected(mistake: "ErrorDetails") -> str:
     kind = mistake["type"]
     message = mistake["msg"]
     return (
@@ -380,7 +374,7 @@ def _expected(mistake: Mapping[str, Any]) -> str:
     )
 
 
-def _classes_in(annotation: Any) -> Iterator[type]:
+def _classes_in(annotation: object) -> Iterator[type]:
     """Yield the classes of settings and the plain dataclasses in an annotation, such as
     `Calibration | None`.
     """
@@ -400,10 +394,10 @@ def _joined(prefix: str, key: str) -> str:
     return f"{prefix}.{key}" if prefix else key
 
 
-def shown(value: Any) -> str:
+def shown(value: object) -> str:
     """Return a value as the command line has it."""
     if value is None or isinstance(value, bool):
-        return {None: "null", True: "true", False: "false"}[value]
+        return "null" if value is None else str(value).lower()
     if isinstance(value, list | tuple):
         return f"[{','.join(map(shown, value))}]"
     return str(value)

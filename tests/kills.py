@@ -1,7 +1,7 @@
 """Kill every command that writes at random moments, start it again, and compare what it wrote with
 an undisturbed run.
 
-    python -m tests.kills [--kills 4] [--commands train evaluate] [--signal KILL] [--folder outputs/kills]
+    python -m tests.kills [--kills 4] [--commands train evaluate] [--signal KILL] [--folder F]
 
 Each trial runs one command in a folder of its own, sends it the signal at a moment drawn uniformly
 from its work, and runs the same command again. Two undisturbed runs are compared first: what

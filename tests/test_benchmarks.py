@@ -5,7 +5,6 @@ it.
 import json
 import re
 import shutil
-from argparse import ArgumentParser
 from importlib.util import find_spec
 
 import pytest
@@ -17,12 +16,8 @@ from benchmarks.render import (
     DOCUMENTS,
     RESULTS,
     ROOT,
-    RenderError,
     _machine_text,
-    _table_lines,
-    cell,
     main,
-    render,
     source,
     update,
 )
@@ -30,7 +25,6 @@ from benchmarks.results import (
     Column,
     Table,
     _without_folders,
-    add_keep_option,
     prompt_record,
     write_result,
 )
@@ -157,43 +151,6 @@ def test_rendered_documents_pass_the_check(tmp_path):
     )
 
 
-@pytest.mark.parametrize(
-    ("value", "form", "text"),
-    [
-        (None, "fixed", ""),
-        ("auto", "fixed", "auto"),
-        (2047, None, "2,047"),
-        (0.1, None, "0.1"),
-        (2047.4, "fixed:0", "2,047"),
-        (0.0044, "signed_percent", "+0.4 %"),
-        (-0.0001, "signed_percent", "+0.0 %"),
-        (0.00053, "ms", "0.53 ms"),
-        (1.417, "ratio", "1.42x"),
-        ({"value": 0.044, "low": -0.01, "high": 0.072}, "signed_percent", "+4.4 % [-1.0, +7.2]"),
-    ],
-)
-def test_formats(value, form, text):
-    assert cell(value, form) == text
-
-
-def test_mistakes_get_a_message(tmp_path):
-    write_result(
-        "made",
-        [Table("up", "Up", [Column("a")], [[1]])],
-        "specheads train",
-        keep="made",
-        folder=tmp_path,
-    )
-    with pytest.raises(RenderError, match="no result 'other'.* made"):
-        render("<!-- table: other/up -->\n<!-- end -->", tmp_path)
-    with pytest.raises(RenderError, match="no table 'down'; it has up"):
-        _table_lines(tmp_path, "made", "down")
-    with pytest.raises(RenderError, match="'pounds' is not known"):
-        Table("up", "Up", [Column("a", "pounds")], [])
-    with pytest.raises(ValueError, match="2 values for 1 columns"):
-        Table("up", "Up", [Column("a")], [[1, 2]])
-
-
 def test_results_say_where_they_come_from(tmp_path):
     prompts = prompt_record(["b", "a"])
     assert (
@@ -227,19 +184,6 @@ def test_results_say_where_they_come_from(tmp_path):
         " One.</sub>"
     )
     assert content["machine"]["cpu"] in _machine_text(content["machine"])
-
-
-def test_a_result_that_is_not_kept_touches_none_that_is(tmp_path, monkeypatch):
-    monkeypatch.setattr(benchmark_results, "OUTPUTS", tmp_path / "outputs")
-    parser = ArgumentParser()
-    add_keep_option(parser, "made")
-    assert [
-        parser.parse_args(words).keep for words in ([], ["--keep"], ["--keep", "made_mini"])
-    ] == [None, "made", "made_mini"]
-    path = write_result(
-        "made", [Table("up", "Up", [Column("a")], [[1]])], folder=tmp_path / "results"
-    )
-    assert path == tmp_path / "outputs" / "made.json" and not (tmp_path / "results").exists()
 
 
 def test_recorded_commands_have_no_local_folders(monkeypatch):

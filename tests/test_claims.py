@@ -1,4 +1,4 @@
-"""The page of claims: it follows from the runs, names every item, and costs come from arithmetic."""
+"""The page of claims: it follows from the runs, names every item, and costs are computed."""
 
 import importlib
 
@@ -32,7 +32,7 @@ def test_every_item_has_a_row_and_counts_add_up():
 
 @pytest.mark.parametrize("how", ["theory", "experiment", "large", "unavailable", "text"])
 def test_items_name_what_exists(how):
-    """Functions that compute a theorem, choices of an experiment, and published numbers' sources."""
+    """Functions that compute a theorem, choices of an experiment, sources of published numbers."""
     items = [item for item in ITEMS if item["how"] == how]
     assert items
     for item in items:

@@ -124,15 +124,6 @@ def test_defaults_of_a_class_are_those_of_the_configs(name, cls):
         assert {f"{group}.{name}" for name in plain(OmegaConf.select(cfg, group)) or {}} <= keys
 
 
-def test_every_key_has_a_sentence_of_help():
-    assert not [
-        key
-        for cls in (HeadTraining, DataGeneration)
-        for key, text in fields_of(cls).items()
-        if not text
-    ]
-
-
 def test_nested_objects_of_the_trainer_are_instantiated():
     strategy = (
         "+trainer.strategy={_target_: lightning.pytorch.strategies.SingleDeviceStrategy, device:"
@@ -213,10 +204,6 @@ def test_the_papers_recipe_is_the_papers():
     evaluation = composed("evaluate")
     assert {2, 4, 6, 8, 10, 12, 14} <= set(evaluation.fixed_lengths)
     assert list(evaluation.thresholds) == ["auto", *(t / 10 for t in range(1, 10))]
-
-
-def test_a_data_set_on_the_command_line_wins_over_that_of_the_model():
-    assert composed("evaluate", ["data=alpaca"]).data.path == "tatsu-lab/alpaca"
 
 
 def argument_names(target):

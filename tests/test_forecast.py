@@ -46,21 +46,6 @@ def test_the_pace_is_that_of_the_last_half_and_ends_before_the_end(clock, caplog
     ]
 
 
-def test_two_seconds_are_a_pace_and_half_a_minute_is_silence(clock, caplog):
-    forecast = Forecast("decoding")
-    for now in (0.0, 2.0):
-        clock[0] = now
-        forecast.update(now, 10)
-    assert forecast.remaining(2, 10, 2.0) == "1.0 a second, about 0:00:08 to go"
-    with caplog.at_level(logging.INFO):
-        for now in (29.9, 30.0):
-            clock[0] = now
-            forecast.remind(2, 10)
-    assert [record.message for record in caplog.records] == [
-        "decoding: 2 of 10, 1.0 a second, about 0:00:00 to go"
-    ]
-
-
 def test_without_progress_there_is_no_forecast(clock, caplog):
     forecast = Forecast("decoding")
     with caplog.at_level(logging.INFO):
@@ -68,16 +53,6 @@ def test_without_progress_there_is_no_forecast(clock, caplog):
         clock[0] = 100.0
         forecast.update(0, 5)
     assert not caplog.records
-
-
-def test_the_bar_and_the_log_say_nothing_before_there_is_a_pace(clock, caplog, capsys):
-    """A first step that waits for a compiler says nothing of the others."""
-    with caplog.at_level(logging.INFO), progress("decoding", 1000) as advance:
-        for now in (120, 121, 126):
-            clock[0] = now
-            advance(1)
-    assert not caplog.records and "day" not in (shown := capsys.readouterr().out)
-    assert shown.splitlines()[-1].endswith("3/1000 about 1:23:05 to go")
 
 
 def test_a_phase_at_another_pace_is_soon_seen(clock, caplog):
@@ -91,38 +66,6 @@ def test_a_phase_at_another_pace_is_soon_seen(clock, caplog):
     assert last.startswith("predicting: 371 of 400, 1.0 a second") and last.endswith(
         "about 0:00:29 to go"
     )
-
-
-def test_silence_is_broken_after_half_a_minute_with_or_without_a_pace(clock, caplog):
-    forecast = Forecast("recording")
-    with caplog.at_level(logging.INFO):
-        for now in (10, 29, 31, 50, 62):
-            clock[0] = now
-            forecast.remind(0, 9)
-        for now, done in ((70, 1), (80, 3)):  # a pace of 5 seconds each, and a line with it
-            clock[0] = now
-            forecast.update(done, 9)
-        for now in (90, 112):  # nothing was done since then
-            clock[0] = now
-            forecast.remind(3, 9)
-    assert [record.message for record in caplog.records] == [
-        "recording: 0 of 9, 0:00:31 so far",
-        "recording: 0 of 9, 0:01:02 so far",
-        "recording: 3 of 9, 5.0 seconds each, about 0:00:30 to go",
-        "recording: 3 of 9, 5.0 seconds each, about 0:00:00 to go",
-    ]
-
-
-def test_what_is_left_may_change(clock, caplog):
-    with caplog.at_level(logging.INFO), progress("responses", 1000) as advance:
-        for now, left in ((1, 900), (11, 190), (51, 10)):
-            clock[0] = now
-            advance(10, left)
-    assert [record.message for record in caplog.records] == [
-        "responses: 20 of 210, 1.0 a second, about 0:03:10 to go",
-        "responses: 30 of 40, 4.0 seconds each, about 0:00:40 to go",
-    ]
-    assert not any("remind" in thread.name for thread in threading.enumerate())
 
 
 def test_a_thread_breaks_the_silence(caplog, monkeypatch):

@@ -5,11 +5,8 @@ import os
 import subprocess
 import sys
 
-import torch
-
 from benchmarks.gpu import __main__ as runner
 from benchmarks.render import ROOT
-from benchmarks.results import Column, Table
 from tests.integrations.test_light_imports import WITHOUT
 
 TABLES = {"round": ["steps", "rounds"], "data": ["data"]}
@@ -45,28 +42,3 @@ def test_every_table_and_every_goal_is_measured_without_training_libraries(tmp_p
     assert [row[0] for row in rounds] == ["fixed K=4", "fixed K=8", "head"] and all(
         row[2] > 1 for row in rounds
     )
-
-
-def test_a_script_that_fails_loses_no_other(tmp_path, capsys, monkeypatch):
-    def failing(setup, reached):
-        yield Table("first", "First", [Column("a")], [[1]])
-        raise RuntimeError("out of memory")
-
-    def whole(setup, reached):
-        reached["round"] = 1.1
-        yield Table("second", "Second", [Column("a")], [[1]])
-
-    monkeypatch.setattr("benchmarks.results.OUTPUTS", tmp_path)
-    monkeypatch.setattr(runner, "SCRIPTS", {"data": failing, "round": whole})
-    assert runner.main(["--device", "cpu", "--tiny"]) == 1
-    out = capsys.readouterr().out
-    assert "FAILED: data" in out and "FAILED: round" not in out
-    goals, *others = json.loads((tmp_path / "gpu.json").read_text())["tables"]
-    assert [table["key"] for table in others] == ["first", "second"]
-    assert [row[-1] for row in goals["rows"] if row[-1]] == [1.1]
-
-
-def test_limits_are_those_of_the_data_sheet(monkeypatch):
-    for name, sheet in (("NVIDIA H100 PCIe", "H100 PCIe"), ("NVIDIA H100 80GB HBM3", "H100")):
-        monkeypatch.setattr(torch.cuda, "get_device_name", lambda device, name=name: name)
-        assert runner.Machine(torch.device("cuda"), False).bandwidth == runner.DATA_SHEETS[sheet]

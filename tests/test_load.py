@@ -85,25 +85,6 @@ def test_others_keep_busy_what_this_process_does_not(machine):
     assert others.next() == 0  # no time has passed
 
 
-def test_for_a_niced_process_other_niced_ones_make_no_room(machine, monkeypatch):
-    """What it uses itself is counted as niced, too."""
-    monkeypatch.setattr(os, "nice", {0: 1}.__getitem__)
-    others = load.OthersLoad()
-    machine(2, all_cores=0.5, own_cores=2, niced=6)
-    assert others.next() == pytest.approx(1.5, abs=0.05)
-
-
-@pytest.mark.parametrize("content", [None, "", "cpu  1 2 3\n", "cpu  a b c d e f g h\n"])
-def test_without_counters_nothing_is_known(machine, monkeypatch, tmp_path, content):
-    monkeypatch.setattr(load, "_COUNTERS", tmp_path / "none")
-    if content is not None:
-        (tmp_path / "none").write_text(content)
-    monkeypatch.setattr(os, "cpu_count", lambda: None if content is None else 6)
-    others = load.OthersLoad()
-    machine(1, 4, 1)
-    assert others.next() == 0 and others.cores == (1 if content is None else 6)
-
-
 @pytest.mark.parametrize(
     ("others", "expected"), [(0.1, 4), (0.25, 4), (0.6, 3), (2.0, 2), (3.3, 1), (3.9, 1)]
 )
@@ -128,35 +109,6 @@ def test_threads_are_as_many_as_cores_are_left(machine, threads, caplog, others,
             threads.adapt()
     with load.threads_by_load():
         assert torch.get_num_threads() == 4
-
-
-def test_a_single_thread_stays_one(machine, threads):
-    torch.set_num_threads(1)
-    with load.threads_by_load():
-        assert torch.get_num_threads() == 1
-
-
-def test_long_work_on_a_busy_machine_is_announced(machine, monkeypatch, caplog):
-    monkeypatch.setattr(load, "_since_start", load.OthersLoad())
-    machine(2, 1.4, 1.0)  # a tenth of the machine
-    load.warn_if_busy()
-    assert not caplog.messages
-    machine(2, 3, 1)
-    load.warn_if_busy()
-    assert caplog.messages == [
-        (
-            "other processes keep 2.0 of 4 cores busy: expect up to 2.0 times the time that a quiet"
-            " machine takes"
-        )
-    ]
-    machine(2, 4.5, 1)  # a process among others gets its share of a core
-    load.warn_if_busy()
-    assert caplog.messages[1:] == [
-        (
-            "other processes keep 3.5 of 4 cores busy: expect up to 5.3 times the time that a quiet"
-            " machine takes"
-        )
-    ]
 
 
 def test_memory_is_known():
@@ -187,8 +139,6 @@ def test_memory_is_known():
             1_024_000,
         ),
         ({"meminfo": "MemAvailable: 1000 kB", "memory.max": "900000\n"}, 1_024_000),
-        ({"meminfo": "MemTotal: 4000 kB", "memory.current": "7"}, float("inf")),
-        ({}, float("inf")),
     ],
 )
 def test_memory_is_the_least_that_the_machine_and_the_group_leave(
@@ -203,10 +153,3 @@ def test_memory_is_the_least_that_the_machine_and_the_group_leave(
     for name, text in files.items():
         (tmp_path / name).write_text(text)
     assert load.available_memory() == expected
-
-
-def test_memory_in_use_is_that_of_resident_pages(monkeypatch, tmp_path):
-    monkeypatch.setattr(load, "Path", {"/proc/self/statm": tmp_path / "statm"}.__getitem__)
-    assert load.memory_in_use() == 0
-    (tmp_path / "statm").write_text("100 7 3 1 0 4 0")
-    assert load.memory_in_use() == 7 * os.sysconf("SC_PAGE_SIZE")

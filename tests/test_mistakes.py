@@ -248,32 +248,6 @@ def test_running_out_of_memory_says_what_to_make_smaller(error, run, monkeypatch
     )
 
 
-def test_an_error_of_our_own_keeps_its_traceback(run, monkeypatch):
-    def fail(*args, **kwargs):
-        raise RuntimeError("a bug")
-
-    monkeypatch.setattr(generate.BatchDecoder, "request", fail)
-    with pytest.raises(RuntimeError, match="a bug"):
-        run("data", *SMALL)
-
-
-@pytest.mark.parametrize("damage", ["cut off", "foreign"])
-def test_a_shard_that_is_damaged_is_named_and_made_again(damage, run, folder):
-    assert run("data", *SMALL)[0] == 0
-    (labels,) = (
-        path.parent
-        for path in folder.glob("data/*/manifest.json")
-        if "every draft" not in path.read_text()
-    )
-    shards = sorted(labels.glob("*.parquet"))
-    content = {path: path.read_bytes() for path in shards}
-    shards[1].write_bytes(content[shards[0]] if damage == "foreign" else content[shards[1]][:100])
-    code, printed = run("data", *SMALL)
-    assert code == 0
-    assert f"{shards[1].name} in" in printed and "damaged and will be made again" in printed
-    assert {path: path.read_bytes() for path in shards} == content
-
-
 @pytest.fixture
 def head(nano, folder):
     """A head for nano that was never trained, but is none that says the same of every token."""
@@ -404,17 +378,4 @@ def test_a_launcher_of_several_processes_is_refused_where_one_does_the_work(
     assert_told(
         run("evaluate"),
         f"{launcher} has started 4 processes of this command, which is one process; start it once",
-    )
-
-
-def test_processes_that_are_not_spread_evenly_are_refused(run, monkeypatch):
-    for name, value in {
-        "TORCHELASTIC_RUN_ID": "a",
-        "WORLD_SIZE": "4",
-        "LOCAL_WORLD_SIZE": "3",
-    }.items():
-        monkeypatch.setenv(name, value)
-    assert_told(
-        run("train"),
-        "torchrun has started 4 processes, of which 3 on this machine; .* --nproc-per-node",
     )

@@ -33,9 +33,9 @@ HALF = (0.8, 0.4, 0.02, 0.15, 0.3, 0.1, 0.1)
 INT8 = (0.9, 0.4, 0.03, 0.15, 0.4, 0.1, 0.1)
 READERS = {
     "padded": padded,
-    "from memory": partial(in_chunks, engine="eager"),
+    "from the KV cache": partial(in_chunks, engine="eager"),
     "in rows": in_rows,
-    "static memory": partial(in_chunks, engine="cuda_graph"),
+    "static KV cache": partial(in_chunks, engine="cuda_graph"),
 }
 
 
@@ -65,11 +65,13 @@ def measured():
 @pytest.mark.parametrize("way", READERS)
 def test_other_orders_of_sums_stay_within_rounding(measured, name, way):
     found = measured(name).within(SUMS_IN_ANOTHER_ORDER, measured(name).pair, READERS[way])
-    assert found.log_prob > 0 or way == "static memory"  # it is another way
+    assert found.log_prob > 0 or way == "static KV cache"  # it is another way
 
 
 @needs_compiler
-@pytest.mark.parametrize("way", ["packed maps", pytest.param("compiled", marks=pytest.mark.full)])
+@pytest.mark.parametrize(
+    "way", ["prepacked weights", pytest.param("compiled", marks=pytest.mark.full)]
+)
 def test_compiled_and_packed_steps_stay_within_rounding(measured, way):
     reader = (
         partial(in_chunks, engine="compiled")

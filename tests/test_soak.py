@@ -41,13 +41,6 @@ def test_what_a_process_holds_is_counted():
     assert gained["Python's blocks in use"] >= len(objects)
 
 
-@pytest.mark.full
-def test_turns_are_sampled(capsys):
-    soak.main(["growth", *SMALL])
-    names = [line[:24].strip() for line in capsys.readouterr().out.splitlines()[-5:]]
-    assert names[0] == "resident memory, bytes" and names[-2:] == ["open files", "threads"]
-
-
 def test_outputs_are_the_same_amid_and_after_others(monkeypatch):
     assert soak.main(["outputs", *SMALL]) == 0
     calls = []

@@ -1,7 +1,7 @@
 """Which versions this project runs with: a part of the tests in environments with the oldest and
 the newest packages.
 
-    python tests/versions.py oldest=python3.11 pinned=python3.11 newest=python3.11 newest=python3.12 newest=python3.13
+    python tests/versions.py oldest=python3.11 pinned=python3.11 newest=python3.12
 
 Every environment is made from nothing in a folder of its own, which is removed. `oldest` has the
 lower bounds of pyproject.toml and the newest of what has none, `pinned` constraints.txt, `newest`

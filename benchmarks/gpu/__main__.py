@@ -1,6 +1,6 @@
 """What decoding and making data cost, next to the goals for a GPU.
 
-    python -m benchmarks.gpu [round data] [--device cuda] [--model NAME] [--context 256] [--tiny] [--keep]
+    python -m benchmarks.gpu [round data] [--device cuda] [--model NAME] [--context 256] [--tiny]
 
 What does a step of the target read per second, what do a verification and a draft step cost, and
 what of a round is neither? How many tokens per second do the target's responses and their labels
@@ -8,7 +8,8 @@ take? By default the pair has the shapes of Llama 3.1 8B and Llama 3.2 1B, and r
 head is untrained, and prompts are random tokens. Rounds accept drafted tokens at a given rate,
 whatever the models say, and no response ends early.
 
-Each table is written when it is measured, so that a script that fails or is killed loses none. With `--tiny` models take seconds, only to see that the scripts work.
+Each table is written when it is measured, so that a script that fails or is killed loses none.
+With `--tiny` models take seconds, only to see that the scripts work.
 """
 
 import argparse
@@ -24,7 +25,7 @@ import torch
 
 from benchmarks.results import Column, Table, Value, add_keep_option, text_of, write_result
 from specheads import AcceptanceHead, HeadConfig, SpeculativeDecoder, Warp, load_pair
-from specheads.data_gen.rows import label_responses
+from specheads.data_gen.shard_rows import label_responses
 from specheads.decoding.records import DecodeStats
 from specheads.decoding.responses import Responder
 from specheads.decoding.step_times import TimedSteps, bytes_of_step, now, time_steps

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from textwrap import fill
-from typing import Any, Literal
+from typing import Literal
 
 from specheads.commands.verbs import VERBS, arguments
 from specheads.errors import UserError
@@ -152,7 +152,7 @@ def _description(head: AcceptanceHead) -> str:
     return "\n".join(f"{name:<15} {value}" for name, value in rows.items())
 
 
-def _listed(values: Mapping[str, Any]) -> str:
+def _listed(values: Mapping[str, object]) -> str:
     return ", ".join(
         f"{key} {value:.4g}" if isinstance(value, float) else f"{key} {value}"
         for key, value in values.items()

@@ -317,9 +317,13 @@ def composition_error(error: Exception, command: str, words: Sequence[str]) -> U
             f" ({PROGRAMS[command]} --help={key} says what it is)."
         )
     if isinstance(error, OverrideParseException):
-        reason = str(error).splitlines()[0]
-        remedy = _how_to_quote(str(error.override), words)
-        return UserError(f"{error.override}: this cannot be read ({reason}); {remedy}")
+        key, _, value = str(error.override).partition("=")
+        quoted = shlex.quote(f'{key}="{value}"')
+        return UserError(
+            f"{error.override}: this cannot be read ({str(error).splitlines()[0]}); write key=value"
+            " with each bracket and quote closed; a text with signs such as = and { needs quotes of"
+            f" its own within those of the shell, as in {quoted}."
+        )
     if "Config group override" in str(error):
         for word in words:
             group = word.removesuffix("=null")
@@ -381,22 +385,6 @@ def _wrong_file(error: Exception, words: Sequence[str]) -> str | None:
     if str(error).startswith("Invalid defaults list in "):  # a ValueError of Hydra's
         return f"{where} has a mistake: {error}; correct the list, or leave the key out."
     return None
-
-
-def _how_to_quote(override: str, words: Sequence[str]) -> str:
-    key, _, value = override.partition("=")
-    is_open = value[:1] in ("[", "'", '"') or re.match(r"\{\w+:", value)
-    if key in words or key.startswith(("'", '"')) or is_open:
-        return (
-            "write key=value, with each bracket and quote closed, and quotes of the shell around"
-            " all of it"
-        )
-    escaped = value.replace('"', '\\"')
-    quoted = shlex.quote(f'{key}="{escaped}"')
-    return (
-        "a text with signs such as = and { needs quotes of its own within those of the shell:"
-        f" {quoted}"
-    )
 
 
 def completions(line: str, word: str) -> list[str]:

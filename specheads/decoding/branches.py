@@ -8,11 +8,12 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from specheads.decoding.engine import EagerEngine, WholeTexts, packed_reader, way_of, whole_states
+from specheads.decoding.engine import EagerEngine, WholeTexts, cache_of, packed_reader
 from specheads.decoding.engine.reading import branches_reading
 from specheads.pair.language_model import LanguageModel
 from specheads.pair.padding import SLICE_ELEMENTS, batches_of_tokens, right_padded
 from specheads.pair.pair import Pair
+from specheads.pair.reading import whole_states
 from specheads.pair.sampling import Warp, check_finite
 
 GROWN_BYTES = (
@@ -61,7 +62,7 @@ class ReadTexts:
     @torch.no_grad()
     def of(cls, lm: LanguageModel, tokens: Tensor) -> "ReadTexts":
         """Read `tokens` (T, N) long; padding after a row's end has no effect on the row."""
-        if way_of(lm).obstacle is not None:
+        if cache_of(lm).obstacle is not None:
             return cls(WholeTexts(lm, tokens), whole_states(lm, tokens))
         engine = EagerEngine(packed_reader(lm), tokens.shape[1], num_rows=len(tokens))
         return cls(engine, engine.forward(tokens.to(lm.device), num_logits=0).hidden)
@@ -132,7 +133,7 @@ class TextReader:
     """
 
     def __init__(self, lm: LanguageModel) -> None:
-        self._is_static = way_of(lm).obstacle is None
+        self._is_static = cache_of(lm).obstacle is None
         self.lm = packed_reader(lm) if self._is_static else lm
         self._text: Sequence[int] = ()
         self._engine: EagerEngine | None = None

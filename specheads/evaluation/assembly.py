@@ -118,9 +118,8 @@ def _python(setup: Setup, rule: Candidate, verification: LiveRow | None) -> str:
             arguments.append(f"{key}={value!r}")
     made = ", ".join(arguments)
     warp = ", ".join(f"{key}={value!r}" for key, value in setup.settings.warp.values().items())
-    ids = f"draft={pair.draft_id!r}, target={pair.target_id!r}"
-    if pair.target_id.startswith("embedded:"):
-        ids = repr(pair.name)
+    is_embedded = pair.target_id.startswith("embedded:")
+    ids = repr(pair.name) if is_embedded else f"draft={pair.draft_id!r}, target={pair.target_id!r}"
     is_ours = hasattr(stopping, cls.__name__)
     place = "specheads.stopping." if is_ours else ""
     lines = ["import specheads"]

@@ -11,8 +11,9 @@ from torch import Tensor
 from torch.utils._pytree import tree_map
 
 from specheads.heads.features import FEATURES, drafting_features, reads_logits
-from specheads.pair.language_model import LanguageModel
-from specheads.pair.padding import BATCH_TOKENS, SLICE_ELEMENTS, right_padded, slices
+from specheads.pair.draft import DraftModel
+from specheads.pair.padding import SLICE_ELEMENTS, right_padded, slices
+from specheads.pair.reading import GivenTexts, states_of
 
 
 @dataclass(frozen=True)
@@ -52,7 +53,7 @@ def collate(items: Sequence[Mapping]) -> HeadBatch:
 
 
 def head_features(
-    lm: LanguageModel, batch: HeadBatch, predicts: str, needs: frozenset[str]
+    lm: DraftModel, batch: HeadBatch, predicts: str, needs: frozenset[str]
 ) -> dict[str, Tensor]:
     """Return the draft's features in `needs` of every drafted token, (N, ...) by name, as the
     decoder computes them.
@@ -63,7 +64,7 @@ def head_features(
 
 @torch.no_grad()
 def sample_features(
-    lm: LanguageModel,
+    lm: DraftModel,
     batch: HeadBatch,
     predicts: str,
     needs: frozenset[str],
@@ -76,13 +77,8 @@ def sample_features(
     out for the others.
     """
     # A `next_token` head reads at the position before the token, from which it was sampled.
-    tokens = batch.tokens
     position = batch.index if predicts == "input_token" else batch.index - 1
-    texts = slices(tokens.shape[0], tokens.shape[1], BATCH_TOKENS)
-    hidden = torch.cat(
-        [lm.hidden_states(tokens[piece].to(lm.device), use_cache=False) for piece in texts]
-    )
-    hidden = hidden.to(tokens.device)[batch.row, position]
+    hidden = states_of(lm, GivenTexts(batch.tokens, batch.row, position)).to(batch.tokens.device)
     of_token = {name for name in needs if FEATURES[name].of_token}
     parts: list[list[dict[str, Tensor]]] = [[] for _ in samples]
     for piece in slices(len(position), lm.vocab_size, SLICE_ELEMENTS):

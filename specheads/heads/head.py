@@ -9,7 +9,9 @@ was sampled from, its embedding and the draft's certainty.
 import copy
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -24,7 +26,7 @@ from specheads.heads.head_folder import HeadFiles, read_files, write_files
 from specheads.heads.portable.network import Network, load_tensors
 from specheads.heads.train_prompts import TrainPrompts
 from specheads.pair.pair import Pair
-from specheads.pair.sampling import Warp, active
+from specheads.pair.sampling import Warp
 from specheads.storage.files import read_json
 from specheads.storage.runs import has_ended
 
@@ -32,6 +34,29 @@ logger = logging.getLogger(__name__)
 
 NUM_GOLDEN = 32  # golden inputs that are kept
 LEAST_SPREAD = 1e-6  # logits with a smaller standard deviation count as constant
+
+Scoring = Callable[[Network, Tensor], Tensor]
+
+
+def _score(network: Network, inputs: Tensor) -> Tensor:
+    return network.score(inputs)
+
+
+_scoring: ContextVar[Scoring] = ContextVar("scoring", default=_score)
+
+
+@contextmanager
+def scoring_with(score: Scoring) -> Iterator[None]:
+    """While it is active, this thread's heads compute logits (...) of assembled inputs (...,
+    input_size) by `score`.
+
+    Engines compute with copies of weights.
+    """
+    before = _scoring.set(score)
+    try:
+        yield
+    finally:
+        _scoring.reset(before)
 
 
 class AcceptanceHead(Network, PyTorchModelHubMixin):
@@ -52,7 +77,7 @@ class AcceptanceHead(Network, PyTorchModelHubMixin):
         )
 
     def forward(self, features: Mapping[str, Tensor]) -> Tensor:
-        return active().head_logits(self, features)
+        return _scoring.get()(self, self.assemble(features))
 
     def _save_pretrained(self, save_directory: Path) -> None:
         save_head(self, save_directory)

@@ -6,9 +6,9 @@ returns.
 
 import logging
 import math
-from collections.abc import Mapping
-from contextlib import nullcontext, suppress
-from functools import cache
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext, suppress
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +57,7 @@ class LanguageModel:
 
     # Whether forward passes must be given masks that say everything, padding and order included
     explicit_masks = False
+    reads_layers: tuple[int, ...] = ()  # of a target, as a draft; see DraftModel
 
     def __init__(
         self,
@@ -145,6 +146,34 @@ class LanguageModel:
         T).
         """
         return self.body(input_ids=tokens, **kwargs).last_hidden_state.to(self.device)
+
+    def states_along(self, tokens: Tensor, target_layers: Tensor | None = None) -> Tensor:
+        """Return the hidden states (B, T, H) of right-padded texts, see DraftModel."""
+        return self.hidden_states(tokens, use_cache=False)
+
+    @contextmanager
+    def noting_inputs(self, layers: Sequence[int]) -> Iterator[dict[int, Tensor]]:
+        """While it is active, each forward pass writes the inputs (B, T, H) of some layers into the
+        returned dict, by the layers' numbers.
+
+        The hooks are there for these passes alone: a model with hooks would not be packed, nor its
+        steps cached.
+        """
+        modules = self.model.get_submodule(place_of_layers(self.model))
+        noted: dict[int, Tensor] = {}
+
+        def note(layer: int, module: nn.Module, args: tuple[Tensor, ...]) -> None:
+            noted[layer] = args[0]
+
+        handles = [
+            modules.get_submodule(str(layer)).register_forward_pre_hook(partial(note, layer))
+            for layer in layers
+        ]
+        try:
+            yield noted
+        finally:
+            for handle in handles:
+                handle.remove()
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Return logits (..., V) of `hidden` (..., H), float32 or wider, without those of padded

@@ -4,15 +4,15 @@ Sampling inverts the cumulative distribution at a given uniform number, so a tok
 on the rest of its batch.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, fields
-from typing import Annotated, Any
+from typing import Annotated
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from specheads.errors import UserError
 from specheads.settings import Count, Probability, argument, check_arguments, number
@@ -30,10 +30,10 @@ _Temperature = Annotated[
 ]
 
 
-class Operations:
-    """Operations by torch, and heads and attention as they are.
+class Sampling:
+    """What a warp computes with: torch.
 
-    An engine for a device may have others of the same results.
+    An engine for a device may have other operations of the same results.
     """
 
     def most_likely(self, x: Tensor) -> Tensor:
@@ -45,12 +45,6 @@ class Operations:
     def kth_largest(self, x: Tensor, k: int) -> Tensor:
         """Return the k-th largest number (..., 1) of each row of `x` (..., V)."""
         return x.topk(k, dim=-1).values[..., -1:]
-
-    def kept_softmax(self, logits: Tensor, least: Tensor) -> Tensor:
-        """Return the probabilities (..., V) of the logits (..., V) that are at least `least` (...,
-        1); the others have none.
-        """
-        return logits.masked_fill(logits < least, -torch.inf).softmax(dim=-1)
 
     def nucleus(self, probs: Tensor, top_p: float) -> Tensor:
         """Return `probs` (..., V) of the first smallest set of likely tokens whose mass reaches
@@ -67,39 +61,19 @@ class Operations:
         """
         return tokens_at(probs, uniform.unsqueeze(-1)).squeeze(-1)
 
-    def head_logits(self, network: Any, features: Mapping[str, Tensor]) -> Tensor:
-        """Return the logits (...) of a head's network for named features."""
-        return network.score(network.assemble(features))
 
-    def attention(
-        self,
-        plain: Any,
-        module: nn.Module,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        mask: Tensor | None,
-        **options: Any,
-    ) -> Any:
-        """Return what transformers' attention `sdpa` returns, which is `plain`."""
-        return plain(module, query, key, value, mask, **options)
+TORCH = Sampling()
+_active: ContextVar[Sampling] = ContextVar("sampling", default=TORCH)
 
 
-TORCH = Operations()
-_active: ContextVar[Operations] = ContextVar("operations", default=TORCH)
-
-
-def active() -> Operations:
-    """Return the operations to compute with."""
+def active() -> Sampling:
+    """Return the operations that warps compute with."""
     return _active.get()
 
 
 @contextmanager
-def computing_with(operations: Operations) -> Iterator[None]:
-    """While it is active, this thread computes with other operations than torch's.
-
-    For code that is traced or captured.
-    """
+def computing_with(operations: Sampling) -> Iterator[None]:
+    """While it is active, this thread's warps compute with other operations than torch's."""
     before = _active.set(operations)
     try:
         yield
@@ -166,9 +140,9 @@ class Warp:
             )
         logits = logits / self.temperature if self.temperature != 1 else logits  # not a copy more
         if 0 < self.top_k < logits.shape[-1]:
-            probs = active().kept_softmax(logits, active().kth_largest(logits, self.top_k))
-        else:
-            probs = logits.softmax(dim=-1)
+            least = active().kth_largest(logits, self.top_k)
+            logits = logits.masked_fill(logits < least, -torch.inf)
+        probs = logits.softmax(dim=-1)
         if self.top_p < 1:
             probs = active().nucleus(probs, self.top_p)
         if self.min_p > 0:

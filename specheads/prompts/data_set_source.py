@@ -6,7 +6,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import zip_longest
-from typing import Any, Literal
+from typing import Literal
 
 from specheads.errors import UserError
 from specheads.prompts.prompt import FINAL, SPLITS, Prompt, check_some, scaled_down, text_id
@@ -57,12 +57,12 @@ class DatasetSource:
         "text over the data set's fields, such as {question}, {translation[de]} or {turns[0]}, or a"
         " list of texts: the first whose fields are not blank is used; a single field with the"
         " messages of a conversation is that, {messages}",
-        Any,
+        object,
     )
     completion_template: str | Sequence[str] | None = argument(
         ...,
         "the template for a pair that continues a text and takes no instructions; null: template",
-        Any,
+        object,
     )
     num_train: Count = argument(
         ...,
@@ -77,7 +77,7 @@ class DatasetSource:
         None,
         "the template of the data set's own responses, for specheads distill samples=text; null: it"
         " has none",
-        Any,
+        object,
     )
     num_final: Count = argument(
         0,
@@ -97,7 +97,7 @@ class DatasetSource:
         "which responses of a conversation are generated: last, or all, each with the data set's"
         " own history before it",
     )
-    where: Mapping[str, Any] | None = argument(
+    where: Mapping[str, object] | None = argument(
         None,
         "which rows are taken, by values of columns: {category: coding}, {category: [coding,"
         " math]}; null: all",

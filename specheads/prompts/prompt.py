@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from specheads.errors import UserError
 
@@ -164,7 +164,7 @@ def encode_prompts(
 
 def response_provenance(
     pair: "Pair", prompts: Sequence[Prompt], warp: "Warp", seed: int
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """Return the settings that decide responses, except for limits and sizes.
 
     They are in every cache's fingerprint.

@@ -81,7 +81,7 @@ class NanoSource:
         None,
         "a part of the final split, 0 to 9, or a list of parts; null: none. A part is read once,"
         " when a figure is published; benchmarks/final_parts.json lists the parts that were read",
-        Any,
+        object,
     )
 
     def __post_init__(self) -> None:
@@ -339,7 +339,7 @@ _LIMITS = (
 )  # keys of `data` that are the responses', not the source's
 
 
-def source_class(data: Mapping[str, Any]) -> type[PromptSource]:
+def source_class(data: Mapping[str, object]) -> type[PromptSource]:
     """Return the class of the source of the keys of `data`: a data set where they have a `path`, or
     else NanoSource.
     """

@@ -21,8 +21,9 @@ from specheads.decoding.stopping import MAX_TOKENS
 from specheads.forecast import Advance
 from specheads.heads.features import RECORDED, drafting_features
 from specheads.pair.language_model import LanguageModel
-from specheads.pair.padding import SLICE_ELEMENTS, right_padded, slices
+from specheads.pair.padding import SLICE_ELEMENTS, slices
 from specheads.pair.pair import Pair
+from specheads.pair.reading import GivenTexts, states_of
 from specheads.pair.sampling import Warp, accept_prob, check_finite, sample
 
 CACHED = (
@@ -97,11 +98,17 @@ def record_responses(
     The draft's memory for these has about `num_positions`; `advance` is called with how much is
     done, in tokens of the responses.
     """
-    read = right_padded([text.read for text in texts])
-    draft_read = ReadTexts.of(pair.draft_lm, read)
-    target_hidden = pair.target_lm.hidden_states(read.to(pair.target_lm.device), use_cache=False)
-    hidden = zip(draft_read.hidden, target_hidden, strict=True)
-    starts = [_start(pair, number, text, *next(hidden), warp) for number, text in enumerate(texts)]
+    given = GivenTexts.with_responses(
+        [text.prompt for text in texts], [text.response for text in texts]
+    )
+    given = given._replace(tokens=given.tokens[:, :-1])  # nothing follows the last token
+    draft_read = ReadTexts.of(pair.draft_lm, given.tokens)
+    of_draft = given.of_rows(given.at(draft_read.hidden))
+    of_target = given.of_rows(states_of(pair.target_lm, given))
+    starts = [
+        _start(pair, number, text, of_draft[number], of_target[number], warp)
+        for number, text in enumerate(texts)
+    ]
     begun = Branches(
         *(
             torch.cat(values)
@@ -165,12 +172,9 @@ def _start(
     target_hidden: Tensor,
     warp: Warp,
 ) -> _Start:
-    """Return the start of recording the response in row `number` of a batch, from the states (T, H)
-    of both models there.
+    """Return the start of recording the response in row `number` of a batch, from the states (N, H)
+    of both models that predict its tokens.
     """
-    used = slice(len(text.prompt) - 1, len(text.prompt) + len(text.response) - 1)
-    draft_hidden = draft_hidden[used]
-    target_hidden = target_hidden[used]
     tokens = torch.tensor(list(text.response), device=pair.draft_lm.device)
     num_samples = len(text.accept)
     accept, reject, branch = (

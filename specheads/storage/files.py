@@ -125,7 +125,7 @@ def temporary_of(path: Path, writer: str = "") -> Path:
     return path.with_name(f".{path.name}.{writer}.tmp" if writer else f".{path.name}.tmp")
 
 
-def write_json(path: Path, content: Any, writer: str = "") -> None:
+def write_json(path: Path, content: object, writer: str = "") -> None:
     """Write `content` as a JSON file that is complete or absent; `writer` as for `write_whole`."""
     write_whole(
         path, lambda temporary: temporary.write_text(json.dumps(content, indent=2) + "\n"), writer

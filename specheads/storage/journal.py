@@ -22,7 +22,7 @@ class Journal:
     which is measured once only.
     """
 
-    def __init__(self, path: Path, provenance: Mapping[str, Any]) -> None:
+    def __init__(self, path: Path, provenance: Mapping[str, object]) -> None:
         """Open `path` and keep its entries if its provenance is the same.
 
         Incomplete and damaged lines are dropped.

@@ -35,7 +35,7 @@ class RowStore:
     def __init__(
         self,
         folder: Path,
-        provenance: Mapping[str, Any],
+        provenance: Mapping[str, object],
         sizes: Mapping[str, np.ndarray],
         what: str,
     ) -> None:

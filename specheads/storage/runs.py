@@ -59,7 +59,7 @@ def run_folder(parent: Path, key: str, resume: bool = True) -> Path:
     raise AssertionError
 
 
-def _number(state: dict[str, Any]) -> int:
+def _number(state: dict[str, object]) -> int:
     """Return a run's number among those of its command; 0: of an earlier version."""
     number = state.get("number")
     return number if is_count(number) else 0

@@ -34,7 +34,7 @@ Entry = dict[
 ]  # `rows` and `sha256` of a shard; in a note also `of`, the fingerprint of its cache
 
 
-def fingerprint(provenance: Mapping[str, Any]) -> str:
+def fingerprint(provenance: Mapping[str, object]) -> str:
     """Return the name of the cache with this provenance: JSON values of everything that decides its
     content.
     """
@@ -47,7 +47,7 @@ class ShardStore:
     """One cache folder, opened for writing. Raises UserError if its manifest cannot be used."""
 
     def __init__(
-        self, folder: Path, provenance: Mapping[str, Any], schema: pa.Schema | None = None
+        self, folder: Path, provenance: Mapping[str, object], schema: pa.Schema | None = None
     ) -> None:
         self.folder = folder
         self.schema = schema
@@ -123,13 +123,13 @@ class ShardStore:
         """
         self._announced = what, counts
 
-    def write(self, name: str, rows: Sequence[Mapping[str, Any]]) -> None:
+    def write(self, name: str, rows: Sequence[Mapping[str, object]]) -> None:
         table = pa.Table.from_pylist(list(rows), schema=self.schema)
         self.put(
             name, len(rows), lambda temporary: pq.write_table(table, temporary, compression="zstd")
         )
 
-    def put(self, name: str, num_rows: int, write: Callable[[Path], Any]) -> None:
+    def put(self, name: str, num_rows: int, write: Callable[[Path], object]) -> None:
         """Let `write` make the file of a shard, and note its checksum next to it."""
         if not self._is_known:
             self._write_manifest(complete=False)
@@ -195,7 +195,7 @@ def _note_of(path: Path) -> Path:
     return path.with_name(f".{path.name}.json")
 
 
-def _noted(folder: Path, provenance: Mapping[str, Any]) -> Iterator[tuple[str, Entry]]:
+def _noted(folder: Path, provenance: Mapping[str, object]) -> Iterator[tuple[str, Entry]]:
     """Yield the names of shards of this cache that were finished since its manifest was written,
     and what is noted about them.
     """

@@ -8,10 +8,9 @@ import torch
 from fakes import all_logits, cut, tiny_pair
 from statistics_helper import chi_square_p_value
 
-from specheads.data_gen import rows as label
-from specheads.data_gen.rows import LABELS, label_responses
+from specheads.data_gen import shard_rows
+from specheads.data_gen.shard_rows import LABELS, label_responses
 from specheads.errors import UserError
-from specheads.pair.padding import right_padded
 from specheads.pair.sampling import Warp, overlap
 
 WARPS = [Warp(0), Warp(1.0), Warp(0.7, top_k=5), Warp(1.0, top_p=0.8)]
@@ -115,85 +114,37 @@ def test_greedy_labels_are_one_where_the_models_best_tokens_agree_and_zero_elsew
     assert {0.0, 1.0} == set(agreements)
 
 
-# --- slices, batches and padding change nothing
+# --- batches, slices and padding change nothing
 
 
-def record(monkeypatch, name, describe):
-    """Return a list that will hold `describe(first argument)` of every call to data_gen.rows's
-    `name`.
-    """
-    function = getattr(label, name)
-    calls = []
-
-    def recorded(first, *rest):
-        calls.append(describe(first))
-        return function(first, *rest)
-
-    monkeypatch.setattr(label, name, recorded)
-    return calls
-
-
-@pytest.mark.parametrize("elements", [1, 12 * 3, 12 * 7])
-def test_slices_of_positions_give_the_labels_of_one_slice(monkeypatch, elements):
+@pytest.mark.parametrize(("tokens", "elements"), [(1, 12), (16, 36), (40, 84), (40, 1)])
+def test_small_batches_and_slices_have_the_labels_of_each_text_alone(monkeypatch, tokens, elements):
     pair = tiny_pair(12)
-    (prompts, responses) = random_texts()
+    prompts, responses = random_texts()
     uniforms = uniform(6, 14)
     warp = Warp(1.0, top_k=5)
-    whole = label_responses(pair, prompts, responses, uniforms, warp)
-    monkeypatch.setattr(label, "SLICE_ELEMENTS", elements)
-    sizes = record(monkeypatch, "tokens_at", torch.numel)
-    for made, expected in zip(
-        label_responses(pair, prompts, responses, uniforms, warp), whole, strict=True
-    ):
-        assert_same(made, expected, 1e-12)
-    assert max(sizes) == max(12, elements) and sum(sizes) == 12 * sum(map(len, responses))
-
-
-@pytest.mark.parametrize("tokens", [1, 16, 40])
-def test_small_batches_have_the_same_labels_as_one_large_batch(monkeypatch, tokens):
-    pair = tiny_pair(12)
-    (prompts, responses) = random_texts()
-    uniforms = uniform(6, 14)
-    warp = Warp(1.0, top_k=5)
-    whole = label_responses(pair, prompts, responses, uniforms, warp)
-    monkeypatch.setattr(label, "BATCH_TOKENS", tokens)
-    shapes = record(monkeypatch, "right_padded", lambda texts: (len(texts), max(map(len, texts))))
-    for made, expected in zip(
-        label_responses(pair, prompts, responses, uniforms, warp), whole, strict=True
-    ):
-        assert_same(made, expected, 1e-12)
-    assert sum(rows for rows, _ in shapes) == 6
-    assert all(rows == 1 or rows * length <= tokens for rows, length in shapes)
-
-
-def test_padding_after_a_row_does_not_change_its_labels(monkeypatch):
-    pair = tiny_pair(12)
-    (prompts, responses) = random_texts()
-    uniforms = uniform(6, 14)
-    warp = Warp(1.0, top_k=5)
-    zeros = label_responses(pair, prompts, responses, uniforms, warp)
-
-    def padded_with_others(texts):
-        tokens = right_padded(texts)
-        for row, text in enumerate(texts):
-            tokens[row, len(text) :] = 7
-        return tokens
-
-    monkeypatch.setattr(label, "right_padded", padded_with_others)
-    assert label_responses(pair, prompts, responses, uniforms, warp) == zeros
-
-
-def test_a_row_has_the_same_labels_alone_as_in_a_batch_with_longer_rows():
-    pair = tiny_pair(12)
-    (prompts, responses) = random_texts()
-    uniforms = uniform(6, 14)
-    warp = Warp(1.0, top_k=5)
-    together = label_responses(pair, prompts, responses, uniforms, warp)
+    alone = []
     for row in range(6):
-        alone = label_responses(
-            pair, prompts[row : row + 1], responses[row : row + 1], uniforms[row : row + 1], warp
-        )[0]
-        assert_same(together[row], alone, 1e-12)
+        one = slice(row, row + 1)
+        alone += label_responses(pair, prompts[one], responses[one], uniforms[one], warp)
+    together = label_responses(pair, prompts, responses, uniforms, warp)
+    monkeypatch.setattr(shard_rows, "SLICE_ELEMENTS", elements)
+    monkeypatch.setattr(shard_rows, "BATCH_TOKENS", tokens)
+    made = label_responses(pair, prompts, responses, uniforms, warp)
+    for row in range(6):
+        assert_same(together[row], alone[row], 1e-12)
+        assert_same(made[row], alone[row], 1e-12)
+
+
+def test_probabilities_of_a_slice_of_positions_are_in_memory(monkeypatch):
+    pair = tiny_pair(12)
+    prompts, responses = random_texts()
+    sizes = []
+    logits_of = pair.draft_lm.logits
+    pair.draft_lm.logits = lambda hidden: sizes.append(len(hidden)) or logits_of(hidden)
+    monkeypatch.setattr(shard_rows, "SLICE_ELEMENTS", 36)
+    label_responses(pair, prompts, responses, uniform(6, 14), Warp())
+    assert max(sizes) == 3 and sum(sizes) == sum(map(len, responses))
 
 
 # --- the distribution of the drafted tokens

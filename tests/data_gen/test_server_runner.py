@@ -18,10 +18,10 @@ from fakes import tiny_pair
 from warm_processes import run
 
 from specheads.data_gen import server_runner
-from specheads.data_gen.rows import label_responses, uniforms_of
 from specheads.data_gen.run import cache_provenance, generate_data
 from specheads.data_gen.server_runner import Completion, Server, at_once, check_target, response_of
 from specheads.data_gen.settings import DataGeneration
+from specheads.data_gen.shard_rows import label_responses, uniforms_of
 from specheads.errors import UserError
 from specheads.pair.sampling import Warp
 from specheads.prompts.sources import NanoSource

@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 from fakes import tiny_pair
 
-from specheads.data_gen import rows as label
+from specheads.data_gen import shard_rows
 from specheads.data_gen.run import generate_data
 from specheads.data_gen.settings import DataGeneration
 from specheads.decoding.responses import Responder
@@ -140,7 +140,7 @@ def only_responses(pair, root, settings=SETTINGS):
 
 
 def test_responses_alone_are_made_once_for_all_drafts(pairs, tmp_path, generated, monkeypatch):
-    monkeypatch.setattr(label, "label_responses", None)  # nothing is labelled
+    monkeypatch.setattr(shard_rows, "label_responses", None)  # nothing is labelled
     folder = only_responses(pairs[0], tmp_path, SETTINGS.but(samples_per_position=2))
     rows = pq.read_table(folder / "train-00000.parquet").to_pylist()
     assert all(

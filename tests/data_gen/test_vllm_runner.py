@@ -21,9 +21,9 @@ from warm_processes import run
 from specheads.commands import data as data_command
 from specheads.data_gen import run as data_run
 from specheads.data_gen import vllm_runner
-from specheads.data_gen.rows import label_responses, uniforms_of
 from specheads.data_gen.run import cache_provenance, generate_data
 from specheads.data_gen.settings import DataGeneration
+from specheads.data_gen.shard_rows import label_responses, uniforms_of
 from specheads.data_gen.vllm_runner import _vllm_version, sampling_params
 from specheads.errors import UserError
 from specheads.integrations.vllm_responses import ON_A_CPU

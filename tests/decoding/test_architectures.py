@@ -15,7 +15,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 
 from specheads import SpeculativeDecoder, UserError, Warp, stopping
 from specheads.decoding.decoder import Baseline
-from specheads.decoding.engine import way_of
+from specheads.decoding.engine import cache_of
 
 GREEDY = Warp(temperature=0)
 NUM_TOKENS = 64
@@ -81,7 +81,7 @@ def test_the_output_is_that_of_greedy_generation_or_the_pair_is_refused(name):
     try:
         for lm in (pair.target_lm, pair.draft_lm):
             lm.check()
-        way = way_of(pair.target_lm)
+        way = cache_of(pair.target_lm)
     except UserError as error:
         refusal = str(error)
     if refusal:

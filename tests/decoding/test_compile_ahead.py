@@ -104,14 +104,3 @@ def test_the_operators_are_built_while_the_compiler_is_loaded(monkeypatch, tmp_p
     monkeypatch.setattr(cpu, "_loaded", [])
     monkeypatch.setattr(cpu, "_RESULTS", {})
     assert cpu.load_operators.__wrapped__() and built.is_set()
-
-
-@needs_compiler
-@pytest.mark.full  # compiles as much as the first test
-def test_a_compiler_that_cannot_be_loaded_ahead_changes_nothing(monkeypatch):
-    def fail():
-        raise RuntimeError("no such instruction")
-
-    monkeypatch.setattr(artefacts, "load_compiler", fail)
-    tokens = decoder("compiled").generate([0, 1, 2], 20).tokens.tolist()
-    assert tokens == decoder("eager").generate([0, 1, 2], 20).tokens.tolist()

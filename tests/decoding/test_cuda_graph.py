@@ -1,5 +1,5 @@
-"""Captured steps on the CPU: what their inputs and states cost, and that they decode as plain ones
-do.
+"""Captured steps on the CPU, which imitates graphs: where inputs and states lie, and that they
+decode as plain ones do. Real graphs are in tests/gpu.
 """
 
 from typing import NamedTuple
@@ -9,6 +9,7 @@ from fakes import tiny_pair
 from torch import Tensor
 
 from specheads import SpeculativeDecoder, Warp, stopping
+from specheads.decoding.engine.cuda_graph import _HeldInputs, _ImitatingRecorder, _recorder_for
 
 
 class Swapped(NamedTuple):
@@ -52,33 +53,42 @@ def test_a_state_is_updated_in_place_and_is_that_of_plain_steps():
     assert len({each.num_drafted for response in plain for each in response.rounds}) > 2
 
 
-def test_a_state_that_is_captured_when_it_is_in_use_is_not_changed_by_that(monkeypatch):
-    """Without a warm-up, graphs are captured when they are first needed."""
-    monkeypatch.setattr(SpeculativeDecoder, "prepare", lambda decoder: None)
-    plain, captured = (generated(engine, InTurn(), 200) for engine in ("eager", "cuda_graph"))
-    for first, second in zip(plain, captured, strict=True):
-        assert [each.num_drafted for each in second.rounds] == [
-            each.num_drafted for each in first.rounds
-        ]
+def test_a_replay_of_the_stand_in_writes_where_the_first_run_wrote():
+    given = torch.zeros(2)
+    recorder = _recorder_for(torch.device("cpu"))
+    assert isinstance(recorder, _ImitatingRecorder)
+    replay, (out,) = recorder.capture(lambda: (given + 1,))
+    assert out.tolist() == [1, 1]
+    given.fill_(4)
+    assert out.tolist() == [1, 1]
+    replay()
+    assert out.tolist() == [5, 5]
 
 
-def test_a_draft_copies_its_state_once(monkeypatch):
-    decoder = SpeculativeDecoder(tiny_pair(), stopping=InTurn(), warp=Warp(), engine="cuda_graph")
-    decoder.warm_up()
-    types = []
-    copy = torch._foreach_copy_
+def test_a_result_that_lies_in_one_place_is_there_after_a_replay():
+    state = torch.zeros(2)
+    replay, (out, other) = _recorder_for(torch.device("cpu")).capture(
+        lambda: (state.add_(1), state + 1)
+    )
+    assert out is state and other.data_ptr() != state.data_ptr()
+    number = state[0].item()
+    replay()
+    assert out.tolist() == [number + 1] * 2 and other.tolist() == [number + 2] * 2
 
-    def counted(held, given, non_blocking):
-        types.append(given[0].dtype)
-        assert len({tensor.dtype for tensor in (*held, *given)}) == 1
-        copy(held, given, non_blocking=non_blocking)
 
-    monkeypatch.setattr(torch, "_foreach_copy_", counted)
-    rounds = decoder.generate([0, 1, 2], 30).rounds
-    num_steps = sum(each.num_draft_calls for each in rounds)
-    assert types.count(torch.float32) <= len(rounds) < num_steps  # the rule's state
-    assert types.count(torch.bool) == num_steps  # the tokens that end a response
-    assert (
-        types.count(torch.float64) == types.count(torch.int64) == num_steps + len(rounds)
-    )  # with those of verifications
-    assert set(types) == {torch.float32, torch.bool, torch.float64, torch.int64}
+def test_inputs_are_copied_to_where_a_step_reads_them():
+    types = (torch.float32, torch.long, torch.bool)
+    held = [torch.zeros(2, dtype=dtype) for dtype in types]
+    given = [torch.ones(2, dtype=dtype) for dtype in types]
+    _HeldInputs(held).fill(given)
+    for old, new in zip(held, given, strict=True):
+        assert torch.equal(old, new)
+
+
+def test_inputs_that_lie_in_the_places_of_others_are_not_lost():
+    held = [torch.tensor([1.0]), torch.tensor([2.0]), torch.tensor([3.0])]
+    _HeldInputs(held).fill([held[1], held[2], held[0]])
+    assert [tensor.item() for tensor in held] == [2, 3, 1]
+    wide = torch.arange(4.0)
+    _HeldInputs([wide]).fill([wide.flip(0)[:4]])
+    assert wide.tolist() == [3, 2, 1, 0]

@@ -4,7 +4,7 @@ query heads share keys.
 
 import pytest
 import torch
-from fakes import needs_compiler, random_tensor, tiny_pair
+from fakes import needs_compiler, random_tensor
 from torch import nn
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
@@ -12,11 +12,9 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from specheads.decoding.engine.compiled_program import OPTIONS, CompiledProgram
 from specheads.decoding.engine.cuda_graph import (
     PART,
-    GraphEngine,
     _attend,
     _attend_parts,
     _GroupedOperations,
-    _GroupedStep,
 )
 from specheads.decoding.engine.reading import computing
 
@@ -160,7 +158,3 @@ def test_it_is_compiled_for_any_number_of_tokens_and_of_parts():
     for tokens, parts in ((5, 2), (3, 1), (9, 7)):
         args = (random_tensor(1, tokens, 6, 8), start, places[: parts * PART])
         torch.testing.assert_close(step(*args, ()), module(*args, memory, ()), atol=1e-13, rtol=0)
-
-
-def test_the_stand_in_of_graphs_attends_in_groups():
-    assert GraphEngine(tiny_pair().target_lm, 64).operations is _GroupedStep

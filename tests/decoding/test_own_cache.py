@@ -9,7 +9,7 @@ from architectures import VOCAB_SIZE, tiny_config, tiny_model, tiny_pair
 from specheads import SpeculativeDecoder, UserError, Warp, stopping
 from specheads.decoding.branches import Branches, ReadTexts, TextReader
 from specheads.decoding.decoder import Baseline
-from specheads.decoding.engine import EagerEngine, OwnCacheEngine, make_engine, way_of
+from specheads.decoding.engine import EagerEngine, OwnCacheEngine, cache_of, make_engine
 from specheads.decoding.engine.own_cache import MOST_AGAIN, MOST_COPIES
 from specheads.pair.language_model import LanguageModel
 
@@ -74,7 +74,7 @@ def test_each_round_reads_once_and_copies_are_few(pair):
         engine.rewind(engine.length - 3)
         assert len(engine._copies) <= 1
     hook.remove()
-    if way_of(pair.target_lm).together:
+    if cache_of(pair.target_lm).together:
         assert read[:3] == [5, 5 + MOST_COPIES + 2, 5] and max(read[3:]) <= 5 + MOST_AGAIN
     else:
         assert [count for count in read if count > 1] == [5 + MOST_COPIES + 2] and sum(
@@ -157,26 +157,26 @@ def test_attention_keeps_static_memory(name):
 
 def test_what_masks_cannot_say_is_found_by_the_check():
     assert (
-        way_of(language_model("falcon", alibi=True)).obstacle
+        cache_of(language_model("falcon", alibi=True)).obstacle
         == "on static memory it computes something else"
     )
     with pytest.raises(UserError, match="XLNetLMHeadModel cannot be decoded"):
-        way_of(LanguageModel(tiny_model(tiny_config("xlnet"), seed=4).float(), VOCAB_SIZE))
+        cache_of(LanguageModel(tiny_model(tiny_config("xlnet"), seed=4).float(), VOCAB_SIZE))
 
 
 def test_sparse_attention_reads_one_token_at_a_time():
     """Several at once choose other keys, in texts longer than those of the check."""
-    assert not way_of(language_model("doge")).together
+    assert not cache_of(language_model("doge")).together
 
 
 @pytest.mark.parametrize("name", ["deepseek_v32", "glm_moe_dsa", "hy_v4", "moshi"])
 def test_models_whose_long_texts_come_out_otherwise_are_refused(name):
     with pytest.raises(UserError, match="cannot be decoded"):
-        way_of(language_model(name))
+        cache_of(language_model(name))
 
 
 def test_states_that_are_wrong_after_a_rewind_are_refused(monkeypatch):
     """A cache that shares what its layers write into."""
     monkeypatch.setattr("specheads.decoding.engine.own_cache._copy_of", lambda cache: cache)
     with pytest.raises(UserError, match="cannot be decoded"):
-        way_of(language_model("lfm2"))
+        cache_of(language_model("lfm2"))

@@ -1,9 +1,8 @@
-"""Packed copies of linear maps compute what the maps compute, are shared, follow every change, and
-are optional.
+"""Packed copies of linear maps and of heads' networks compute what those compute, are shared,
+follow every change, and are optional.
 """
 
 import logging
-from functools import cache
 
 import pytest
 import torch
@@ -11,12 +10,19 @@ from fakes import needs_compiler, tiny_pair
 from families import CONFIGS, VOCAB_SIZE, family_pair
 from torch import nn
 
-from specheads import SpeculativeDecoder, Warp, generate_baseline, stopping
+from specheads import AcceptanceHead, HeadConfig, SpeculativeDecoder, Warp, stopping
 from specheads.decoding.engine import artefacts, compiled, cpu
 from specheads.decoding.engine.compiled import MOST_TOKENS
-from specheads.decoding.engine.compiled_program import CompiledProgram, Weights
-from specheads.decoding.engine.cpu import CpuStep, load_operators, packed
-from specheads.decoding.engine.cpu.packed import _pack, packed_model
+from specheads.decoding.engine.compiled_program import Weights
+from specheads.decoding.engine.cpu import CpuOperations, CpuStep, load_operators, packed
+from specheads.decoding.engine.cpu.packed import (
+    PackedNetwork,
+    _is_network,
+    _pack,
+    is_layer,
+    packed_model,
+)
+from specheads.decoding.engine.reading import computing
 from specheads.pair.language_model import LanguageModel
 
 pytestmark = [needs_compiler, pytest.mark.usefixtures("built_operators")]
@@ -24,19 +30,26 @@ pytestmark = [needs_compiler, pytest.mark.usefixtures("built_operators")]
 # The numbers of outputs of the maps of one layer, those together that read the same input, and of
 # the maps before and after.
 GATED = [[32, 16, 16], [32], [48, 48], [32]]
-SIZES = {name: [*GATED, *GATED, [VOCAB_SIZE]] for name in ("qwen3", "gemma2")}
-SIZES |= {name: ["a layer", "a layer", [VOCAB_SIZE]] for name in ("llama", "llama, tied", "qwen2")}
 OPT = [[32, 32, 32], [32], [48], [32]]
-SIZES |= {"opt": [*OPT, *OPT, [VOCAB_SIZE]], "opt-350m": [[32], *OPT, *OPT, [16], [VOCAB_SIZE]]}
-SIZES |= {
-    "bloom": [*[[96], [32], [128], [32]] * 2, [VOCAB_SIZE]],
+SIZES = {
+    "llama": ["a layer", "a layer", [VOCAB_SIZE]],
+    "qwen2": ["a layer", "a layer", [VOCAB_SIZE]],
+    "qwen3": [*GATED, *GATED, [VOCAB_SIZE]],
+    "gemma2": [*GATED, *GATED, [VOCAB_SIZE]],
+    "opt-350m": [[32], *OPT, *OPT, [16], [VOCAB_SIZE]],
     "gpt-neox": [*[[96], [32], [48], [32]] * 2, [VOCAB_SIZE]],
 }
 
 
+def lm_of(name):
+    lm = family_pair(name).target_lm
+    lm.model.float()
+    return lm
+
+
 @pytest.fixture
 def lm():
-    return family_pair("qwen3").target_lm
+    return lm_of("qwen3")
 
 
 def logits_of(lm, tokens):
@@ -53,60 +66,37 @@ def random_tokens(*shape):
 
 def assert_packed_as_it_is(lm):
     tokens = random_tokens(2, 7)
-    torch.testing.assert_close(packed_logits(lm, tokens), logits_of(lm, tokens), atol=1e-10, rtol=0)
+    torch.testing.assert_close(packed_logits(lm, tokens), logits_of(lm, tokens), atol=1e-4, rtol=0)
 
 
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("name", SIZES)
 def test_maps_that_read_the_same_input_are_one_map(name):
-    copies = packed_model(family_pair(name).target_lm, []).copies
-    assert sorted(str(getattr(copied, "sizes", "a layer")) for copied in copies) == sorted(
-        map(str, SIZES[name])
-    )
+    copies = packed_model(lm_of(name), []).copies
+    sizes = [getattr(copied, "sizes", "a layer") for copied in copies]
+    assert sorted(map(str, sizes)) == sorted(map(str, SIZES[name]))
 
 
 @pytest.mark.parametrize("name", CONFIGS)
 def test_a_packed_model_computes_the_same_logits(name):
-    lm = family_pair(name).target_lm
-    linears = [module for module in lm.model.modules() if type(module) is nn.Linear]
+    lm = lm_of(name)
     copies = packed_model(lm, [])
     for shape in ((1, 1), (1, 5), (3, 4), (1, MOST_TOKENS)):
-        expected = logits_of(lm, random_tokens(*shape))
-        replaced = [module for module in copies.lm.model.modules() if "forward" in vars(module)]
-        assert len(
-            {
-                id(part.weight)
-                for module in replaced
-                for part in module.modules()
-                if type(part) is nn.Linear
-            }
-        ) == len({id(linear.weight) for linear in linears})
-        actual = logits_of(copies.lm, random_tokens(*shape))
-        assert not any("forward" in vars(module) for module in lm.model.modules())
-        torch.testing.assert_close(actual, expected, atol=1e-10, rtol=0)
+        tokens = random_tokens(*shape)
+        torch.testing.assert_close(
+            logits_of(copies.lm, tokens), logits_of(lm, tokens), atol=1e-4, rtol=0
+        )
+    assert not any("forward" in vars(module) for module in lm.model.modules())
 
 
-@pytest.mark.parametrize("name", ["llama, tied", "qwen2", "qwen3", "opt"])
-def test_a_model_that_fits_16_bits_is_packed_in_them_and_keeps_its_bits(name, monkeypatch):
-    lm = family_pair(name).target_lm
-    lm.model.to(torch.bfloat16).to(torch.float32)
-    copies = packed_model(lm, [])
-    tokens = random_tokens(2, 7)
-    narrow = logits_of(copies.lm, tokens)
-    panels = [
-        tensor
-        for copied in copies.copies
-        for name, tensor in copied.named_buffers()
-        if name != "bias"
-    ]
-    assert {panel.dtype for panel in panels} == {torch.bfloat16}
-    monkeypatch.setattr(packed, "_storage", lambda *weights: weights[0].dtype)
-    packed._copies.clear()
-    assert torch.equal(packed_logits(lm, tokens), narrow)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float16], ids=str)
+def test_models_of_other_types_are_run_by_torch(dtype):
+    lm = LanguageModel(tiny_pair().target.to(dtype))
+    assert not CpuStep(lm, [], few=True, rows=True).has_operators
 
 
 def test_maps_with_and_without_bias_are_separate(lm):
     attention = lm.model.model.layers[0].self_attn
-    attention.k_proj.bias = nn.Parameter(torch.randn(16, dtype=torch.float64), requires_grad=False)
+    attention.k_proj.bias = nn.Parameter(torch.randn(16), requires_grad=False)
     assert [copied.sizes for copied in packed_model(lm, []).copies][1:3] == [[32, 16], [16]]
     assert_packed_as_it_is(lm)
 
@@ -116,18 +106,21 @@ def test_maps_that_someone_changed_are_left_as_they_are(lm):
         def forward(self, x):
             return 2 * super().forward(x)
 
-    attention = lm.model.model.layers[0].self_attn
-    weight = attention.o_proj.weight
-    attention.o_proj = Doubled(32, 32, bias=False)
-    attention.o_proj.weight = weight
+    lm.model.model.layers[0].self_attn.o_proj = Doubled(32, 32, bias=False).requires_grad_(False)
     assert [copied.sizes for copied in packed_model(lm, []).copies][1:3] == [[32, 16, 16], [48, 48]]
     assert_packed_as_it_is(lm)
 
 
-def test_copies_are_shared_by_all_engines_of_a_model(lm):
-    first = packed_model(lm, [])
-    second = packed_model(lm, [])
-    assert all(one is other for one, other in zip(first.copies, second.copies, strict=True))
+def test_copies_are_shared_by_all_engines_of_a_model_and_go_with_it():
+    lm = tiny_pair().target_lm
+    lm.model.float()
+    number = len(packed._copies)
+    first = packed_model(lm, []).copies
+    second = packed_model(lm, []).copies
+    assert all(one is other for one, other in zip(first, second, strict=True))
+    assert len(packed._copies) == number + len(first)
+    del lm, first, second
+    assert len(packed._copies) == number
 
 
 def change_by_optimizer(model):
@@ -155,7 +148,7 @@ CHANGES = {
 
 @pytest.mark.parametrize("change", CHANGES)
 def test_copies_follow_a_change_of_weights(change):
-    lm = family_pair("qwen2").target_lm
+    lm = lm_of("qwen2")
     before = packed_logits(lm, random_tokens(1, 5))
     CHANGES[change](lm.model)
     assert not torch.allclose(logits_of(lm, random_tokens(1, 5)), before)
@@ -165,9 +158,8 @@ def test_copies_follow_a_change_of_weights(change):
 def test_only_copies_of_changed_weights_are_renewed(lm):
     before = packed_model(lm, []).copies
     lm.model.model.layers[1].mlp.up_proj.weight.mul_(2)
-    renewed = [
-        one is not other for one, other in zip(before, packed_model(lm, []).copies, strict=True)
-    ]
+    after = packed_model(lm, []).copies
+    renewed = [one is not other for one, other in zip(before, after, strict=True)]
     assert [number for number, is_new in enumerate(renewed) if is_new] == [7]
 
 
@@ -180,114 +172,19 @@ def test_copies_follow_weights_that_are_replaced_twice(lm):
     assert_packed_as_it_is(lm)
 
 
-def test_a_model_that_is_cast_is_packed_again(lm):
-    packed_model(lm, [])
-    lm.model.float()
-    tokens = random_tokens(1, 5)
-    assert {copied.panels.dtype for copied in packed_model(lm, []).copies} == {torch.float32}
-    torch.testing.assert_close(packed_logits(lm, tokens), logits_of(lm, tokens), atol=1e-3, rtol=0)
-
-
-def test_copies_go_with_their_model():
-    lm = tiny_pair().target_lm
-    number = len(packed._copies)
-    copies = packed_model(lm, [])
-    assert len(packed._copies) == number + len(copies.copies)
-    del lm, copies
-    assert len(packed._copies) == number
-
-
-def test_too_little_memory(lm, monkeypatch, caplog):
-    artefacts.warn_once.cache_clear()
-    needed = sum(module.weight.nbytes for module in lm.model.modules() if type(module) is nn.Linear)
-    monkeypatch.setattr(packed, "available_memory", lambda: 1.2 * needed)
-    assert packed_model(lm, []) is None and packed_model(lm, []) is None
-    (record,) = caplog.records
-    assert "linear maps are not packed, and verification is slower" in record.message
-    monkeypatch.setattr(packed, "available_memory", lambda: 1.3 * needed)
-    assert packed_model(lm, []) is not None and len(caplog.records) == 1
-
-
 def test_too_little_memory_is_said_once(lm, monkeypatch, caplog):
     """Every step asks, and the available memory is never the same twice."""
     artefacts.warn_once.cache_clear()
-    for available in (0.0, 3e6, 6e6):
-        monkeypatch.setattr(packed, "_SPARE_MEMORY", 1e-6)
-        monkeypatch.setattr(packed, "available_memory", lambda available=available: available)
-        assert packed_model(lm, []) is None and packed_model(tiny_pair().draft_lm, []) is None
-    assert len(caplog.records) == 1
-
-
-def test_memory_for_copies_that_exist_is_not_needed_again(lm, monkeypatch):
-    packed_model(lm, [])
-    monkeypatch.setattr(packed, "available_memory", lambda: 0.0)
+    needed = sum(module.weight.nbytes for module in lm.model.modules() if type(module) is nn.Linear)
+    for share in (0.0, 0.5, 1.2):
+        monkeypatch.setattr(packed, "available_memory", lambda share=share: share * needed)
+        assert packed_model(lm, []) is None
+    (record,) = caplog.records
+    assert "linear maps are not packed, and verification is slower" in record.message
+    monkeypatch.setattr(packed, "available_memory", lambda: 1.3 * needed)
     assert packed_model(lm, []) is not None
-
-
-@pytest.fixture
-def traced(monkeypatch):
-    """The names of the operations of every step that is traced, by the class of its epilogue.
-
-    Steps then run uncompiled.
-    """
-    names = {}
-
-    def compile_program(module, args, open_sizes, options, open_inputs):
-        shapes = tuple(
-            {open_sizes[i]: torch.export.Dim.DYNAMIC} if i in open_sizes else None
-            for i in range(len(args))
-        )
-        shapes = (
-            *shapes[:3],
-            [(None, None)] * len(args[3]),
-            torch.utils._pytree.tree_map(lambda leaf: None, args[4]),
-        )
-        exported = torch.export.export(module, args, dynamic_shapes=shapes, strict=False)
-        kind = type(module.step[0]).__name__, args[0].shape[1]
-        names[kind] = [
-            str(node.target) for node in exported.graph.nodes if node.op == "call_function"
-        ]
-        raise RuntimeError("only traced")
-
-    monkeypatch.setattr(CompiledProgram, "compile", compile_program)
-    monkeypatch.delenv("SPECHEADS_ENGINE")
-    monkeypatch.setenv("SPECHEADS_CACHE", "/dev/null/none")
-    return names
-
-
-# Not `matmul`, with which transformers up to 5.18 computes rotary positions.
-PLAIN = ("linear.default", "mm.default", "scaled_dot_product_attention.default")
-
-
-def is_replaced(names):
-    """Return whether linear maps and attention, or layers, are operators.
-
-    None where only a part of them is.
-    """
-    ours = {
-        f"specheads.{name}.default"
-        for name in ("packed_linear", "masked_attention", "decoder_layer")
-    } & set(names)
-    plain = [name for name in names if name.startswith("aten.") and name.split(".", 1)[1] in PLAIN]
-    return (
-        len(ours) == 2 and "specheads.packed_linear.default" in ours and not plain
-        if ours
-        else False
-        if plain
-        else None
-    )
-
-
-def test_steps_over_few_tokens_are_made_of_the_operators(traced):
-    pair = tiny_pair(window=2 * MOST_TOKENS)
-    decoder = SpeculativeDecoder(
-        pair, stopping=stopping.FixedLength(3), warp=Warp(temperature=0), engine="auto"
-    )
-    decoder.warm_up()
-    decoder.generate(list(range(3)) * (MOST_TOKENS // 2), 8)
-    assert {count == 1 for (_, count) in traced} == {True, False}
-    for (_, count), names in traced.items():
-        assert is_replaced(names) is (count <= MOST_TOKENS), names
+    monkeypatch.setattr(packed, "available_memory", lambda: 0.0)
+    assert packed_model(lm, []) is not None  # copies that exist need no more
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
@@ -295,62 +192,40 @@ def test_steps_in_rows_are_packed_for_any_number_of_tokens_in_float32(dtype):
     lm = LanguageModel(tiny_pair().target.to(dtype))
     engine = compiled.CompiledEngine(lm, 32, num_rows=2, operations=CpuStep)
     in_rows = compiled.StepKind(all_logits=True, rows=True)
+    alone = compiled.StepKind()
     few, many = (engine._shape(count, 32, in_rows) for count in (MOST_TOKENS, MOST_TOKENS + 1))
     assert (few == many) is (dtype == torch.float32)
-    assert engine._shape(MOST_TOKENS, 32, compiled.StepKind()) != engine._shape(
-        MOST_TOKENS + 1, 32, compiled.StepKind()
-    )
-
-
-WARP = Warp(temperature=0)
+    assert engine._shape(MOST_TOKENS, 32, alone) != engine._shape(MOST_TOKENS + 1, 32, alone)
 
 
 def tokens_of(engine):
-    """Return what a pair decodes, whose two engines have steps of three kinds."""
-    decoder = SpeculativeDecoder(
-        tiny_pair(), stopping=stopping.FixedLength(3), warp=WARP, engine=engine
-    )
+    """Return what a pair in float32 decodes, whose two engines have steps of three kinds."""
+    pair = tiny_pair()
+    pair.target.float()
+    pair.draft.float()
+    rule = stopping.FixedLength(3)
+    decoder = SpeculativeDecoder(pair, stopping=rule, warp=Warp(temperature=0), engine=engine)
     return decoder.generate([0, 1, 2], 24).tokens.tolist()
-
-
-@pytest.mark.full
-def test_decoding_without_memory_for_copies(monkeypatch, caplog):
-    artefacts.warn_once.cache_clear()
-    monkeypatch.setattr(packed, "available_memory", lambda: 0.0)
-    assert tokens_of("compiled") == tokens_of("eager")
-    assert ["not packed" in record.message for record in caplog.records].count(True) == 1
 
 
 def test_decoding_without_operators(monkeypatch, caplog):
     def fail(path):
         raise RuntimeError("no such header\nand more")
 
+    load_operators.cache_clear()
     monkeypatch.setattr(cpu, "_load_library", fail)
-    monkeypatch.setattr(cpu, "load_operators", cache(load_operators.__wrapped__))
-    texts = [
-        generate_baseline(tiny_pair(), [0, 1, 2], 24, warp=WARP, engine=name).tokens.tolist()
-        for name in ("compiled", "eager")
-    ]
-    assert texts[0] == texts[1]
+    try:
+        assert tokens_of("compiled") == tokens_of("eager")
+    finally:
+        load_operators.cache_clear()
     (record,) = [record for record in caplog.records if record.levelno >= logging.WARNING]
     assert record.message.endswith("operators cannot be built: no such header")
 
 
-def test_operators_that_fail_without_a_reason(monkeypatch, caplog):
-    def fail(path):
-        raise NotImplementedError
-
-    monkeypatch.setattr(cpu, "_load_library", fail)
-    assert load_operators.__wrapped__() is False
-    assert "operators cannot be built" in caplog.text
-
-
 def test_the_panels_of_a_group_are_those_of_its_weights_in_turn(lm):
     layer = lm.model.model.layers[0].mlp
-    assert torch.equal(
-        packed_model(lm, []).copies[3].panels,
-        _pack(torch.cat([layer.gate_proj.weight, layer.up_proj.weight])),
-    )
+    together = _pack(torch.cat([layer.gate_proj.weight, layer.up_proj.weight]))
+    assert torch.equal(packed_model(lm, []).copies[3].panels, together)
 
 
 class Scaled(torch.Tensor):
@@ -380,18 +255,17 @@ class Scaled(torch.Tensor):
 
 
 def test_a_weight_that_is_made_of_tensors_has_their_places():
-    weight = Scaled(torch.ones(4, 6, dtype=torch.int8), torch.tensor(0.5))
     module = nn.Module()
-    module.weight = nn.Parameter(weight, requires_grad=False)
+    numbers = torch.ones(4, 6, dtype=torch.int8)
+    module.weight = nn.Parameter(Scaled(numbers, torch.tensor(0.5)), requires_grad=False)
     weight = module.weight
     weights = Weights(module)
     assert weights.are_those_of(module)
     weight.scale.fill_(2.0)
     assert not weights.are_those_of(module) and Weights(module).are_those_of(module)
     weights = Weights(module)
-    weight.numbers = (
-        weight.numbers.clone()
-    )  # a module that is moved keeps the weight and exchanges what it is made of
+    # A module that is moved keeps the weight and exchanges what it is made of.
+    weight.numbers = weight.numbers.clone()
     assert not weights.are_those_of(module)
     weights = Weights(module)
     module.weight = nn.Parameter(Scaled(weight.numbers, weight.scale), requires_grad=False)
@@ -399,11 +273,94 @@ def test_a_weight_that_is_made_of_tensors_has_their_places():
 
 
 def test_a_layer_with_a_weight_that_is_made_of_tensors_is_left_as_it_is():
-    lm = family_pair("llama").target_lm
+    lm = lm_of("llama")
     layer = lm.model.model.layers[0]
-    weight = layer.mlp.up_proj.weight
-    layer.mlp.up_proj.weight = nn.Parameter(
-        Scaled(weight.round().to(torch.int8), torch.ones((), dtype=weight.dtype)), False
+    numbers = layer.mlp.up_proj.weight.round().to(torch.int8)
+    layer.mlp.up_proj.weight = nn.Parameter(Scaled(numbers, torch.ones(())), False)
+    assert not is_layer(layer) and not packed._is_packable(layer.mlp.up_proj)
+    assert is_layer(lm.model.model.layers[1]) and packed._is_packable(layer.mlp.down_proj)
+
+
+ALL = ("hidden", "embedding", "draft_prob", "max_prob", "entropy")
+HEADS = {
+    "default": HeadConfig(160, inputs=ALL, depth=3, width=20),
+    "no blocks": HeadConfig(7, inputs=ALL, depth=0, width=5),
+    "several panels": HeadConfig(70, inputs=ALL, depth=1, width=100),
+    "shared by threads": HeadConfig(640, inputs=("hidden", "embedding"), depth=2, width=160),
+    "SpecDec++'s, without a projection": HeadConfig(
+        64, inputs=("hidden",), depth=4, predicts="input_token"
+    ),
+}
+
+
+def random_head(name):
+    torch.manual_seed(0)
+    head = AcceptanceHead(HEADS[name]).requires_grad_(False)
+    for tensor in (*head.parameters(), *head.buffers()):
+        tensor.normal_(std=0.2)
+    return head
+
+
+def features_of(head, *shape):
+    generator = torch.Generator().manual_seed(1)
+    vectors = {"hidden": (head.config.hidden_size,), "embedding": (head.config.hidden_size,)}
+    features = {}
+    for name in head.config.inputs:
+        features[name] = torch.rand((*shape, *vectors.get(name, ())), generator=generator)
+    return features
+
+
+def packed_head_logits(head, features):
+    networks = packed_model(tiny_pair().draft_lm, [head]).networks
+    assert isinstance(networks[head], PackedNetwork)
+    with computing(CpuOperations(networks)):
+        return head(features)
+
+
+@pytest.mark.parametrize("name", HEADS)
+def test_the_logits_of_a_head(name, threads):
+    head = random_head(name)
+    for shape in ((), (1,), (5,), (3, 14)):
+        features = features_of(head, *shape)
+        actual = packed_head_logits(head, features)
+        torch.testing.assert_close(actual, head(features), atol=2e-5, rtol=2e-5)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda head: head.blocks[1].linear.weight.add_(0.5),
+        lambda head: head.input_mean.add_(0.1),
+        lambda head: head.blocks[1].linear.weight.data.mul_(1.5),
+    ],
+    ids=["learns", "is scaled again", "is written past the version counter"],
+)
+def test_a_head_that_changes_is_packed_again(change):
+    head = random_head("default")
+    features = features_of(head, 2)
+    before = packed_head_logits(head, features)
+    change(head)
+    assert not torch.allclose(head(features), before)
+    torch.testing.assert_close(
+        packed_head_logits(head, features), head(features), atol=2e-5, rtol=2e-5
     )
-    assert not packed.is_layer(layer) and not packed._is_packable(layer.mlp.up_proj)
-    assert packed.is_layer(lm.model.model.layers[1]) and packed._is_packable(layer.mlp.down_proj)
+
+
+class Shifted(AcceptanceHead):
+    def score(self, inputs):
+        return super().score(inputs) + 1
+
+
+@pytest.mark.parametrize("part", ["the class", "a map", "a hook", "the type"])
+def test_a_network_that_computes_something_else_is_left_to_torch(part):
+    head = random_head("default")
+    assert _is_network(head) and not _is_network(nn.Linear(3, 3))
+    if part == "the class":
+        head = Shifted(head.config)
+    elif part == "a map":
+        head.readout = type("Other", (nn.Linear,), {})(20, 1)
+    elif part == "a hook":
+        head.blocks[0].register_forward_hook(lambda block, inputs, output: 2 * output)
+    else:
+        head.double()
+    assert not _is_network(head)

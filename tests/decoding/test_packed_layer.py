@@ -8,10 +8,14 @@ from fakes import needs_compiler
 from families import CONFIGS, VOCAB_SIZE, WINDOW, tiny_model
 from torch import nn
 from transformers import LlamaConfig, MistralConfig
+from transformers.cache_utils import Cache
 
+from specheads.decoding.engine import make_engine
+from specheads.decoding.engine.artefacts import name_of
 from specheads.decoding.engine.compiled import CompiledEngine, StepKind, StepModule, StepOperations
-from specheads.decoding.engine.cpu import CpuStep, packed
+from specheads.decoding.engine.cpu import CpuStep
 from specheads.decoding.engine.cpu.packed import _PackedLayer, is_layer, packed_model
+from specheads.decoding.engine.reading import ChainLayer
 from specheads.pair.language_model import LanguageModel
 from specheads.pair.quantization import round_weights
 
@@ -46,7 +50,7 @@ STARTS = (0, 7, 60)
 COUNTS = (1, 2, 5, 12, 13, 25)
 
 
-def lm_of(name, dtype=torch.float64):
+def lm_of(name, dtype=torch.float32):
     return LanguageModel(tiny_model(FAMILIES[name], seed=4).to(dtype))
 
 
@@ -99,6 +103,14 @@ def parts(result):
     return [logits, *(each for layer in memory for each in layer)]
 
 
+def wide_copy(name, lm):
+    """Return the same model in float64."""
+    wide = LanguageModel(tiny_model(FAMILIES[name], seed=4))
+    weights = {key: value.double() for key, value in lm.model.state_dict().items()}
+    wide.model.load_state_dict(weights)
+    return wide
+
+
 @torch.no_grad()
 @pytest.mark.parametrize("start", STARTS)
 @pytest.mark.parametrize("name", FAMILIES)
@@ -107,42 +119,33 @@ def test_a_step_has_the_logits_keys_and_values_of_transformers(name, start, thre
     assert all(is_layer(layer) for layer in step.lm.model.model.layers)
     for count in COUNTS:
         tokens = random_tokens(count)
-        # Norms are float32 in both, whose last bits depend on the order of sums.
-        assert (
-            largest_difference(parts(step(tokens, packed=True)), parts(step(tokens, packed=False)))
-            < 2e-5
-        )
+        actual = parts(step(tokens, packed=True))
+        assert largest_difference(actual, parts(step(tokens, packed=False))) < 2e-4
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("name", FAMILIES)
-def test_a_step_in_narrow_types_is_as_exact_as_transformers(name, dtype):
-    squares = torch.zeros(2, dtype=torch.float64)
+def test_a_step_is_as_exact_as_transformers(name, dtype):
+    squares = {True: 0.0, False: 0.0}
     for start in STARTS[1:]:  # at the first position both compute the same maps
         step = Step(lm_of(name, dtype), start)
-        wide = LanguageModel(tiny_model(FAMILIES[name], seed=4))
-        wide.model.load_state_dict(
-            {key: value.double() for key, value in step.lm.model.state_dict().items()}
-        )
-        wide_step = Step(wide, start)
-        for layers in zip(
-            wide_step.engine._memory, step.engine._memory, strict=True
-        ):  # both read the same text before
+        wide_step = Step(wide_copy(name, step.lm), start)
+        # Both read the same text before.
+        for layers in zip(wide_step.engine._memory, step.engine._memory, strict=True):
             for exact, narrow in zip(*layers, strict=True):
                 exact.copy_(narrow)
         for seed in range(8):
             tokens = random_tokens(20, seed)
             exact = parts(wide_step(tokens, packed=False))[0]
-            for way, packs in enumerate((True, False)):
-                squares[way] += (parts(step(tokens, packs))[0].double() - exact).square().mean()
-    assert (
-        squares[0] < 1.25**2 * squares[1]
-    )  # of one text the error differs by up to 1.8 times, of these sixteen by up to 1.12
+            for packs in (True, False):
+                squares[packs] += (parts(step(tokens, packs))[0].double() - exact).square().mean()
+    # Of one text the error differs by up to 1.8 times, of these sixteen by up to 1.12.
+    assert squares[True] < 1.25**2 * squares[False]
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("name", ["llama", "sizes between vectors"])
 def test_a_token_has_the_same_bits_in_every_number_of_tokens(name, dtype, threads):
     step = Step(lm_of(name, dtype), 9)
@@ -156,23 +159,6 @@ def test_a_token_has_the_same_bits_in_every_number_of_tokens(name, dtype, thread
         to_values.copy_(values)
     logits, _ = step(tokens[:, 13:14], packed=True, at=9 + 13)
     assert torch.equal(logits[:, 0], whole[:, 13])
-
-
-@torch.no_grad()
-@pytest.mark.parametrize("storage", [torch.bfloat16, torch.float16], ids=str)
-@pytest.mark.parametrize("name", FAMILIES)
-def test_a_step_whose_weights_are_packed_in_fewer_bits_keeps_its_bits(
-    name, storage, threads, monkeypatch
-):
-    lm = lm_of(name, storage)
-    lm.model.float()
-    step = Step(lm, 9)
-    narrow = [parts(step(random_tokens(count), packed=True)) for count in COUNTS]
-    assert storages_of(lm) == {storage}
-    monkeypatch.setattr(packed, "_storage", lambda *weights: weights[0].dtype)
-    packed._copies.clear()
-    for count, expected in zip(COUNTS, narrow, strict=True):
-        assert all(map(torch.equal, parts(step(random_tokens(count), packed=True)), expected))
 
 
 def storages_of(lm):
@@ -192,10 +178,7 @@ def storages_of(lm):
 def test_a_step_whose_weights_are_packed_in_groups_rounds_as_float32_does(form, storage, threads):
     lm = lm_of("inputs in groups", torch.float32)
     round_weights(lm.model, form)
-    wide = LanguageModel(tiny_model(FAMILIES["inputs in groups"], seed=4))
-    wide.model.load_state_dict(
-        {key: value.double() for key, value in lm.model.state_dict().items()}
-    )
+    wide = wide_copy("inputs in groups", lm)
     tokens = random_tokens(20)
     step = Step(lm, 9)
     exact = parts(Step(wide, 9)(tokens, packed=False))[0]
@@ -216,46 +199,24 @@ def test_a_step_whose_weights_are_packed_in_groups_rounds_as_float32_does(form, 
 def test_rows_of_a_batch_are_computed_each_with_its_memory():
     lm = lm_of("qwen2")
     layer = lm.model.model.layers[0]
-    hidden = torch.randn(3, 4, 32, dtype=torch.float64)
+    hidden = torch.randn(3, 4, 32)
     copied = _PackedLayer(layer)
     mask = torch.ones(3, 1, 4, 16, dtype=torch.bool).tril(diagonal=5)
     mask[1, :, :, :2] = False  # a row that begins later
     angles = lm.model.model.rotary_emb(hidden, torch.arange(5, 9)[None])
+    whole_keys, whole_values = torch.randn(3, 2, 32, 8), torch.randn(3, 2, 32, 8)
 
     def compute(rows):
-        keys, values = (
-            torch.randn(
-                3, 2, 32, 8, generator=torch.Generator().manual_seed(s), dtype=torch.float64
-            )
-            for s in (0, 1)
-        )
-        keys = keys[rows].contiguous()
-        values = values[rows].contiguous()
-        weights = (
-            layer.input_layernorm.weight,
-            copied.queries_keys_values,
-            copied.bias,
-            copied.output,
-        )
-        weights += (
-            layer.post_attention_layernorm.weight,
-            copied.gate_up,
-            copied.down,
-            1e-6,
-            8**-0.5,
-        )
-        start = torch.tensor(5)
-        output = torch.ops.specheads.decoder_layer(
-            hidden[rows], *angles, mask[rows], start, None, keys, values, *weights
-        )
+        keys, values = whole_keys[rows].clone(), whole_values[rows].clone()
+        memory = Cache(layers=[ChainLayer(keys, values, 16, torch.tensor(5))])
+        output = copied.compute(0, layer, hidden[rows], mask[rows], angles, memory)
         return output, keys, values
 
     together = compute(slice(0, 3))
     for row in range(3):
         alone = compute(slice(row, row + 1))
-        assert all(
-            torch.equal(one[0], every[row]) for one, every in zip(alone, together, strict=True)
-        )
+        for one, every in zip(alone, together, strict=True):
+            assert torch.equal(one[0], every[row])
     assert not torch.equal(together[0][0], together[0][1])
 
 
@@ -288,7 +249,7 @@ def test_the_copy_of_a_layer_follows_its_weights_and_goes_with_it():
         False,
     ]
     after = step(tokens, packed=True)
-    assert largest_difference(parts(after), parts(step(tokens, packed=False))) < 2e-5
+    assert largest_difference(parts(after), parts(step(tokens, packed=False))) < 2e-4
     assert largest_difference(parts(after), parts(before)) > 1e-3
 
 
@@ -314,13 +275,13 @@ def twice(linear):
         lambda layer: setattr(layer.mlp, "act_fn", nn.GELU()),
         lambda layer: setattr(layer.mlp, "up_proj", twice(layer.mlp.up_proj)),
         lambda layer: setattr(
-            layer.mlp.down_proj, "bias", nn.Parameter(torch.ones(32, dtype=torch.float64))
+            layer.mlp.down_proj, "bias", nn.Parameter(torch.ones(32, dtype=torch.float32))
         ),
         lambda layer: setattr(
-            layer.self_attn.q_proj, "bias", nn.Parameter(torch.ones(32, dtype=torch.float64))
+            layer.self_attn.q_proj, "bias", nn.Parameter(torch.ones(32, dtype=torch.float32))
         ),
         lambda layer: layer.mlp.bfloat16(),
-        lambda layer: layer.to(torch.float8_e4m3fn),
+        lambda layer: layer.to(torch.float64),
         lambda layer: layer.self_attn.register_forward_hook(lambda *args: None),
         lambda layer: setattr(layer, "__class__", type("Mine", (type(layer),), {})),
     ],
@@ -330,7 +291,7 @@ def twice(linear):
         "bias",
         "one bias of three",
         "types",
-        "narrow type",
+        "another type",
         "hook",
         "class of the layer",
     ],
@@ -342,5 +303,36 @@ def test_a_layer_that_someone_changed_is_left_to_its_maps(change):
 
 @pytest.mark.parametrize("name", CONFIGS)
 def test_which_families_have_the_operator(name):
-    layers = [module for module in tiny_model(CONFIGS[name], seed=0).modules() if is_layer(module)]
+    layers = [
+        module for module in tiny_model(CONFIGS[name], seed=0).float().modules() if is_layer(module)
+    ]
     assert len(layers) == (2 if name in ("llama", "llama, tied", "qwen2") else 0)
+
+
+@needs_compiler
+@torch.no_grad()
+@pytest.mark.parametrize("engine", ["eager", "compiled", "cuda_graph"])
+def test_a_model_whose_layers_are_read_stays_packed_and_kept(engine):
+    """Layer inputs are transformers' hidden states, in prompts, steps and rows."""
+    lm = lm_of("llama")
+    tokens = random_tokens(9)
+    # Transformers leaves hooks in the model that is asked for hidden states.
+    states = lm.model(tokens, output_hidden_states=True, use_cache=False).hidden_states
+    expected = torch.cat([states[0], states[1]], dim=-1)
+
+    def of_layers(output, *inputs):
+        return output.hidden * 1, output.layer_inputs * 1
+
+    of_layers.compile_key = "layer inputs"
+    reading = make_engine(engine, lm, 64, layers=(0, 1))
+    prompt = reading.forward(tokens[:, :4]).layer_inputs
+    assert name_of(lm, of_layers) is not None
+    if engine == "compiled":
+        operations = CpuStep(lm, [], few=True, rows=False)
+        assert operations.packed is not None and all(map(is_layer, lm.model.model.layers))
+    step = reading.compiled_step(of_layers)
+    for start, end in ((4, 5), (5, 9)):
+        _, inputs = step(tokens[:, start:end])
+        torch.testing.assert_close(inputs, expected[:, start:end], atol=1e-4, rtol=0)
+    torch.testing.assert_close(prompt, expected[:, :4], atol=1e-4, rtol=0)
+    assert make_engine("eager", lm, 64).forward(tokens).layer_inputs is None

@@ -9,9 +9,9 @@ from fakes import tiny_llama, tiny_pair
 from statistics_helper import chi_square_p_value
 from transformers import OPTConfig, OPTForCausalLM
 
-from specheads.data_gen.rows import Shard, label_rows
-from specheads.data_gen.rows import respond as respond_to
 from specheads.data_gen.settings import DataGeneration
+from specheads.data_gen.shard_rows import Shard, label_rows
+from specheads.data_gen.shard_rows import respond as respond_to
 from specheads.decoding import responses as module
 from specheads.decoding.responses import Responder, Response, row_uniforms
 from specheads.pair.sampling import Warp, sample

@@ -11,7 +11,6 @@ from transformers import MistralConfig
 from specheads.decoding.engine import EagerEngine, RowPlaces, eager
 from specheads.decoding.engine.compiled import CompiledEngine, StepKind, StepModule
 from specheads.decoding.engine.cpu import CpuStep
-from specheads.decoding.engine.reading import RowsLayer
 from specheads.pair.language_model import LanguageModel
 
 SHAPE = CONFIGS["llama"].to_dict()
@@ -42,9 +41,9 @@ logits_of.compile_key = "logits"
 class Rows:
     """Texts in the rows of an engine, the first of them in its last row."""
 
-    def __init__(self, name, engine=EagerEngine):
+    def __init__(self, name, engine=EagerEngine, dtype=torch.float64):
         generator = torch.Generator().manual_seed(0)
-        self.lm = LanguageModel(tiny_model(FAMILIES[name], seed=4))
+        self.lm = LanguageModel(tiny_model(FAMILIES[name], seed=4).to(dtype))
         self.texts = [
             torch.randint(VOCAB_SIZE, (1, length + 3), generator=generator) for length in LENGTHS
         ]
@@ -94,30 +93,14 @@ def test_rows_that_follow_each_other_are_a_slice():
 
 @torch.no_grad()
 @pytest.mark.parametrize("name", FAMILIES)
-def test_rows_in_order_are_read_where_they_lie_to_the_last_bit(name, monkeypatch):
+def test_rows_in_order_are_read_where_they_lie_to_the_last_bit(name):
     """Whether attention gets views or copies does not matter for its sums."""
-    sizes = []
-    (rows, other) = (Rows(name), Rows(name))
-    places = RowPlaces(torch.tensor([1, 2, 3]), torch.tensor([4, 30, 7]))
-    update = RowsLayer.update
-
-    def seen(self, *states):
-        keys, values = update(self, *states)
-        sizes.append(
-            (
-                keys.shape[0],
-                keys.untyped_storage().data_ptr() == self.keys.untyped_storage().data_ptr(),
-            )
-        )
-        return keys, values
-
-    monkeypatch.setattr(RowsLayer, "update", seen)
-    views = rows.engine.rows_step(logits_of)(rows.tokens[:3], 40, places)
-    monkeypatch.setattr(eager, "_slice_of", lambda rows: None)
-    copies = other.engine.rows_step(logits_of)(rows.tokens[:3], 40, places)
-    assert torch.equal(views, copies) and len(torch.unique(views, dim=0)) == 3
-    half = len(sizes) // 2
-    assert set(sizes[:half]) == {(3, True)} and set(sizes[half:]) == {(3, False)}
+    rows = Rows(name)
+    step = rows.engine.rows_step(logits_of)
+    views = step(rows.tokens[:3], 40, RowPlaces(torch.tensor([1, 2, 3]), torch.tensor([4, 30, 7])))
+    places = RowPlaces(torch.tensor([3, 1, 2]), torch.tensor([7, 4, 30]))
+    copies = step(rows.tokens[[2, 0, 1]], 40, places)
+    assert torch.equal(views, copies[[1, 2, 0]]) and len(torch.unique(views, dim=0)) == 3
 
 
 @needs_compiler
@@ -126,14 +109,14 @@ def test_rows_in_order_are_read_where_they_lie_to_the_last_bit(name, monkeypatch
 @pytest.mark.parametrize("few", [True, False], ids=["packed", "attention alone"])
 @pytest.mark.parametrize("name", FAMILIES)
 def test_operators_read_rows_as_alone(name, few, threads):
-    rows = Rows(name, CompiledEngine)
+    rows = Rows(name, CompiledEngine, torch.float32)
     step = CpuStep(rows.lm, [], few, rows=True)
     module = StepModule(step, logits_of, StepKind(all_logits=True, rows=True))
     assert step.has_operators and step.reads_all_rows == (name not in ("bloom", "gemma2"))
     actual = module(
         rows.tokens, torch.tensor(0), rows.engine._places[:64], rows.engine._memory, (rows.places,)
     )
-    torch.testing.assert_close(actual, rows.expected(), atol=2e-5, rtol=0)
+    torch.testing.assert_close(actual, rows.expected(), atol=2e-4, rtol=0)
 
 
 @torch.no_grad()
@@ -157,7 +140,7 @@ def test_texts_that_do_not_fit_are_refused():
 @torch.no_grad()
 @pytest.mark.usefixtures("built_operators")
 def test_rows_outside_of_the_memory_are_refused():
-    rows = Rows("llama", CompiledEngine)
+    rows = Rows("llama", CompiledEngine, torch.float32)
     module = StepModule(
         CpuStep(rows.lm, [], True, True), logits_of, StepKind(all_logits=True, rows=True)
     )

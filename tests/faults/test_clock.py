@@ -1,12 +1,10 @@
 """A clock that is set back between two runs, or during one, changes nothing."""
 
-import logging
 import time
 
 import pytest
 from fakes import release_runs
 
-from specheads.forecast import Forecast
 from specheads.storage import runs
 
 
@@ -52,13 +50,3 @@ def test_the_tenth_run_of_a_second_is_newer_than_the_second(clock, tmp_path):
     for folder in folders:
         runs.write_json(folder / runs.STATE, {**runs.read_state(folder), "key": "key"})
     assert begun(tmp_path) == folders[-1]
-
-
-def test_forecasts_do_not_ask_the_clock(clock, caplog, monkeypatch):
-    caplog.set_level(logging.INFO)
-    monkeypatch.setattr("specheads.forecast._LEAST_SECONDS", 0)
-    forecast = Forecast("work", first=1e-9)
-    for moment in (2e9, 1e9, 0.0):
-        clock(moment)
-        forecast.update(moment == 0.0, 4)
-    assert "about" in caplog.text and "-" not in caplog.text.partition("about")[2]

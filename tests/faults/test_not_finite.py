@@ -11,10 +11,10 @@ import torch
 from fakes import tiny_pair
 
 from specheads import Warp, papers
-from specheads.data_gen.rows import label_responses
+from specheads.data_gen.shard_rows import label_responses
 from specheads.decoding import stopping, verification
 from specheads.decoding.decoder import Baseline, SpeculativeDecoder
-from specheads.decoding.engine.own_cache import way_of
+from specheads.decoding.engine.own_cache import cache_of
 from specheads.decoding.responses import Responder, row_uniforms
 from specheads.errors import UserError
 from specheads.evaluation.probe.prediction import agreement
@@ -40,7 +40,7 @@ WARPS = {
 def pair():
     pair = tiny_pair(4, scale=1.5)
     for lm in (pair.draft_lm, pair.target_lm):
-        way_of(lm)  # a check that engines make once, of no response
+        cache_of(lm)  # a check that engines make once, of no response
     return pair
 
 

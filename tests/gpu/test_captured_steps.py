@@ -10,7 +10,6 @@ from families import WINDOW
 
 from specheads import SpeculativeDecoder, Warp, generate_baseline, stopping
 from specheads.decoding.decoder import Baseline
-from specheads.decoding.step_times import _target_step, _verification_step
 from tests.gpu.checks import family_there, moved, plain_greedy, random_head, random_prompt
 
 GREEDY = Warp(temperature=0)
@@ -52,8 +51,8 @@ def test_replays_do_not_wait_for_the_device(pair, device, warp):
     for each in (decoder, alone):
         each.prepare()
     steps = [
-        _target_step(alone, 40),
-        *(_verification_step(decoder, count, 40) for count in range(20)),
+        alone.target_step(40),
+        *(decoder.verification_step(count, 40) for count in range(20)),
     ]
     for run in steps:
         run()

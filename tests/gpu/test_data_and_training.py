@@ -10,7 +10,7 @@ import torch
 from fakes import tiny_pair
 
 from specheads import HeadConfig, Warp
-from specheads.data_gen.rows import label_responses
+from specheads.data_gen.shard_rows import label_responses
 from specheads.decoding.responses import Responder
 from specheads.heads.batch import HeadBatch, head_features
 from specheads.prompts.prompt import ResponseLimits

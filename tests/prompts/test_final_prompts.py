@@ -3,7 +3,6 @@ data cache.
 """
 
 import json
-from collections import Counter
 from pathlib import Path
 
 import datasets
@@ -16,8 +15,8 @@ from specheads.errors import UserError
 from specheads.pair.sampling import Warp
 from specheads.prompts import sources as nano_source
 from specheads.prompts.data_set_source import DatasetSource
-from specheads.prompts.prompt import FINAL, Prompt, prompts_fingerprint, unique
-from specheads.prompts.sources import FINAL_PER_FILE, NUM_PARTS, NUM_READ, NanoSource
+from specheads.prompts.prompt import FINAL, Prompt
+from specheads.prompts.sources import NUM_PARTS, NUM_READ, NanoSource
 
 ROOT = Path(__file__).parents[2]
 
@@ -65,37 +64,8 @@ def test_parts_share_no_prompt_and_hold_none_that_was_read_or_is_trained_on(libr
     assert {prompt.prompt_id for prompt in final(list(range(NUM_PARTS)))} == set(ids)
 
 
-def test_a_file_gives_its_first_prompts_and_no_more_than_its_share(library, monkeypatch):
-    every = final(list(range(NUM_PARTS)))
-    per_file = Counter(prompt.group for prompt in every)
-    assert max(per_file.values()) == per_file["large.py"] == FINAL_PER_FILE
-    monkeypatch.setattr("specheads.prompts.sources.NUM_READ", len(library["test"]))
-    test = list(NanoSource(0, 0, len(library["test"])).load(chats=False))
-    large = [prompt.prompt_id for prompt in test[NUM_READ:] if prompt.group == "large.py"]
-    assert [prompt.prompt_id for prompt in every if prompt.group == "large.py"] == large[
-        :FINAL_PER_FILE
-    ]
-
-
 def test_final_prompts_do_not_depend_on_the_number_of_test_prompts():
     assert final(3) == final(3, num_test=0) == final(3, num_test=5)
-
-
-def test_num_final_takes_the_first_of_all_named_parts():
-    assert final([4, 2], num_final=7) == final([2, 4])[:7] and len(final([4, 2], num_final=7)) == 7
-    assert {int(prompt.prompt_id, 16) % NUM_PARTS for prompt in final([2, 4])} == {2, 4}
-
-
-def test_a_prompt_keeps_its_part_where_the_library_has_other_functions(library, monkeypatch):
-    before = {prompt.prompt_id: part for part in range(NUM_PARTS) for prompt in final(part)}
-    larger = {
-        "dev": library["dev"],
-        "test": [*library["test"], *(function(f"def g{n}():\n", f"new{n}.py") for n in range(50))],
-    }
-    monkeypatch.setattr(nano_source, "standard_library", lambda side: iter(larger[side]))
-    after = {prompt.prompt_id: part for part in range(NUM_PARTS) for prompt in final(part)}
-    common = before.keys() & after.keys()
-    assert len(common) > 0.9 * len(before) and all(before[item] == after[item] for item in common)
 
 
 def test_without_a_part_there_is_no_final_prompt_and_all_else_is_the_same():
@@ -104,17 +74,6 @@ def test_without_a_part_there_is_no_final_prompt_and_all_else_is_the_same():
     assert plain == [
         p for p in NanoSource(1600, 200, 300, None, 1).load(chats=False) if p.split != FINAL
     ]
-
-
-def test_a_prompt_of_several_files_belongs_to_the_first_by_name(monkeypatch):
-    for order in ([0, 1], [1, 0]):
-        both = [function("def f():\n", name) for name in ("b.py", "a.py")]
-        monkeypatch.setattr(
-            nano_source,
-            "standard_library",
-            lambda side, functions=both, order=order: [functions[i] for i in order],
-        )
-        assert [prompt.group for prompt in NanoSource(0, 0, 9).load(chats=False)] == ["a.py"]
 
 
 @pytest.mark.parametrize("part", [10, -1, "all", 0.5, True, [1, 1], [0, 12]])
@@ -144,10 +103,6 @@ def test_a_final_evaluation_without_final_prompts_names_the_key(changes):
     with pytest.raises(UserError, match=r"split=final needs final prompts.*data\.final_part=9"):
         NanoSource(1, 1, 1, **changes).check_final()
     NanoSource(1, 1, 1, None, OmegaConf.create([0, 3])).check_final()
-
-
-def test_parts_on_the_command_line_are_a_list(library):
-    assert final(OmegaConf.create([0, 3])) == final([0, 3])
 
 
 # --- data sets
@@ -205,17 +160,6 @@ def test_final_rows_of_a_test_split_follow_its_test_rows(tmp_path):
     assert splits_of(source) == {"train": [0, 1], "dev": [2], "test": [0, 1, 2], "final": [3, 4]}
 
 
-def test_a_count_of_final_prompts_is_checked(tmp_path):
-    with pytest.raises(UserError, match=r"data\.num_final=-1 must be a non-negative integer"):
-        rows_source(tmp_path, (1, 1, 1), -1)
-    with pytest.raises(
-        UserError,
-        match=r"split=final needs final prompts, but data\.num_final=0 .*data\.num_final=500",
-    ):
-        rows_source(tmp_path, (1, 1, 1), 0).check_final()
-    rows_source(tmp_path, (1, 1, 1), 1).check_final()
-
-
 # --- data caches
 
 
@@ -239,12 +183,6 @@ def test_data_caches_hold_no_final_prompt_and_do_not_depend_on_them(nano, tmp_pa
     ]
     assert made[0] == made[1]
     assert [path.name for path in made[0].glob("*.parquet")] == ["train-00000.parquet"]
-
-
-def test_groups_do_not_change_the_fingerprint_of_prompts():
-    item = [Prompt("a" * 16, "test", "x", group="a.py")]
-    assert prompts_fingerprint(item) == prompts_fingerprint([Prompt("a" * 16, "test", "x")])
-    assert unique(item) == item
 
 
 def test_the_list_of_parts_that_were_read_is_valid():

@@ -10,16 +10,13 @@ from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 import datasets
 import pytest
 from datasets import Dataset, DatasetDict
-from fakes import tiny_pair
 
-from specheads.commands.compose import command_config, settings_of, source_of
+from specheads.commands.compose import command_config, source_of
 from specheads.commands.evaluate import named_test_sets
 from specheads.commands.help import read_head
-from specheads.data_gen.settings import DataGeneration
 from specheads.errors import UserError
 from specheads.pair.config import config_folder
 from specheads.prompts.data_set_source import DatasetSource
-from specheads.prompts.prompt import ResponseLimits, encode_prompts
 
 TASK = (
     "Below is an instruction that describes a task. Write a response that appropriately completes"
@@ -239,15 +236,6 @@ def test_rows_become_prompts_in_the_format_of_their_set(file_of, name, chats):
     }
 
 
-def test_the_other_direction_of_a_translation_is_a_template(file_of):
-    template = (  # as the head of its config has it
-        'data.template="Translate English to German: {translation[en]}"'
-    )
-    assert template in (config_folder() / "data" / "wmt14.yaml").read_text()
-    first = configured("wmt14", f"data.path={file_of('wmt14')}", template).load(chats=True)[0]
-    assert first.text == "Translate English to German: The train is late."
-
-
 @pytest.mark.parametrize("name", [name for name in ROWS if name not in ("spec-bench", "humaneval")])
 def test_the_hub_is_asked_for_the_splits_that_it_has(monkeypatch, name):
     asked = []
@@ -341,25 +329,6 @@ def test_a_row_that_refers_to_another_data_set_is_refused(tmp_path):
         configured("speed-bench", f"data.path={path}").load(chats=True)
 
 
-def test_a_prompt_of_32k_tokens_is_kept_where_there_is_room(tmp_path):
-    path = tmp_path / "throughput_32k.jsonl"
-    pair = tiny_pair(window=2**16)
-    path.write_text(
-        json.dumps({"messages": [{"role": "user", "content": "abc" * 11_000}], "category": "mixed"})
-        + "\n"
-    )
-    words = [f"data.path={path}", "data.num_dev=0", "data.max_prompt_tokens=40960"]
-    cfg = command_config("evaluate", ["data=speed-bench", *words])
-    ((_, ids),) = encode_prompts(
-        pair, source_of(cfg).load(chats=False), settings_of(DataGeneration, cfg).limits
-    )
-    assert len(ids) == 33_000
-    with pytest.raises(UserError, match="none of 1 prompts has between 1 and 4096 tokens"):
-        encode_prompts(
-            pair, source_of(cfg).load(chats=False), ResponseLimits(max_prompt_tokens=4096)
-        )
-
-
 def test_a_set_for_tests_is_named_next_to_the_data_of_the_head():
     sets = named_test_sets({"spec-bench": None, "mt-bench": None}, 10)
     assert {
@@ -416,15 +385,3 @@ def test_a_file_is_read_from_its_address(server, file_of):
     assert {prompt.text for prompt in source.load(chats=True)} == {
         row["turns"][0] for row in ROWS["spec-bench"]
     }
-
-
-def test_an_address_without_a_file_is_an_error(server):
-    with pytest.raises(
-        UserError,
-        match=(
-            r"nothing\.jsonl' could not be loaded: .*Check the address; without a network, copy the"
-        ),
-    ):
-        configured("spec-bench", f"data.path={server}/nothing.jsonl").load(chats=True)
-    with pytest.raises(UserError, match=r"ends in no suffix, but only \.json"):
-        configured("spec-bench", f"data.path={server}/page")

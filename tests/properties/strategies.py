@@ -30,9 +30,10 @@ from specheads.decoding.stopping import StoppingRule
 from specheads.decoding.stopping.logistic import LOGISTIC_INPUTS
 
 PAIRINGS = [
-    (way, rule) for (way, drafting), (rule, make) in itertools.product(DRAFTINGS.items(), RULES.items())
-    if drafting.kind in make.takes
-]  # fmt: skip
+    (way, rule)
+    for way, rule in itertools.product(DRAFTINGS, RULES)
+    if DRAFTINGS[way].kind in RULES[rule].takes
+]
 # of the tiny models
 WINDOW = 40
 HIDDEN = 16

@@ -4,14 +4,13 @@ import logging
 import re
 
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from properties.strategies import tries
 
 from specheads import forecast
 from specheads.forecast import Forecast
-from specheads.pair.padding import batches_of_tokens, by_length, right_padded, slices
+from specheads.pair.padding import batches_of_tokens, by_length, slices
 
 lengths = st.lists(st.integers(0, 40), max_size=30)
 
@@ -41,15 +40,6 @@ def test_slices_are_consecutive_and_as_large_as_the_limit_allows(num_rows, row_s
     sizes = [part.stop - part.start for part in parts]
     assert all(size * row_size <= most or size == 1 for size in sizes)
     assert len(set(sizes[:-1])) <= 1 and (len(parts) == 1 or (sizes[0] + 1) * row_size > most)
-
-
-@tries(3)
-@given(st.lists(st.lists(st.integers(0, 2**31), max_size=6), min_size=1, max_size=6))
-def test_padding_keeps_every_row_and_adds_zeros(texts):
-    tokens = right_padded(texts)
-    assert tokens.dtype == torch.long and tokens.shape == (len(texts), max(map(len, texts)))
-    for row, text in zip(tokens.tolist(), texts, strict=True):
-        assert row == text + [0] * (len(row) - len(text))
 
 
 class Messages(logging.Handler):

@@ -2,7 +2,6 @@
 interruptions they are made.
 """
 
-import json
 import tempfile
 import threading
 from contextlib import contextmanager, suppress
@@ -10,7 +9,6 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 import torch
 from chains import Model
@@ -23,12 +21,10 @@ from specheads.data_gen.run import generate_data
 from specheads.data_gen.settings import DataGeneration
 from specheads.pair.sampling import Warp
 from specheads.prompts.prompt import Prompt, text_id
-from specheads.storage import files, journal, row_store, shards
-from specheads.storage.data_set import load_split
-from specheads.storage.files import write_json
+from specheads.storage import files, journal, shards
 from specheads.storage.journal import Journal
 from specheads.storage.row_store import RowStore
-from specheads.storage.shards import ShardStore, read_manifest
+from specheads.storage.shards import ShardStore
 
 SCHEMA = pa.schema(
     {
@@ -91,28 +87,6 @@ def made_alone(plan):
     with folder() as alone:
         make(alone, plan)
         return content(alone)
-
-
-@given(planned_shards(), st.data())
-def test_rows_are_read_back_in_their_order_in_whatever_order_shards_are_written(plan, data):
-    with folder() as here:
-        make(here, plan, data.draw(st.permutations(list(plan))))
-        assert content(here) == made_alone(plan)
-        expected = [row for name in plan for row in plan[name]]
-        read = [
-            row
-            for name in sorted(read_manifest(here)["shards"])
-            for row in pq.read_table(here / name).to_pylist()
-        ]
-        assert read == expected
-
-
-@tries(0.2)
-@given(planned_shards(), st.data())
-def test_a_split_is_read_in_the_order_of_its_shards(plan, data):
-    with folder() as here:
-        make(here, plan, data.draw(st.permutations(list(plan))))
-        assert load_split(here, "train").to_list() == [row for name in plan for row in plan[name]]
 
 
 @given(
@@ -317,19 +291,6 @@ def test_a_journal_that_was_cut_anywhere_has_its_first_entries_and_goes_on(texts
         )
 
 
-@given(st.lists(entries, min_size=2, max_size=4), st.integers(0, 5), probabilities())
-def test_a_file_is_the_old_one_or_the_new_one(versions, step, share):
-    with folder() as here:
-        path = here / "a.json"
-        for version in versions[:-1]:
-            write_json(path, version)
-        with killed_at(step, share):
-            write_json(path, versions[-1])
-        assert json.loads(path.read_text()) in versions[-2:]
-        write_json(path, versions[-1])
-        assert json.loads(path.read_text()) == versions[-1] and len(list(here.iterdir())) == 1
-
-
 # --- rows of tensors, and parts
 
 
@@ -354,18 +315,3 @@ def test_rows_of_tensors_are_read_back(sizes, width):
             assert read.keys() == row.keys() and all(
                 torch.equal(read[name], row[name]) for name in row
             )
-
-
-@tries(5)
-@given(st.lists(st.integers(0, 40), max_size=20), st.integers(1, 30))
-@example([1, 9, 9], 10)  # 18 bytes in one shard
-def test_shards_of_tensors_are_consecutive_and_below_their_size_after_their_first_row(
-    sizes, shard_bytes
-):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(row_store, "SHARD_BYTES", shard_bytes)
-        store = RowStore(Path(), PROVENANCE, {"": np.array(sizes, dtype=np.int64)}, "rows")
-    parts = [rows for _, rows in store.parts.values()]
-    assert [row for rows in parts for row in rows] == list(range(len(sizes)))
-    for rows in parts:
-        assert len(rows) and sum(sizes[row] for row in rows[1:]) < shard_bytes

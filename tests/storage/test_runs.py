@@ -107,10 +107,6 @@ def test_what_a_launcher_restarts_resumes(monkeypatch):
     assert may_resume()
 
 
-def test_the_order_of_overrides_does_not_matter():
-    assert run_key(config(task=["a=1", "b=2"])) == run_key(config(task=["b=2", "a=1"]))
-
-
 def test_an_interrupted_run_is_found_again(tmp_path):
     unfinished(tmp_path, "2026-01-01_00-00-00")
     newest = unfinished(tmp_path, "2026-01-02_00-00-00")
@@ -143,18 +139,6 @@ def test_without_resuming_or_without_an_interrupted_run_the_folder_is_new(tmp_pa
         time.strptime(folder.name, "%Y-%m-%d_%H-%M-%S")
 
 
-def test_runs_that_begin_in_the_same_second_get_different_folders(tmp_path, monkeypatch):
-    monkeypatch.setattr(time, "strftime", lambda form: "2026-01-01_00-00-00")
-    names = [runs.run_folder(tmp_path, "this").name for _ in range(3)]
-    assert names == ["2026-01-01_00-00-00", "2026-01-01_00-00-00-2", "2026-01-01_00-00-00-3"]
-
-
-def test_a_file_where_the_folders_should_be_is_an_error(tmp_path):
-    (tmp_path / "outputs").write_text("")
-    with pytest.raises(OSError, match="outputs"):
-        runs.run_folder(tmp_path / "outputs", "this")
-
-
 def test_a_run_knows_whether_it_was_begun_before(tmp_path, restart):
     runs.begin(tmp_path, "this")
     assert not runs.is_resumed(tmp_path)
@@ -167,13 +151,6 @@ def test_a_run_knows_whether_it_was_begun_before(tmp_path, restart):
     runs.finish(tmp_path)
     restart()
     runs.begin(tmp_path, "this")  # a folder that the user named, and whose run was finished
-    assert not runs.is_resumed(tmp_path)
-
-
-def test_a_folder_of_another_configuration_is_not_resumed(tmp_path, restart):
-    runs.begin(tmp_path, "this")
-    restart()
-    runs.begin(tmp_path, "another")
     assert not runs.is_resumed(tmp_path)
 
 

@@ -6,6 +6,7 @@ PyTorch.
 
 import logging
 import os
+from collections.abc import Sequence
 from typing import Any
 
 from specheads.decoding.engine.artefacts import compile_ahead
@@ -14,7 +15,7 @@ from specheads.decoding.engine.cpu import CpuStep, bulk_operations, packed_reade
 from specheads.decoding.engine.cpu.packed import bytes_to_pack
 from specheads.decoding.engine.cuda_graph import GraphEngine
 from specheads.decoding.engine.eager import EagerEngine, Engine, ForwardOutput, StepMemory
-from specheads.decoding.engine.own_cache import OwnCacheEngine, WholeTexts, way_of, whole_states
+from specheads.decoding.engine.own_cache import OwnCacheEngine, WholeTexts, cache_of
 from specheads.decoding.engine.reading import RowPlaces, TreeSlots
 from specheads.errors import UserError
 from specheads.pair.language_model import LanguageModel
@@ -30,12 +31,11 @@ __all__ = [
     "WholeTexts",
     "bulk_operations",
     "bytes_to_pack",
+    "cache_of",
     "compile_ahead",
     "make_engine",
     "packed_reader",
     "resolve_engine",
-    "way_of",
-    "whole_states",
 ]
 
 logger = logging.getLogger(__name__)
@@ -55,7 +55,12 @@ def resolve_engine(name: str) -> str:
 
 
 def make_engine(
-    name: str, lm: LanguageModel, capacity: int, spare_capacity: int = 0, num_rows: int = 1
+    name: str,
+    lm: LanguageModel,
+    capacity: int,
+    spare_capacity: int = 0,
+    num_rows: int = 1,
+    layers: Sequence[int] = (),
 ) -> Engine:
     """Return the engine called `name` for one model.
 
@@ -63,6 +68,8 @@ def make_engine(
         capacity: positions of a text that its memory holds.
         spare_capacity: positions after it, for trees.
         num_rows: texts that its memory holds.
+        layers: layers of the model whose inputs each ForwardOutput has, for a draft that reads
+            them.
 
     Raises UserError for an unknown name, an engine that cannot run this model here, or a model that
     none can.
@@ -73,43 +80,48 @@ def make_engine(
             " example on cpu."
         )
     name = resolve_engine(name)
-    way = way_of(lm)
+    cache = cache_of(lm)
     model = type(lm.model).__name__
-    if way.obstacle is not None:  # to static memory
+    if cache.obstacle is not None:  # to static memory
         if name not in ("auto", "eager"):
-            raise UserError(f"engine={name} cannot run {model}: {way.obstacle}. Use engine=eager.")
+            raise UserError(
+                f"engine={name} cannot run {model}: {cache.obstacle}. Use engine=eager."
+            )
         if spare_capacity:
             raise UserError(
-                f"{model} decodes no trees: {way.obstacle}. Use drafting=autoregressive."
+                f"{model} decodes no trees: {cache.obstacle}. Use drafting=autoregressive."
             )
         if name == "auto":
             speed = (
-                "" if way.together else ", and reads tokens one by one, so that drafts save no time"
+                ""
+                if cache.together
+                else ", and reads tokens one by one, so that drafts save no time"
             )
             logger.warning(
                 "%s runs eagerly on its own cache, one text at a time%s: %s",
                 model,
                 speed,
-                way.obstacle,
+                cache.obstacle,
             )
-        return OwnCacheEngine(lm, capacity, num_rows, way.together)
+        return OwnCacheEngine(lm, capacity, num_rows, cache.together, layers)
     if name == "eager":
-        return EagerEngine(lm, capacity, spare_capacity, num_rows)
+        return EagerEngine(lm, capacity, spare_capacity, num_rows, layers)
     if name == "cuda_graph" and lm.device.type == "cpu":
         logger.warning(
             "engine=cuda_graph without CUDA only imitates graphs; use engine=compiled for speed."
         )
-        return GraphEngine(lm, capacity, spare_capacity=spare_capacity, num_rows=num_rows)
+        return GraphEngine(lm, capacity, True, spare_capacity, num_rows, layers)
     obstacle = _obstacle_to_compiling(lm)
     if name == "auto" and obstacle:
         logger.warning("%s runs eagerly: %s", model, obstacle)
-        return EagerEngine(lm, capacity, spare_capacity, num_rows)
+        return EagerEngine(lm, capacity, spare_capacity, num_rows, layers)
     if obstacle:
         raise UserError(f"engine={name} cannot run {model}: {obstacle}. Use engine=eager.")
     settings: dict[str, Any] = {
         "strict": name != "auto",
         "spare_capacity": spare_capacity,
         "num_rows": num_rows,
+        "layers": layers,
     }
     if name == "cuda_graph" or (name == "auto" and lm.device.type == "cuda"):
         return GraphEngine(lm, capacity, **settings)

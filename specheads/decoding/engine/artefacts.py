@@ -58,7 +58,7 @@ planned: dict[Hashable, Job] | None = (
 )
 
 
-def compile_ahead(warm_ups: Iterable[Callable[[], Any]]) -> None:
+def compile_ahead(warm_ups: Iterable[Callable[[], object]]) -> None:
     """Compile the steps that `warm_ups` would prepare and that are not on disk, several at a
     time.
     """
@@ -184,7 +184,8 @@ def load_or_compile(
                     "it was damaged, as its checksum differs"
                 )  # its code would run nevertheless
             return CompiledProgram.from_bytes(code), True
-        except Exception as error:  # noqa: BLE001  # a damaged or outdated file fails in many ways; compiling repairs it
+        # A damaged or outdated file fails in many ways; compiling repairs it.
+        except Exception as error:  # noqa: BLE001
             logger.warning(
                 "the compiled step %s cannot be used and is compiled again: %s", path, error
             )
@@ -235,7 +236,16 @@ def warn_once(message: str) -> None:
     logger.warning("%s", message)
 
 
-def name_of(lm: LanguageModel, epilogue: Epilogue, *settings: Any) -> str | None:
+def is_hooked(module: nn.Module) -> bool:
+    """Whether a hook may change what a module computes.
+
+    Those that transformers leaves behind where hidden states were asked for only read.
+    """
+    hooks = [*module._forward_hooks.values(), *module._forward_pre_hooks.values()]
+    return any(hook.__module__ != "transformers.utils.output_capturing" for hook in hooks)
+
+
+def name_of(lm: LanguageModel, epilogue: Epilogue, *settings: object) -> str | None:
     """Return a hash of all that the compiled code of a model and an epilogue depends on, also
     numbers and example tensors.
 
@@ -248,7 +258,7 @@ def name_of(lm: LanguageModel, epilogue: Epilogue, *settings: Any) -> str | None
         _source(type(value))
         for value in (epilogue, *vars(epilogue).values(), *(part for _, part in parts))
     ]
-    hooked = any(part._forward_hooks or part._forward_pre_hooks for _, part in parts)
+    hooked = any(is_hooked(part) for _, part in parts)
     if " at 0x" in repr(epilogue.compile_key) or None in sources or hooked:
         return None
     weights = [tensor for module in modules for tensor in (*module.parameters(), *module.buffers())]

@@ -20,7 +20,10 @@ from specheads.decoding.engine.artefacts import Job, load_or_compile, name_of
 from specheads.decoding.engine.compiled_program import (
     CPU_OPTIONS,
     OPTIONS,
+    BoundProgram,
     CompiledProgram,
+    MakeRepeater,
+    TensorTree,
     Weights,
     add_leaves,
     modules_in,
@@ -35,18 +38,19 @@ from specheads.decoding.engine.eager import (
 from specheads.decoding.engine.reading import (
     ChainLayer,
     Memory,
+    Operations,
     RowPlaces,
     chain_reading,
     computing,
     rows_states,
+    states_and_inputs,
 )
 from specheads.errors import UserError
 from specheads.pair.language_model import LanguageModel
-from specheads.pair.sampling import Operations
 
 logger = logging.getLogger(__name__)
 
-# The most that count as a few: with more, BLAS on the weights as they are is about as fast as
+# The most that count as a few: with more, BLAS on the model's weights is about as fast as
 # packed copies
 MOST_TOKENS = 64
 _WIDTHS = ("one token", "a few tokens", "many tokens", "two tokens")
@@ -54,9 +58,9 @@ _WIDTHS = ("one token", "a few tokens", "many tokens", "two tokens")
 _FEW = 5
 
 Runner = Callable[
-    [Tensor, Tensor, Tensor, tuple[Any, ...]], Any
+    [Tensor, Tensor, Tensor, tuple[TensorTree, ...]], TensorTree
 ]  # it takes tokens, start, places and inputs; see StepModule
-_Runners = dict[tuple[Any, ...], Runner]  # by shape
+_Runners = dict[tuple[Hashable, ...], Runner]  # by shape
 
 
 class StepKind(NamedTuple):
@@ -64,6 +68,7 @@ class StepKind(NamedTuple):
 
     all_logits: bool = False
     rows: bool = False
+    layers: tuple[int, ...] = ()  # those whose inputs the epilogue gets
 
 
 class StepOperations(nn.Module):
@@ -75,14 +80,13 @@ class StepOperations(nn.Module):
     whether it reads rows.
     """
 
-    compiler_options: Mapping[str, Any] = {}
+    compiler_options: Mapping[str, object] = {}
     reads_all_rows = (
         False  # a step in rows gives attention the memory of all rows, not a copy for each token
     )
     name: Hashable = "torch"  # compiled code depends on it
-    native: Any = (
-        None  # what makes calls of compiled steps that are faster than Python's, if anything does
-    )
+    # What repeats a compiled step without Python between; None: nothing does
+    make_repeater: MakeRepeater | None = None
 
     def __init__(
         self, lm: LanguageModel, modules: Sequence[nn.Module], few: bool, rows: bool
@@ -128,8 +132,13 @@ class StepModule(nn.Module):
         )  # a tuple: weights have no other names by the epilogue
 
     def forward(
-        self, tokens: Tensor, start: Tensor, places: Tensor, memory: Memory, inputs: tuple[Any, ...]
-    ) -> Any:
+        self,
+        tokens: Tensor,
+        start: Tensor,
+        places: Tensor,
+        memory: Memory,
+        inputs: tuple[TensorTree, ...],
+    ) -> TensorTree:
         """Read `tokens` (1, T) at position `start`, or (N, 1) in rows, and as much memory as
         `places` is long.
         """
@@ -137,19 +146,19 @@ class StepModule(nn.Module):
         (epilogue, kind) = self.step
         size = places.shape[0]
         count = tokens.shape[1]
-        with computing(self.operations.operations(inputs[0] if kind.rows else None)):
-            if kind.rows:
+        places_of_rows, others = (inputs[0], inputs[1:]) if kind.rows else (None, inputs)
+
+        def read() -> Tensor:
+            if places_of_rows is not None:
                 chosen = slice(None) if self.operations.reads_all_rows else None
-                hidden = rows_states(lm, memory, tokens, inputs[0], size, chosen)
-                return epilogue(ForwardOutput(tokens, hidden, lm.logits(hidden)), *inputs[1:])
+                return rows_states(lm, memory, tokens, places_of_rows, size, chosen)
             cache = Cache(layers=[ChainLayer(keys, values, size, start) for keys, values in memory])
-            hidden = chain_reading(lm, start, count, size).hidden_states(lm, tokens, cache)
-            return epilogue(
-                ForwardOutput(
-                    tokens, hidden, lm.logits(hidden if kind.all_logits else hidden[:, -1:])
-                ),
-                *inputs,
-            )
+            return chain_reading(lm, start, count, size).hidden_states(lm, tokens, cache)
+
+        with computing(self.operations.operations(places_of_rows)):
+            hidden, of_layers = states_and_inputs(lm, kind.layers, read)
+            logits = lm.logits(hidden if kind.all_logits or kind.rows else hidden[:, -1:])
+            return epilogue(ForwardOutput(tokens, hidden, logits, of_layers), *others)
 
 
 def _rounded_capacity(capacity: int, bucket: int) -> int:
@@ -183,9 +192,10 @@ class CompiledEngine(EagerEngine):
         spare_capacity: int = 0,
         num_rows: int = 1,
         operations: type[StepOperations] = StepOperations,
+        layers: Sequence[int] = (),
     ) -> None:
         whole = _rounded_capacity(capacity + spare_capacity, self.bucket)
-        super().__init__(lm, capacity, whole - capacity, num_rows)
+        super().__init__(lm, capacity, whole - capacity, num_rows, layers)
         self._reach = (
             whole - self.bucket
         )  # the most that a step reads: code compiled for a part may not fit the whole
@@ -208,10 +218,10 @@ class CompiledEngine(EagerEngine):
         self.num_prepared = 0
 
     def compiled_step(self, epilogue: Epilogue, all_logits: bool = False) -> CompiledStep:
-        kind = StepKind(all_logits)
+        kind = StepKind(all_logits, layers=self.layers)
         runners = self._runners.setdefault((epilogue.compile_key, kind), {})
 
-        def step(tokens: Tensor, *inputs: Any) -> Any:
+        def step(tokens: Tensor, *inputs: TensorTree) -> TensorTree:
             start = self.length
             count = tokens.shape[1]
             out = self._run((epilogue, kind, runners), tokens, start, start + count, inputs)
@@ -223,20 +233,21 @@ class CompiledEngine(EagerEngine):
 
     def repeats(self, step: CompiledStep) -> bool:
         runner = self._prepared[step].get(self._shape(1, self.bucket, StepKind()))
-        return getattr(runner, "native", None) is not None  # what runs uncompiled has none
+        return isinstance(runner, BoundProgram) and runner.repeater is not None
 
     def repeat(
         self,
         step: CompiledStep,
         tokens: Tensor,
         columns: Sequence[Tensor],
-        *inputs: Any,
+        *inputs: TensorTree,
         least: int = 1,
-    ) -> tuple[int, Any]:
+    ) -> tuple[int, TensorTree]:
         start = self.length
         self._check_fits(start + 1)
         most = min(tokens.shape[1], self._reach - start)
-        runner: Any = self._prepared[step][self._shape(1, self.bucket, StepKind())]
+        runner = self._prepared[step][self._shape(1, self.bucket, StepKind())]
+        assert isinstance(runner, BoundProgram)
         given = add_leaves(inputs, [tokens, self._start, self._places, *columns])
         count, out = runner.repeat(given, len(columns), start, self.bucket, least, most)
         self.pretend(start + count)
@@ -249,10 +260,10 @@ class CompiledEngine(EagerEngine):
         return self._reader
 
     def rows_step(self, epilogue: Epilogue) -> CompiledStep:
-        kind = StepKind(all_logits=True, rows=True)
+        kind = StepKind(all_logits=True, rows=True, layers=self.layers)
         runners = self._runners.setdefault((epilogue.compile_key, kind), {})
 
-        def step(tokens: Tensor, end: int, *inputs: Any) -> Any:
+        def step(tokens: Tensor, end: int, *inputs: TensorTree) -> TensorTree:
             return self._run((epilogue, kind, runners), tokens, 0, end, inputs)
 
         return step
@@ -263,8 +274,8 @@ class CompiledEngine(EagerEngine):
         tokens: Tensor,
         start: int,
         end: int,
-        inputs: tuple[Any, ...],
-    ) -> Any:
+        inputs: tuple[TensorTree, ...],
+    ) -> TensorTree:
         """Run a step that writes from `start` on, and reads as far as `end`."""
         (epilogue, kind, runners) = step
         size = self._size(end)
@@ -292,7 +303,9 @@ class CompiledEngine(EagerEngine):
         else:
             self._start_number[()] = start
 
-    def warm_up(self, compiled_step: CompiledStep, counts: Sequence[int], *inputs: Any) -> None:
+    def warm_up(
+        self, compiled_step: CompiledStep, counts: Sequence[int], *inputs: TensorTree
+    ) -> None:
         warmed_up = set()
         for count in counts:
             for size in self._sizes():
@@ -307,7 +320,7 @@ class CompiledEngine(EagerEngine):
         self.rewind(0)
 
     def warm_up_rows(
-        self, compiled_step: CompiledStep, examples: Sequence[tuple[Any, ...]]
+        self, compiled_step: CompiledStep, examples: Sequence[tuple[TensorTree, ...]]
     ) -> None:
         for example in examples:
             compiled_step(*example)
@@ -348,8 +361,8 @@ class CompiledEngine(EagerEngine):
         return -(-end // self.bucket) * self.bucket
 
     def _shape(
-        self, count: int, size: int, kind: StepKind, inputs: tuple[Any, ...] = ()
-    ) -> tuple[Any, ...]:
+        self, count: int, size: int, kind: StepKind, inputs: tuple[TensorTree, ...] = ()
+    ) -> tuple[Hashable, ...]:
         """Return the key of the step that serves forward passes over `count` tokens that read
         `size` positions of memory.
         """
@@ -358,11 +371,11 @@ class CompiledEngine(EagerEngine):
     def _width(self, count: int, kind: StepKind) -> int:
         """Return which of _WIDTHS a forward pass over `count` tokens is compiled for.
 
-        The verification of one drafted token has a step of its own, as sizes of 1 are constants:
+        One drafted token is verified by another step than several, as sizes of 1 are constants:
         padded to three tokens it took 13.7 ms of SmolLM2 with AVX2 in place of 10.9
         (docs/measurements/archive.md).
 
-        In rows and in float32, packed maps are the fastest for any number of tokens, with the
+        In rows and in float32, prepacked weights are the fastest for any number of tokens, with the
         attention that reads rows where they lie: on two cores 256 tokens of 64 rows of nano took
         15.6 ms, not packed 25.4 ms; in bfloat16 there is no difference.
         """
@@ -377,12 +390,16 @@ class CompiledEngine(EagerEngine):
         return 0 if count == 1 else 1 if count <= MOST_TOKENS else 2
 
     def _key(
-        self, epilogue: Epilogue, kind: StepKind, args: tuple[Any, ...]
+        self, epilogue: Epilogue, kind: StepKind, args: tuple[TensorTree, ...]
     ) -> tuple[Hashable, ...]:
         return epilogue.compile_key, kind, self._width(args[0].numel(), kind)
 
     def _plan(
-        self, jobs: dict[Hashable, Job], epilogue: Epilogue, kind: StepKind, args: tuple[Any, ...]
+        self,
+        jobs: dict[Hashable, Job],
+        epilogue: Epilogue,
+        kind: StepKind,
+        args: tuple[TensorTree, ...],
     ) -> None:
         key = self._key(epilogue, kind, args)
         if key not in self._compiled and (self, *key) not in jobs:
@@ -391,7 +408,7 @@ class CompiledEngine(EagerEngine):
             ):  # a step that cannot be prepared is reported where it is needed
                 jobs[self, *key] = self._job(epilogue, kind, args)[0]
 
-    def _prepare(self, epilogue: Epilogue, kind: StepKind, args: tuple[Any, ...]) -> Runner:
+    def _prepare(self, epilogue: Epilogue, kind: StepKind, args: tuple[TensorTree, ...]) -> Runner:
         """Return the compiled step, from disk if it was kept."""
         key = self._key(epilogue, kind, args)
         start = time.perf_counter()
@@ -406,7 +423,9 @@ class CompiledEngine(EagerEngine):
                 job.what,
                 time.perf_counter() - start,
             )
-            runner: Runner = compiled_program.bind(module, self._memory, module.operations.native)
+            runner: Runner = compiled_program.bind(
+                module, self._memory, module.operations.make_repeater
+            )
         except Exception as error:  # a compiler has many ways to fail, all with the same remedy
             reason = f"{type(error).__name__}: {next(iter(str(error).strip().splitlines()), '')}"
             if self.strict:
@@ -428,7 +447,7 @@ class CompiledEngine(EagerEngine):
         )
 
     def _job(
-        self, epilogue: Epilogue, kind: StepKind, args: tuple[Any, ...]
+        self, epilogue: Epilogue, kind: StepKind, args: tuple[TensorTree, ...]
     ) -> tuple[Job, StepModule]:
         """Return how a step is compiled, and the module that is traced."""
         tokens, first, _, inputs = args

@@ -36,18 +36,22 @@ CPU_OPTIONS = {
     "cpp.min_chunk_size": 16384,
 }
 
+TensorTree = Any  # a tensor, or a tuple of such trees
+
 # Numbers; a larger tensor that no module owns may be a weight, which must not be kept on disk
 _LARGEST_CONSTANT = 64
 # Numbers of each tensor that `Weights` compares: writing through `.data` changes neither place nor
 # version
 _NUM_SAMPLED = 8
 
-_Build = Callable[[Iterator[Tensor]], Any]
+_Build = Callable[[Iterator[Tensor]], TensorTree]
 
 
-# Makes what calls a compiled function from C++ (`native_call` in cpu/) of it, its tensors with None
-# for those that are not bound, and the number of its results; None where it cannot.
-Native = Callable[[Callable[..., Any], Sequence[Tensor | None], int], Any]
+# Runs a step until its first output is true; see `StepRepeater` in cpu/.
+Repeater = Callable[..., tuple[int, list[Tensor]]]
+# Makes one of a compiled function, its tensors with None for those that each call brings, and the
+# number of its results; None where it cannot.
+MakeRepeater = Callable[[Callable[..., Any], Sequence[Tensor | None], int], Repeater | None]
 
 
 @dataclass(frozen=True)
@@ -55,17 +59,17 @@ class CompiledProgram:
     """A compiled step, and the sources of the tensors that it reads."""
 
     artifact: Any  # the function of the tensors of `sources`, then the tensors of a call
-    options: Mapping[str, Any]  # Inductor's
+    options: Mapping[str, object]  # Inductor's
     sources: Sequence[str | Tensor]  # names of a module's tensors, and tensors that no module owns
-    outputs: Any  # the structure of the result, with None in place of tensors
+    outputs: TensorTree  # the structure of the result, with None in place of tensors
 
     @classmethod
     def compile(
         cls,
         module: nn.Module,
-        args: tuple[Any, ...],
+        args: tuple[TensorTree, ...],
         open_sizes: Mapping[int, int],
-        options: Mapping[str, Any],
+        options: Mapping[str, object],
         open_inputs: Sequence[tuple[int, ...]] = (),
     ) -> "CompiledProgram":
         """Compile a call of `module` with example tensors, in tuples and lists.
@@ -119,10 +123,13 @@ class CompiledProgram:
         )
 
     def bind(
-        self, module: nn.Module, memory: Sequence[Any], native: Native | None = None
+        self,
+        module: nn.Module,
+        memory: Sequence[TensorTree],
+        make_repeater: MakeRepeater | None = None,
     ) -> "BoundProgram":
         """Return the call of `module`; see BoundProgram."""
-        return BoundProgram(self, module, memory, native)
+        return BoundProgram(self, module, memory, make_repeater)
 
     def to_bytes(self) -> bytes:
         """Return the program as bytes, for `from_bytes`."""
@@ -152,49 +159,45 @@ class BoundProgram:
         self,
         program: CompiledProgram,
         module: nn.Module,
-        memory: Sequence[Any],
-        native: Native | None,
+        memory: Sequence[TensorTree],
+        make_repeater: MakeRepeater | None,
     ) -> None:
         tensors = _tensors(module)
         self._memory = tree_leaves(memory)
-        self._make_native = native
+        self._make_repeater = make_repeater
         self._weights = [
             tensors[source] if isinstance(source, str) else source for source in program.sources
         ]
         self._artifact = program.artifact
         self._build = _builder(program.outputs)
         self._run: Callable[[list[Tensor]], Any] | None = None
-        self.native: Any = None
+        self.repeater: Repeater | None = None
 
     def __call__(
-        self, tokens: Tensor, start: Tensor, places: Tensor, inputs: tuple[Any, ...]
-    ) -> Any:
-        if self.native is not None:
-            return self._build(iter(self.native(add_leaves(inputs, [tokens, start, places]))))
+        self, tokens: Tensor, start: Tensor, places: Tensor, inputs: tuple[TensorTree, ...]
+    ) -> TensorTree:
         args = add_leaves(inputs, [*self._weights, tokens, start, places, *self._memory])
         if self._run is not None:
             return self._build(iter(self._run(args)))
-        num_inputs = (
-            len(args) - len(self._weights) - 3 - len(self._memory)
-        )  # before the call, which empties its list
+        num_inputs = len(args) - len(self._weights) - 3 - len(self._memory)
         results, self._run = _first_call(self._artifact, args)
-        if self._make_native is not None:
+        if self._make_repeater is not None:
             bound = [*self._weights, None, None, None, *self._memory, *[None] * num_inputs]
-            self.native = self._make_native(self._run, bound, len(results))
+            self.repeater = self._make_repeater(self._run, bound, len(results))
         return self._build(iter(results))
 
     def repeat(
         self, given: list[Tensor], num_columns: int, start: int, bucket: int, least: int, most: int
-    ) -> tuple[int, Any]:
-        """Run a `native` step over one token after another until its first output is true.
+    ) -> tuple[int, TensorTree]:
+        """Run a step over one token after another until its first output is true.
 
         Return how often, and the last result.
 
         The arguments are those of `specheads_repeat` in operators.cpp; `bucket`: memory is read in
         multiples of it.
         """
-        assert self.native is not None
-        count, results = self.native.repeat(given, num_columns, start, bucket, least, most)
+        assert self.repeater is not None
+        count, results = self.repeater(given, num_columns, start, bucket, least, most)
         return count, self._build(iter(results))
 
 
@@ -271,7 +274,7 @@ def _parts_of(modules: Iterable[nn.Module]) -> list[Tensor]:
     return tensors
 
 
-def _place_of(tensor: Tensor) -> tuple[Any, ...]:
+def _place_of(tensor: Tensor) -> tuple[object, ...]:
     """Return which tensor it is, where its numbers are, and how often it was written to."""
     address = None if is_made_of_tensors(tensor) else tensor.data_ptr()
     return id(tensor), tensor.dtype, address, 0 if tensor.is_inference() else tensor._version
@@ -318,7 +321,7 @@ def _sources(exported: ExportedProgram, module: nn.Module) -> list[str | Tensor]
     return sources
 
 
-def add_leaves(tree: Any, leaves: list[Tensor]) -> list[Tensor]:
+def add_leaves(tree: TensorTree, leaves: list[Tensor]) -> list[Tensor]:
     """Append the tensors in tuples, as `tree_leaves` returns them, in a tenth of the time.
 
     Return the list.
@@ -338,31 +341,34 @@ def _first_call(
 
     Return its results, and the function of a list of tensors to be called from now on.
 
-    That is the compiled code itself where the artifact only passes its results on: the wrappers
-    around it check what cannot change here, and take a sixth of the time of a small draft's step.
+    That is the compiled code itself where the artifact only passes its results on, which a second
+    call shows: a step may run twice, as it writes the same into its memory. The wrappers around the
+    code check what cannot change here, and take a sixth of the time of a small draft's step.
     """
     graphs = _graphs_in(artifact, set())
-    if len(graphs) != 1:
-        return artifact(*args), lambda tensors: artifact(*tensors)
-    inner: list[Any] = []
-    (graph,) = graphs
-    compiled = graphs[0].current_callable
-
-    def note(inputs: Sequence[Any]) -> Any:
-        inner.append(results := compiled(inputs))
-        return results
-
-    graph.current_callable = note
-    try:
-        results = artifact(*args)
-    finally:
-        graph.current_callable = compiled
-    if len(inner) == 1 and len(inner[0]) == len(results) and all(map(is_same, inner[0], results)):
-        return results, compiled
+    given = list(args)  # compiled code empties its list
+    results = artifact(*args)
+    if len(graphs) == 1:
+        compiled = graphs[0].current_callable
+        again = compiled(given)
+        if len(again) == len(results) and all(map(_is_equal, again, results)):
+            return results, compiled
     return results, lambda tensors: artifact(*tensors)
 
 
-def _graphs_in(function: Any, seen: set[int]) -> list[Any]:
+def _is_equal(first: object, second: object) -> bool:
+    """Whether two results are tensors of the same bytes."""
+    if not (isinstance(first, Tensor) and isinstance(second, Tensor)):
+        return False
+    is_alike = (first.dtype, first.shape, first.stride()) == (
+        second.dtype,
+        second.shape,
+        second.stride(),
+    )
+    return is_alike and torch.allclose(first, second, rtol=0, atol=0, equal_nan=True)
+
+
+def _graphs_in(function: object, seen: set[int]) -> list[Any]:
     """Return the compiled graphs that a function calls, through the functions and objects that it
     holds.
     """
@@ -382,16 +388,19 @@ def _graphs_in(function: Any, seen: set[int]) -> list[Any]:
     return [graph for each in held for graph in _graphs_in(each, seen)]
 
 
-def is_same(first: Any, second: Any) -> bool:
+def is_same(first: object, second: object) -> bool:
     """Whether two tensors show the same memory in the same way."""
-    first, second = (
-        isinstance(x, Tensor) and (x.data_ptr(), x.dtype, x.shape, x.stride())
-        for x in (first, second)
+    if not (isinstance(first, Tensor) and isinstance(second, Tensor)):
+        return False
+    is_alike = (first.dtype, first.shape, first.stride()) == (
+        second.dtype,
+        second.shape,
+        second.stride(),
     )
-    return first and first == second
+    return is_alike and first.data_ptr() == second.data_ptr()
 
 
-def _builder(tree: Any) -> _Build:
+def _builder(tree: TensorTree) -> _Build:
     """Return the function that builds a tree like this from its leaves."""
     if not isinstance(tree, tuple):
         if tree is not None:

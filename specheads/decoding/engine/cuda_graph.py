@@ -23,12 +23,18 @@ from torch.utils._triton import has_triton
 
 from specheads.decoding.engine import artefacts
 from specheads.decoding.engine.compiled import CompiledEngine, Runner, StepKind, StepOperations
-from specheads.decoding.engine.compiled_program import add_leaves, is_same
+from specheads.decoding.engine.compiled_program import TensorTree, add_leaves, is_same
 from specheads.decoding.engine.eager import CompiledStep, Epilogue
-from specheads.decoding.engine.reading import RowPlaces, has_other_options
+from specheads.decoding.engine.reading import (
+    Attention,
+    AttentionOutput,
+    Operations,
+    RowPlaces,
+    has_other_options,
+)
 from specheads.errors import UserError, is_out_of_memory
 from specheads.pair.language_model import LanguageModel
-from specheads.pair.sampling import Operations, at_least_float32
+from specheads.pair.sampling import at_least_float32
 
 logger = logging.getLogger(__name__)
 
@@ -38,7 +44,7 @@ _MASKED = (
 )  # added to a masked score; with infinity, a part that is masked throughout would be NaN
 _WARM_UPS = 3  # runs before a capture, in which libraries allocate what they need
 
-_Step = Callable[[], Any]  # reads and writes the same tensors whenever it is called
+_Step = Callable[[], TensorTree]  # reads and writes the same tensors whenever it is called
 _Replay = Callable[[], None]  # does again what a captured step did
 
 
@@ -70,7 +76,7 @@ class _GraphRecorder:
         # to a stream, too.
         self._stream = torch.cuda.Stream(device)
 
-    def capture(self, step: _Step) -> tuple[_Replay, Any]:
+    def capture(self, step: _Step) -> tuple[_Replay, TensorTree]:
         """Return the replay of a step, and the tensors of its results.
 
         Raises RuntimeError for one that waits for the device.
@@ -104,7 +110,7 @@ class _ImitatingRecorder:
     first results.
     """
 
-    def capture(self, step: _Step) -> tuple[_Replay, Any]:
+    def capture(self, step: _Step) -> tuple[_Replay, TensorTree]:
         out = step()
 
         def replay() -> None:
@@ -145,7 +151,7 @@ def _storage(tensor: Tensor) -> int:
     return tensor.untyped_storage().data_ptr()
 
 
-def _update(step: _Step, state: Any) -> Any:
+def _update(step: _Step, state: TensorTree) -> TensorTree:
     """Run a step and write its result, the new state, where it reads the old one: the next call
     copies nothing.
     """
@@ -226,14 +232,14 @@ class _GroupedOperations(Operations):
 
     def attention(
         self,
-        plain: Any,
+        plain: Attention,
         module: nn.Module,
         query: Tensor,
         key: Tensor,
         value: Tensor,
         mask: Tensor | None,
         **options: Any,
-    ) -> Any:
+    ) -> AttentionOutput:
         shared = key.shape[1] < query.shape[1]
         if (
             not shared
@@ -268,18 +274,21 @@ class GraphEngine(CompiledEngine):
         strict: bool = True,
         spare_capacity: int = 0,
         num_rows: int = 1,
+        layers: Sequence[int] = (),
     ) -> None:
-        super().__init__(lm, capacity, strict, spare_capacity, num_rows, _GroupedStep)
+        super().__init__(lm, capacity, strict, spare_capacity, num_rows, _GroupedStep, layers)
         self._compiles = lm.device.type == "cuda" and has_triton()
-        self._inputs: dict[Hashable, tuple[Any, ...]] = {}
+        self._inputs: dict[Hashable, tuple[TensorTree, ...]] = {}
         self._recorder = _recorder_for(lm.device)
 
-    def warm_up(self, compiled_step: CompiledStep, counts: Sequence[int], *inputs: Any) -> None:
+    def warm_up(
+        self, compiled_step: CompiledStep, counts: Sequence[int], *inputs: TensorTree
+    ) -> None:
         if artefacts.planned is None:  # what is captured cannot be compiled ahead
             super().warm_up(compiled_step, counts, *inputs)
 
     def warm_up_rows(
-        self, compiled_step: CompiledStep, examples: Sequence[tuple[Any, ...]]
+        self, compiled_step: CompiledStep, examples: Sequence[tuple[TensorTree, ...]]
     ) -> None:
         """There is nothing to prepare: the sizes of rows are known when they are needed, and
         captured then.
@@ -309,15 +318,15 @@ class GraphEngine(CompiledEngine):
         return sorted({self._size(end) for end in range(self.bucket, self._reach + 1, self.bucket)})
 
     def _shape(
-        self, count: int, size: int, kind: StepKind, inputs: tuple[Any, ...] = ()
-    ) -> tuple[Any, ...]:
+        self, count: int, size: int, kind: StepKind, inputs: tuple[TensorTree, ...] = ()
+    ) -> tuple[Hashable, ...]:
         return (
             (count, size, *(leaf.shape for leaf in tree_leaves(inputs)))
             if kind.rows
             else (count, size)
         )
 
-    def _prepare(self, epilogue: Epilogue, kind: StepKind, args: tuple[Any, ...]) -> Runner:
+    def _prepare(self, epilogue: Epilogue, kind: StepKind, args: tuple[TensorTree, ...]) -> Runner:
         compiled_step = (
             super()._prepare(epilogue, kind, args)
             if self._compiles
@@ -364,7 +373,9 @@ class GraphEngine(CompiledEngine):
             for tensor, value in zip(tensors, earlier, strict=True):
                 tensor.copy_(value)
 
-        def run(tokens: Tensor, start: Tensor, places: Tensor, inputs: tuple[Any, ...]) -> Any:
+        def run(
+            tokens: Tensor, start: Tensor, places: Tensor, inputs: tuple[TensorTree, ...]
+        ) -> TensorTree:
             held.fill(add_leaves((tokens, inputs), []))
             replay()
             return out

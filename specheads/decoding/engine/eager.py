@@ -1,4 +1,4 @@
-"""One model on static KV memory: forward, rewind, keep.
+"""One model on a static KV cache: forward, rewind, keep.
 
 Memory is allocated once, at the first forward, for `capacity` positions. A forward pass writes
 after the current length and attends to a view of the written part; rewinding only moves the length.
@@ -8,12 +8,13 @@ after the current length and attends to a view of the written part; rewinding on
 import copy
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 from transformers.cache_utils import Cache, CacheLayerMixin
 
+from specheads.decoding.engine.compiled_program import TensorTree
 from specheads.decoding.engine.reading import (
     Memory,
     Reading,
@@ -21,6 +22,7 @@ from specheads.decoding.engine.reading import (
     TreeSlots,
     padded_reading,
     rows_states,
+    states_and_inputs,
     tree_reading,
 )
 from specheads.pair.language_model import LanguageModel
@@ -40,6 +42,8 @@ class ForwardOutput:
     tokens: Tensor
     hidden: Tensor
     logits: Tensor
+    # (B, T, L H), the inputs of the L layers that the engine was asked for; None: of none
+    layer_inputs: Tensor | None = None
 
 
 class Epilogue(Protocol):
@@ -59,7 +63,9 @@ class Epilogue(Protocol):
     # from call to call.
 
     # With both `*` and `**` a type checker accepts every list of inputs.
-    def __call__(self, output: ForwardOutput, /, *inputs: Any, **named: Any) -> Any: ...
+    def __call__(
+        self, output: ForwardOutput, /, *inputs: TensorTree, **named: TensorTree
+    ) -> TensorTree: ...
 
 
 class StepMemory(nn.Module):
@@ -68,7 +74,7 @@ class StepMemory(nn.Module):
     """
 
 
-CompiledStep = Callable[..., Any]
+CompiledStep = Callable[..., TensorTree]
 
 
 class _KVLayer(CacheLayerMixin):
@@ -153,12 +159,20 @@ class EagerEngine:
     num_prepared = 0  # steps compiled or captured so far; generation adds none after the warm-up
 
     def __init__(
-        self, lm: LanguageModel, capacity: int, spare_capacity: int = 0, num_rows: int = 1
+        self,
+        lm: LanguageModel,
+        capacity: int,
+        spare_capacity: int = 0,
+        num_rows: int = 1,
+        layers: Sequence[int] = (),
     ) -> None:
         """Allocate for `num_rows` texts of `capacity` positions, and `spare_capacity` after them
         for trees.
+
+        `layers`: those whose inputs a ForwardOutput has.
         """
         self.lm = lm
+        self.layers = tuple(layers)
         self.num_rows = num_rows
         self.placement = lm.placement
         self.capacity = capacity
@@ -218,11 +232,12 @@ class EagerEngine:
             reading = padded_reading(lm, positions, start, attention_mask)
         else:
             reading = Reading({"position_ids": positions, "attention_mask": attention_mask})
-        hidden = reading.hidden_states(lm, tokens, self._cache)
-        self.pretend(end)  # also of a layer that the model skips, which has a length, but no memory
-        return ForwardOutput(
-            tokens, hidden, logits=lm.logits(hidden[:, hidden.shape[1] - num_logits :])
+        hidden, inputs = states_and_inputs(
+            lm, self.layers, lambda: reading.hidden_states(lm, tokens, self._cache)
         )
+        self.pretend(end)  # also of a layer that the model skips, which has a length, but no memory
+        logits = lm.logits(hidden[:, hidden.shape[1] - num_logits :])
+        return ForwardOutput(tokens, hidden, logits, inputs)
 
     def _reader_of(self, count: int) -> LanguageModel:
         """Return the model as it reads so many tokens of a prompt fastest."""
@@ -236,7 +251,7 @@ class EagerEngine:
         With `all_logits` the epilogue gets the logits of every token instead of the last one's.
         """
 
-        def run(tokens: Tensor, *inputs: Any) -> Any:
+        def run(tokens: Tensor, *inputs: TensorTree) -> TensorTree:
             return epilogue(
                 self.forward(tokens, num_logits=tokens.shape[1] if all_logits else 1), *inputs
             )
@@ -252,9 +267,9 @@ class EagerEngine:
         step: CompiledStep,
         tokens: Tensor,
         columns: Sequence[Tensor],
-        *inputs: Any,
+        *inputs: TensorTree,
         least: int = 1,
-    ) -> tuple[int, Any]:
+    ) -> tuple[int, TensorTree]:
         """Run a compiled step over one of `tokens` (1, n) after another until its result begins
         with a true number.
 
@@ -273,15 +288,22 @@ class EagerEngine:
         """
 
         @torch.no_grad()
-        def run(tokens: Tensor, end: int, places: RowPlaces, *inputs: Any) -> Any:
+        def run(tokens: Tensor, end: int, places: RowPlaces, *inputs: TensorTree) -> TensorTree:
             # A token of each of all rows: what it attends to lies in memory as attention wants it.
             chosen = _slice_of(places.rows) if places.rows.device.type == "cpu" else None
-            hidden = rows_states(self.lm, self._keys_and_values(), tokens, places, end, chosen)
-            return epilogue(ForwardOutput(tokens, hidden, self.lm.logits(hidden)), *inputs)
+            hidden, of_layers = states_and_inputs(
+                self.lm,
+                self.layers,
+                lambda: rows_states(self.lm, self._keys_and_values(), tokens, places, end, chosen),
+            )
+            output = ForwardOutput(tokens, hidden, self.lm.logits(hidden), of_layers)
+            return epilogue(output, *inputs)
 
         return run
 
-    def warm_up(self, compiled_step: CompiledStep, counts: Sequence[int], *inputs: Any) -> None:
+    def warm_up(
+        self, compiled_step: CompiledStep, counts: Sequence[int], *inputs: TensorTree
+    ) -> None:
         """Prepare a compiled step for `counts` of tokens at any length, with inputs like these.
 
         Empties the memory.
@@ -289,7 +311,7 @@ class EagerEngine:
         self.rewind(0)
 
     def warm_up_rows(
-        self, compiled_step: CompiledStep, examples: Sequence[tuple[Any, ...]]
+        self, compiled_step: CompiledStep, examples: Sequence[tuple[TensorTree, ...]]
     ) -> None:
         """Prepare a step in rows for arguments like these `examples`; empties the memory.
 
@@ -343,7 +365,7 @@ class EagerEngine:
 
     def _check_fits(self, end: int) -> None:
         if end > self._reach:
-            raise RuntimeError(f"{end} positions do not fit into KV memory for {self._reach}")
+            raise RuntimeError(f"{end} positions do not fit into the KV cache for {self._reach}")
 
     def rewind(self, length: int) -> None:
         """Forget every position from `length` on."""
@@ -382,7 +404,7 @@ class EagerEngine:
 
     @property
     def memory_bytes(self) -> int:
-        """The bytes of KV memory, of all rows; 0 before it is allocated."""
+        """The bytes of the KV cache, of all rows; 0 before it is allocated."""
         return sum(memory.nbytes for memory in self._key_value_tensors())
 
     def _keys_and_values(self) -> Memory:
@@ -404,8 +426,8 @@ class EagerEngine:
         `rows[b]`, and its mask.
 
         This engine's rows begin in its first position. The other's are left-padded to the longest,
-        as the mask (B, W) shows; `spare_capacity` more positions fit after them. KV memory is
-        copied, not computed again.
+        as the mask (B, W) shows; `spare_capacity` more positions fit after them. The KV cache
+        is copied, not computed again.
         """
         width = int(lengths.max())
         index = torch.arange(width, device=lengths.device) - (width - lengths)[:, None]

@@ -1,5 +1,5 @@
-"""Models that keep more than keys and values, or attend by rules of their own: each text on the
-cache that the model makes.
+"""Models that keep more than keys and values, or attend by rules that a static cache does not
+know: each text on the cache that the model makes.
 
 Recurrent and convolution states cannot be cut back, so copies of the cache are kept; going back
 takes one that is short enough.
@@ -9,6 +9,7 @@ import copy
 import inspect
 import re
 from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import groupby
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
@@ -17,6 +18,7 @@ import torch
 from torch import Tensor, nn
 from transformers.cache_utils import Cache, DynamicLayer
 
+from specheads.decoding.engine.compiled_program import TensorTree
 from specheads.decoding.engine.eager import CompiledStep, EagerEngine, Epilogue, ForwardOutput
 from specheads.decoding.engine.reading import (
     ChainLayer,
@@ -25,11 +27,12 @@ from specheads.decoding.engine.reading import (
     TreeSlots,
     chain_reading,
     rows_states,
+    states_and_inputs,
 )
 from specheads.errors import UserError, is_out_of_memory
 from specheads.pair.language_model import LanguageModel
-from specheads.pair.padding import BATCH_TOKENS, slices
 from specheads.pair.quantization import is_quantized
+from specheads.pair.reading import whole_states
 
 MOST_AGAIN = 16  # tokens that a forward pass reads a second time; more are read alone before it
 # Passes in a row without going back, after which no copies are made: a target that decodes alone
@@ -54,49 +57,49 @@ _SPARSE = re.compile("index_|keep_window|compress")
 _NUM_CHECKED = 12  # tokens
 
 
-class Way(NamedTuple):
-    """How a model is read: why not on static memory (None: on it), and if on its own cache, whether
-    several tokens at once.
+class CacheChoice(NamedTuple):
+    """On which cache a model decodes: why not on a static one (None: on that), and if on its own,
+    whether it reads several tokens at once.
     """
 
     obstacle: str | None
     together: bool = True
 
 
-_ways: WeakKeyDictionary[nn.Module, Way] = WeakKeyDictionary()
+_choices: WeakKeyDictionary[nn.Module, CacheChoice] = WeakKeyDictionary()
 
 
-def way_of(lm: LanguageModel) -> Way:
-    """Return how a model is read, after a check of a few tokens.
+def cache_of(lm: LanguageModel) -> CacheChoice:
+    """Return on which cache a model decodes, after a check of a few tokens.
 
-    Raises UserError for one that no way is right for.
+    Raises UserError for one whose states are right on none.
     """
-    if lm.model not in _ways:
-        _ways[lm.model] = _checked_way(lm)
-    return _ways[lm.model]
+    if lm.model not in _choices:
+        _choices[lm.model] = _checked_cache(lm)
+    return _choices[lm.model]
 
 
 @torch.no_grad()
-def _checked_way(lm: LanguageModel) -> Way:
+def _checked_cache(lm: LanguageModel) -> CacheChoice:
     """Check that tokens which are read in parts get the states of one pass."""
-    # Their long texts are not those of their own generation, however they are read; see
+    # Their long texts are not those of transformers' generation, however they are read; see
     # tests/decoding/test_architectures.py.
     if getattr(lm.config, "index_topk", None) or lm.config.model_type in ("moshi", "reformer"):
         raise _undecodable(lm)
     obstacle = _obstacle_to_static_memory(lm)
     if obstacle is None and lm.config._attn_implementation not in ("sdpa", "eager"):
-        return Way(None)  # kernels that take no masks raise where they would need them
+        return CacheChoice(None)  # kernels that take no masks raise where they would need them
     tokens = ((torch.arange(_NUM_CHECKED, device=lm.device) * 7919 + 1) % lm.vocab_size)[None]
     expected = lm.hidden_states(tokens, use_cache=False)
     if obstacle is None:
         if _holds(_is_right_statically, lm, tokens, expected):
-            return Way(None)
+            return CacheChoice(None)
         obstacle = "on static memory it computes something else"
     sparse = any(_SPARSE.search(name) and value for name, value in lm.config.to_dict().items())
     is_known = set(getattr(lm.config, "layer_types", None) or ()) <= _TOGETHER and not sparse
     for together in (True, False) if is_known else (False,):
         if _holds(_is_right_on_own_cache, lm, tokens, expected, together):
-            return Way(obstacle, together)
+            return CacheChoice(obstacle, together)
     raise _undecodable(lm)
 
 
@@ -115,7 +118,7 @@ def _undecodable(lm: LanguageModel) -> UserError:
     )
 
 
-def _holds(check: Callable[..., bool], *arguments: Any) -> bool:
+def _holds(check: Callable[..., bool], *arguments: object) -> bool:
     """Whether a check holds.
 
     Architectures have many ways to fail at what they were not made for.
@@ -228,9 +231,15 @@ class OwnCacheEngine(EagerEngine):
     """
 
     def __init__(
-        self, lm: LanguageModel, capacity: int, num_rows: int = 1, together: bool = True
+        self,
+        lm: LanguageModel,
+        capacity: int,
+        num_rows: int = 1,
+        together: bool = True,
+        layers: Sequence[int] = (),
     ) -> None:
         self.lm = lm
+        self.layers = tuple(layers)
         self.num_rows = num_rows
         self.capacity = capacity
         self._reach = capacity
@@ -262,22 +271,28 @@ class OwnCacheEngine(EagerEngine):
     def forward(
         self,
         tokens: Tensor,
-        *_: Any,
+        *_: object,
         tree_slots: TreeSlots | None = None,
         num_logits: int = 1,
-        **__: Any,
+        **__: object,
     ) -> ForwardOutput:
         if tree_slots is not None:
             raise RuntimeError("there are no trees on a model's own cache")
         self._check_fits(self.length + tokens.shape[1])
         before = self.length
         self._text = torch.cat([self._text, tokens], dim=1)
-        hidden = torch.cat([self._read_to(end) for end in self._ends(before)], dim=1)[
-            :, -tokens.shape[1] :
-        ]
-        return ForwardOutput(
-            tokens, hidden, self.lm.logits(hidden[:, hidden.shape[1] - num_logits :])
-        )
+        states = list[Tensor]()
+        of_layers = list[Tensor]()
+        for end in self._ends(before):
+            hidden, inputs = states_and_inputs(self.lm, self.layers, partial(self._read_to, end))
+            states.append(hidden)
+            if inputs is not None:
+                of_layers.append(inputs)
+        count = tokens.shape[1]  # what was read again comes before these
+        hidden = torch.cat(states, dim=1)[:, -count:]
+        logits = self.lm.logits(hidden[:, count - num_logits :])
+        inputs = torch.cat(of_layers, dim=1)[:, -count:] if of_layers else None
+        return ForwardOutput(tokens, hidden, logits, inputs)
 
     def _ends(self, before: int) -> list[int]:
         """Return where the forward passes end that read the text, of which `before` tokens were
@@ -323,7 +338,7 @@ class OwnCacheEngine(EagerEngine):
             text.rewind(length)
 
     def rows_step(self, epilogue: Epilogue) -> CompiledStep:
-        def run(tokens: Tensor, end: int, places: RowPlaces, *inputs: Any) -> Any:
+        def run(tokens: Tensor, end: int, places: RowPlaces, *inputs: TensorTree) -> TensorTree:
             rows = places.rows.tolist()
             starts = places.positions.tolist()
             states = []
@@ -361,16 +376,6 @@ def _copy_of(cache: Any) -> Any:
     shared = [layer for layer in getattr(cache, "layers", ()) if isinstance(layer, DynamicLayer)]
     tensors = [tensor for layer in shared for tensor in (layer.keys, layer.values)]
     return copy.deepcopy(cache, {id(tensor): tensor for tensor in tensors})
-
-
-def whole_states(lm: LanguageModel, tokens: Tensor) -> Tensor:
-    """Return the states (B, T, H) of right-padded texts (B, T), which are read from their
-    beginning, without any memory.
-    """
-    parts = [
-        tokens[piece].to(lm.device) for piece in slices(len(tokens), tokens.shape[1], BATCH_TOKENS)
-    ]
-    return torch.cat([lm.hidden_states(part, use_cache=False) for part in parts])
 
 
 class WholeTexts:

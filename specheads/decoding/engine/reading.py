@@ -6,17 +6,19 @@ a token is a row of the batch, with its place in memory: all are written before 
 so tokens of one text may be read together, without padding.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers.cache_utils import Cache, CacheLayerMixin
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
+from specheads.heads.head import scoring_with
+from specheads.heads.portable.network import Network
 from specheads.pair.language_model import LanguageModel
-from specheads.pair.sampling import Operations, computing_with
+from specheads.pair.sampling import Sampling, computing_with
 
 Memory = list[
     tuple[Tensor, Tensor]
@@ -32,6 +34,12 @@ _OTHER_ATTENTION = (
     "softcap",
     "cache",
 )  # options that only transformers' attention has
+
+
+# What an attention function of transformers returns: the output (B, T, heads, D) and, if it has
+# them, weights.
+AttentionOutput = tuple[Tensor, Tensor | None]
+Attention = Callable[..., AttentionOutput]
 
 
 class TreeSlots(NamedTuple):
@@ -65,6 +73,19 @@ class Reading(NamedTuple):
             return lm.hidden_states(
                 tokens, past_key_values=memory, use_cache=True, **self.arguments
             )
+
+
+def states_and_inputs(
+    lm: LanguageModel, layers: Sequence[int], read: Callable[[], Tensor]
+) -> tuple[Tensor, Tensor | None]:
+    """Return the states that `read` returns of a forward pass, and the inputs (B, T, L H) of L
+    layers in it; None if there are none.
+    """
+    if not layers:
+        return read(), None
+    with lm.noting_inputs(layers) as inputs:
+        hidden = read()
+    return hidden, torch.cat([inputs[layer] for layer in layers], dim=-1)
 
 
 def tree_reading(lm: LanguageModel, tree_slots: TreeSlots, start: int, count: int) -> Reading:
@@ -286,14 +307,37 @@ class ChainLayer(_StepLayer):
         return self.start
 
 
-def has_other_options(options: Mapping[str, Any]) -> bool:
+def has_other_options(options: Mapping[str, object]) -> bool:
     """Whether attention is called with options that only transformers' attention has."""
     return any(isinstance(x, Tensor) or x for x in (options.get(name) for name in _OTHER_ATTENTION))
 
 
+class Operations(Sampling):
+    """The operations of a step. These are torch's, and transformers' attention; an engine
+    for a device may have other operations of the same results.
+    """
+
+    def head_logits(self, network: Network, inputs: Tensor) -> Tensor:
+        """Return the logits (...) of a head's network for assembled inputs (..., input_size)."""
+        return network.score(inputs)
+
+    def attention(
+        self,
+        plain: Attention,
+        module: nn.Module,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        mask: Tensor | None,
+        **options: Any,
+    ) -> AttentionOutput:
+        """Return what transformers' attention `sdpa` returns, which is `plain`."""
+        return plain(module, query, key, value, mask, **options)
+
+
 @contextmanager
 def computing(operations: Operations) -> Iterator[None]:
-    """While it is active, forward passes and warps compute with `operations`.
+    """While it is active, forward passes, heads and warps compute with `operations`.
 
     For code that is traced or captured.
 
@@ -303,15 +347,20 @@ def computing(operations: Operations) -> Iterator[None]:
     plain = ALL_ATTENTION_FUNCTIONS["sdpa"]
 
     def attention(
-        module: Any, query: Any, key: Any, value: Any, attention_mask: Any = None, **options: Any
-    ) -> Any:
+        module: nn.Module,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attention_mask: Tensor | None = None,
+        **options: Any,
+    ) -> AttentionOutput:
         return operations.attention(
             plain, module, query, key, value, attention_mask, **options
         )  # some models name the mask
 
     ALL_ATTENTION_FUNCTIONS["sdpa"] = attention
     try:
-        with computing_with(operations):
+        with computing_with(operations), scoring_with(operations.head_logits):
             yield
     finally:
         del ALL_ATTENTION_FUNCTIONS[

@@ -26,11 +26,11 @@ from specheads.evaluation.replayed_sets import RecordedSet, chosen, counts_of
 from specheads.evaluation.report import MEASURED
 from specheads.evaluation.sweep import LARGEST_SPREAD, Overheads
 from specheads.pair.pair import Pair
+from specheads.pair.reading import GivenTexts, read
 from specheads.pair.sampling import Warp, check_finite, overlap
 from specheads.replay.intervals import Interval, interval, resample_counts
 from specheads.replay.recording import Recording
 from specheads.replay.replay import Counts
-from specheads.replay.response_batch import ResponseBatch
 
 PLAIN = "the target alone"
 FIXED_NAME = "fixed length"
@@ -97,9 +97,9 @@ def agreement(
     overlaps = list[Tensor]()
     unknown = list[Tensor]()
     for number, prompt in enumerate(recording.prompts):
-        batch = ResponseBatch.of([np.array(prompt)], [np.array(recording.response(number))], device)
-        draft = warp(pair.draft_lm.logits(batch.states(pair.draft_lm)))
-        target = warp(pair.target_lm.logits(batch.states(pair.target_lm))).to(device)
+        states = read(pair, GivenTexts.with_responses([prompt], [recording.response(number)]))
+        draft = warp(pair.draft_lm.logits(states.draft))
+        target = warp(pair.target_lm.logits(states.target)).to(device)
         check_finite(pair.draft_id, draft)
         check_finite(pair.target_id, target)
         overlaps.append(overlap(target, draft).double().cpu())
@@ -329,9 +329,9 @@ def _times(speedup: Interval) -> str:
 
 
 def doubts_of(times: StepTimes, live: LiveCheck, options: Sequence[Option]) -> Iterator[str]:
-    """Yield the reasons why times, and the predictions from them, are unreliable.
+    """Yield the reasons why times, and the predictions from them, are not to be trusted.
 
-    None if they are not.
+    None if they are.
     """
     spread = times.costs.spread[TARGET]
     if spread > LARGEST_SPREAD:

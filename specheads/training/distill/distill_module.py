@@ -22,7 +22,7 @@ from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forwar
 from transformers import PreTrainedModel
 
 from specheads.pair.pair import Pair
-from specheads.replay.response_batch import ResponseBatch
+from specheads.pair.reading import GivenTexts, states_by_length
 from specheads.training.curve_module import CurveModule
 from specheads.training.distill.distill_loss import (
     DistributionSource,
@@ -30,9 +30,9 @@ from specheads.training.distill.distill_loss import (
     stored_distributions,
     token_losses,
 )
-from specheads.training.distill.draft_quality import quality_of, quality_sums
+from specheads.training.distill.draft_quality import draft_states, quality_of, quality_sums
 from specheads.training.distill.muon import MuonAndAdamW, matrices_of_layers
-from specheads.training.distill.samples import Sample, batch_of
+from specheads.training.distill.samples import Sample, texts_of
 from specheads.training.distill.settings import Distillation
 
 Result = TypeVar("Result")
@@ -89,15 +89,17 @@ class DistillModule(CurveModule):
         """Return losses and overlaps (N,) of all response tokens of samples that all have stored
         distributions, or none.
         """
-        batch = batch_of(samples, self.device)
+        texts = texts_of(samples)
         draft = self.pair.draft_lm
-        states = batch.states(draft, together=isinstance(self.draft, FSDPModule))
         return token_losses(
-            draft, states, self._distributions(samples, batch), self.settings.divergence
+            draft,
+            draft_states(draft, texts),
+            self._distributions(samples, texts),
+            self.settings.divergence,
         )
 
     @torch.no_grad()
-    def _distributions(self, samples: Sequence[Sample], batch: ResponseBatch) -> DistributionSource:
+    def _distributions(self, samples: Sequence[Sample], texts: GivenTexts) -> DistributionSource:
         if stored := [sample.stored for sample in samples if sample.stored is not None]:
             ids = torch.cat([tensors["ids"] for tensors in stored])
             log_probs = torch.cat(
@@ -105,7 +107,7 @@ class DistillModule(CurveModule):
             )  # autocast on a CPU joins no float16
             return stored_distributions(ids.to(self.device), log_probs.to(self.device))
         target = self.pair.target_lm
-        return computed_distributions(target, batch.states(target))
+        return computed_distributions(target, states_by_length(target, texts))
 
     def configure_optimizers(self) -> dict[str, Any]:
         settings = self.settings.optimizer.for_width(self.pair.draft_lm.hidden_size)

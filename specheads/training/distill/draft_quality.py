@@ -15,10 +15,11 @@ from specheads.forecast import progress
 from specheads.pair.language_model import LanguageModel
 from specheads.pair.padding import SLICE_ELEMENTS, slices
 from specheads.pair.pair import Pair
+from specheads.pair.reading import GivenTexts, states_by_length, states_of
 from specheads.pair.revisions import set_draft_temperature
 from specheads.pair.sampling import Warp, check_numbers, overlap
 from specheads.training.distill.distill_loss import forward_kl
-from specheads.training.distill.samples import Sample, Samples, batch_of
+from specheads.training.distill.samples import Sample, Samples, texts_of
 
 logger = logging.getLogger(__name__)
 
@@ -43,6 +44,15 @@ def block_efficiency(overlap: float, num_tokens: int = BLOCK) -> float:
     return sum(overlap**count for count in range(num_tokens + 1))
 
 
+def draft_states(draft: LanguageModel, texts: GivenTexts) -> Tensor:
+    """Return the states (N, H) of a draft, whose weights may be spread over processes: its layers
+    must then run equally often in all of them.
+    """
+    if not isinstance(draft.model, FSDPModule):
+        return states_by_length(draft, texts)
+    return states_of(draft, texts, max_tokens=texts.tokens.numel())
+
+
 def _logits_of(
     pair: Pair, draft: LanguageModel, samples: Sequence[Sample], device: torch.device
 ) -> Iterator[tuple[Tensor, ...]]:
@@ -50,13 +60,9 @@ def _logits_of(
 
     Raises UserError where they are NaN.
     """
-    batch = batch_of(samples, device)
+    texts = texts_of(samples)
     models = (pair.target_lm, draft)
-    # The layers of a sharded draft must run equally often in all processes.
-    states = [
-        batch.states(pair.target_lm),
-        batch.states(draft, together=isinstance(pair.draft, FSDPModule)),
-    ]
+    states = [states_by_length(pair.target_lm, texts), draft_states(draft, texts)]
     for piece in slices(len(states[0]), pair.vocab_size, SLICE_ELEMENTS):
         logits = tuple(
             lm.logits(hidden[piece]).to(device) for lm, hidden in zip(models, states, strict=True)

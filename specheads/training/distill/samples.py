@@ -20,9 +20,9 @@ from specheads.errors import UserError
 from specheads.pair.needs import memory_of, memory_parts
 from specheads.pair.padding import BATCH_TOKENS, SLICE_ELEMENTS, batches_of_tokens, slices
 from specheads.pair.pair import Pair
+from specheads.pair.reading import GivenTexts, states_by_length
 from specheads.pair.sampling import check_numbers
 from specheads.prompts.prompt import GeneratedData, encode_prompts
-from specheads.replay.response_batch import ResponseBatch
 from specheads.storage.data_set import load_split
 from specheads.storage.row_store import SHARD_BYTES, RowStore
 from specheads.training.distill.distill_loss import most_likely
@@ -44,10 +44,10 @@ class Sample:
     )
 
 
-def batch_of(samples: Sequence[Sample], device: torch.device) -> ResponseBatch:
-    """Return the batch of samples."""
-    return ResponseBatch.of(
-        [sample.prompt for sample in samples], [sample.response for sample in samples], device
+def texts_of(samples: Sequence[Sample]) -> GivenTexts:
+    """Return the texts of samples."""
+    return GivenTexts.with_responses(
+        [sample.prompt for sample in samples], [sample.response for sample in samples]
     )
 
 
@@ -121,7 +121,7 @@ class TargetStore(RowStore):
     @torch.no_grad()
     def _computed(self, start: str, rows: Sequence[int]) -> list[dict[str, Tensor]]:
         prompts, responses = zip(*(self.texts[row] for row in rows), strict=True)
-        hidden = ResponseBatch.of(prompts, responses, self.target.device).states(self.target)
+        hidden = states_by_length(self.target, GivenTexts.with_responses(prompts, responses))
         distributions = [
             most_likely(self.target.logits(hidden[piece]).log_softmax(dim=-1), self.num_kept)
             for piece in slices(len(hidden), self.target.vocab_size, SLICE_ELEMENTS)

@@ -3,9 +3,9 @@ import torch
 from fakes import tiny_pair
 
 from specheads.pair.language_model import LanguageModel
+from specheads.pair.reading import GivenTexts, states_of
 from specheads.pair.revisions import set_draft_temperature
 from specheads.pair.sampling import Warp, overlap
-from specheads.replay.response_batch import ResponseBatch
 from specheads.training.distill import draft_quality as draft_quality_module
 from specheads.training.distill.draft_quality import (
     TEMPERATURES,
@@ -55,11 +55,11 @@ def test_overlaps_are_those_of_drafts_at_each_temperature(samples):
     overlaps = overlaps_at(pair, samples, WARP, 2)
     assert set(overlaps) == set(TEMPERATURES) and len(set(overlaps.values())) == len(TEMPERATURES)
     responses = [response for (response,) in samples.answers]
-    batch = ResponseBatch.of(samples.prompts, responses, torch.device("cpu"))
-    expected = WARP(pair.target_lm.logits(batch.states(pair.target_lm)))
+    texts = GivenTexts.with_responses(samples.prompts, responses)
+    expected = WARP(pair.target_lm.logits(states_of(pair.target_lm, texts)))
     for temperature in (0.9, 1.2):
         draft = LanguageModel(pair.draft, VOCAB, temperature)
-        there = overlap(expected, WARP(draft.logits(batch.states(draft)))).mean().item()
+        there = overlap(expected, WARP(draft.logits(states_of(draft, texts)))).mean().item()
         assert overlaps[temperature] == pytest.approx(there)
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from fakes import tiny_pair
 
-from specheads.replay.response_batch import ResponseBatch
+from specheads.pair.reading import GivenTexts, states_of
 from specheads.training.distill.distill_loss import (
     DIVERGENCES,
     DistributionSource,
@@ -51,11 +51,11 @@ def along(pair, texts, key):
     """The tokens of one response, and the states of both models that predict them."""
     prompts, answers = texts
     row, number = key
-    batch = ResponseBatch.of([prompts[row]], [answers[row][number]], torch.device("cpu"))
+    texts = GivenTexts.with_responses([prompts[row]], [answers[row][number]])
     return (
-        batch.tokens[:, 1:][batch.predicting[:, :-1]],
-        batch.states(pair.target_lm),
-        batch.states(pair.draft_lm),
+        texts.tokens[texts.row, texts.position + 1],
+        states_of(pair.target_lm, texts),
+        states_of(pair.draft_lm, texts),
     )
 
 

@@ -27,10 +27,17 @@ from torch import Tensor, nn
 
 from specheads.decoding.engine import artefacts
 from specheads.decoding.engine.compiled import StepOperations
-from specheads.decoding.engine.cpu.packed import PackedModel, is_layer, packed_model
-from specheads.decoding.engine.reading import RowPlaces, has_other_options
+from specheads.decoding.engine.cpu.packed import PackedModel, PackedNetwork, is_layer, packed_model
+from specheads.decoding.engine.reading import (
+    Attention,
+    AttentionOutput,
+    Operations,
+    RowPlaces,
+    has_other_options,
+)
+from specheads.heads.portable.network import Network
 from specheads.pair.language_model import LanguageModel
-from specheads.pair.sampling import Operations
+from specheads.pair.sampling import Sampling
 
 logger = logging.getLogger(__name__)
 
@@ -53,7 +60,6 @@ _RESULTS: dict[str, Callable[..., Tensor]] = {
     "decoder_layer": lambda hidden, *others: torch.empty_like(hidden),
     "head_network": lambda inputs, *others: inputs.new_empty(inputs.shape[:-1]),
     "kth_largest": lambda x, k: x.new_empty(*x.shape[:-1], 1),
-    "kept_softmax": lambda logits, least: torch.empty_like(logits),
     "nucleus": lambda probs, top_p: torch.empty_like(probs),
     "most_likely": lambda x: x.new_empty(x.shape[:-1], dtype=torch.long),
     "token_at": lambda probs, uniform: torch.empty_like(uniform, dtype=torch.long),
@@ -73,17 +79,19 @@ class CpuStep(StepOperations):
     reads rows where they lie.
     """
 
+    packs_layers = True  # as one operator each, where a layer has the form of Llama's
+
     def __init__(
         self, lm: LanguageModel, modules: Sequence[nn.Module], few: bool, rows: bool
     ) -> None:
         super().__init__(lm, modules, few, rows)
         self.packed: PackedModel | None = None
-        self.has_operators = (few or rows) and load_operators()
+        self.has_operators = (few or rows) and _has_kernels(lm) and load_operators()
         if not self.has_operators:
             return
-        self.packed = packed_model(lm, modules) if few else None
+        self.packed = packed_model(lm, modules, self.packs_layers) if few else None
         self.lm = lm if self.packed is None else self.packed.lm
-        self.native = native_call
+        self.make_repeater = step_repeater
         self.reads_all_rows = rows and lm.config._attn_implementation == "sdpa"
         self.compiler_options = {"aot_inductor.custom_ops_to_c_shims": declarations()}
         panels = () if self.packed is None else self.packed.copies.buffers()
@@ -95,7 +103,8 @@ class CpuStep(StepOperations):
 
     @classmethod
     def reads_rows_in_place(cls, lm: LanguageModel) -> bool:
-        return lm.config._attn_implementation == "sdpa" and load_operators()
+        is_sdpa = lm.config._attn_implementation == "sdpa"
+        return is_sdpa and _has_kernels(lm) and load_operators()
 
     def operations(self, places: RowPlaces | None) -> Operations:
         if not self.has_operators:
@@ -104,6 +113,11 @@ class CpuStep(StepOperations):
             {} if self.packed is None else self.packed.networks,
             places if self.reads_all_rows else None,
         )
+
+
+def _has_kernels(lm: LanguageModel) -> bool:
+    """Whether the operators compute in the type of a model; torch runs those of other types."""
+    return lm.output_embedding.weight.dtype in (torch.float32, torch.bfloat16)
 
 
 def packed_reader(lm: LanguageModel) -> LanguageModel:
@@ -131,12 +145,12 @@ class CpuOperations(Operations):
     """What C++ computes of a forward pass, a warp and a head, on packed copies by network.
 
     `places` are those of the tokens, where keys and values are those of all rows of a memory;
-    `in_bulk`: whether many distributions are warped at once, uncompiled, in code of its own.
+    `in_bulk`: whether many distributions are warped at once, uncompiled.
     """
 
     def __init__(
         self,
-        networks: Mapping[nn.Module, Any] | None = None,
+        networks: Mapping[nn.Module, PackedNetwork] | None = None,
         places: RowPlaces | None = None,
         in_bulk: bool = False,
     ) -> None:
@@ -145,54 +159,41 @@ class CpuOperations(Operations):
         self._in_bulk = in_bulk
 
     def most_likely(self, x: Tensor) -> Tensor:
+        if x.dtype != torch.float32:
+            return super().most_likely(x)
         return torch.ops.specheads.most_likely(x)
 
     def kth_largest(self, x: Tensor, k: int) -> Tensor:
+        if x.dtype != torch.float32:
+            return super().kth_largest(x, k)
         return torch.ops.specheads.kth_largest(x, k)
 
     def token_at(self, probs: Tensor, uniform: Tensor) -> Tensor:
+        if probs.dtype != torch.float32:
+            return super().token_at(probs, uniform)
         return torch.ops.specheads.token_at(probs, uniform)
 
-    @property
-    def _may_round(self) -> bool:
-        """Compiled code rounds sums in another order anyway.
-
-        What runs uncompiled keeps its bits.
-        """
-        return self._in_bulk or torch.compiler.is_compiling()
-
-    def kept_softmax(self, logits: Tensor, least: Tensor) -> Tensor:
-        return (
-            torch.ops.specheads.kept_softmax(logits, least)
-            if self._may_round
-            else super().kept_softmax(logits, least)
-        )
-
     def nucleus(self, probs: Tensor, top_p: float) -> Tensor:
-        return (
-            torch.ops.specheads.nucleus(probs, top_p)
-            if self._may_round
-            else super().nucleus(probs, top_p)
-        )
+        # Compiled code rounds sums in another order anyway; what runs uncompiled keeps its bits.
+        may_round = self._in_bulk or torch.compiler.is_compiling()
+        if probs.dtype != torch.float32 or not may_round:
+            return super().nucleus(probs, top_p)
+        return torch.ops.specheads.nucleus(probs, top_p)
 
-    def head_logits(self, network: Any, features: Mapping[str, Tensor]) -> Tensor:
+    def head_logits(self, network: Network, inputs: Tensor) -> Tensor:
         copied = self._networks.get(network)
-        return (
-            super().head_logits(network, features)
-            if copied is None
-            else copied.logits(network.assemble(features))
-        )
+        return super().head_logits(network, inputs) if copied is None else copied.logits(inputs)
 
     def attention(
         self,
-        plain: Any,
+        plain: Attention,
         module: nn.Module,
         query: Tensor,
         key: Tensor,
         value: Tensor,
         mask: Tensor | None,
         **options: Any,
-    ) -> Any:
+    ) -> AttentionOutput:
         places = self._places
         if mask is None or has_other_options(options):
             key, value = (key, value) if places is None else (key[places.rows], value[places.rows])
@@ -203,11 +204,9 @@ class CpuOperations(Operations):
         return torch.ops.specheads.masked_attention(query, key, value, mask, *of_rows, scale), None
 
 
-def bulk_operations(device: torch.device) -> Operations:
+def bulk_operations(device: torch.device) -> Sampling:
     """Return what to compute with where a device warps many distributions at once, uncompiled."""
-    return (
-        CpuOperations(in_bulk=True) if device.type == "cpu" and load_operators() else Operations()
-    )
+    return CpuOperations(in_bulk=True) if device.type == "cpu" and load_operators() else Sampling()
 
 
 @cache
@@ -308,16 +307,14 @@ def _declare(library: ctypes.PyDLL) -> ctypes.PyDLL:
     library.specheads_bind.argtypes = [ctypes.c_void_p, ctypes.py_object, ctypes.c_int64]
     library.specheads_unbind.argtypes = [ctypes.c_void_p]
     library.specheads_unbind.restype = None
-    for function, numbers in ((library.specheads_call, 0), (library.specheads_repeat, 5)):
-        function.restype = ctypes.py_object
-        function.argtypes = [ctypes.c_void_p, ctypes.py_object, *[ctypes.c_int64] * numbers]
+    library.specheads_repeat.restype = ctypes.py_object
+    numbers = [ctypes.c_int64] * 5
+    library.specheads_repeat.argtypes = [ctypes.c_void_p, ctypes.py_object, *numbers]
     return library
 
 
-class BoundCall:
-    """A compiled function with some of its tensors bound, to be called with the others by the C++
-    in operators.cpp.
-    """
+class StepRepeater:
+    """A compiled step with some of its tensors bound, which C++ runs several times in a row."""
 
     def __init__(
         self, entry: ctypes.c_void_p, tensors: Sequence[Tensor | None], num_results: int
@@ -327,24 +324,22 @@ class BoundCall:
         self._bound = library.specheads_bind(
             entry, [None if each is None else next(stay) for each in tensors], num_results
         )
-        self._call = library.specheads_call
         self._repeat = library.specheads_repeat
         weakref.finalize(self, library.specheads_unbind, self._bound)
 
-    def __call__(self, given: list[Tensor]) -> list[Tensor]:
-        return _TENSORS(self._call(self._bound, _HANDLES(given)))
-
-    def repeat(self, given: list[Tensor], *numbers: int) -> tuple[int, list[Tensor]]:
+    def __call__(self, given: list[Tensor], *numbers: int) -> tuple[int, list[Tensor]]:
+        """Return how often the step ran, and its last results; see `specheads_repeat`."""
         count, results = self._repeat(self._bound, _HANDLES(given), *numbers)
         return count, _TENSORS(results)
 
 
-def native_call(
+def step_repeater(
     compiled: Callable[..., Any], tensors: Sequence[Tensor | None], num_results: int
-) -> BoundCall | None:
-    """Return a call of compiled code from C++ with the `tensors` bound.
+) -> StepRepeater | None:
+    """Return what repeats compiled code from C++ with the `tensors` bound that are not None.
 
-    None where the code has another form.
+    None where the code has another form than that of Inductor's C++ wrapper: a Python function
+    around the entry of a shared library.
     """
     held = [cell.cell_contents for cell in getattr(compiled, "__closure__", None) or ()]
     files = [getattr(getattr(each, "__self__", None), "__file__", None) for each in held]
@@ -354,7 +349,7 @@ def native_call(
         entry = ctypes.cast(getattr(ctypes.PyDLL(files[0]), _ENTRY), ctypes.c_void_p)
     except (OSError, AttributeError):
         return None
-    return BoundCall(entry, tensors, num_results)
+    return StepRepeater(entry, tensors, num_results)
 
 
 def _build(path: Path) -> None:

@@ -1,7 +1,8 @@
 // What all kernels need: tensors, threads that share a loop, and pairs of vectors.
 //
-// Of ATen it is the part without the headers of all its functions, which take longest to compile. Vectors are written once with
-// at::vec, which has every instruction set that PyTorch supports. Sums are float32, or float64 for float64 tensors.
+// Of ATen it is the part without the headers of all its functions, which take longest to compile.
+// Vectors are written once with at::vec, which has every instruction set that PyTorch supports.
+// Activations are float32 or bfloat16, and sums float32; models of other types are run by torch.
 
 #pragma once
 
@@ -51,32 +52,41 @@ inline AtenTensorHandle handle_of(at::TensorBase& tensor) {
 template <typename Function>
 void with_type(at::ScalarType type, Function function) {
   switch (type) {
-    case at::kDouble: return function(double());
     case at::kFloat: return function(float());
     case at::kBFloat16: return function(at::BFloat16());
-    case at::kHalf: return function(at::Half());
     default: TORCH_CHECK(false, "no operator for ", type);
   }
 }
 
-// bfloat16 numbers of a weight whose inputs are float32: they are multiplied as float32 everywhere.
+// bfloat16 numbers of a weight that are multiplied as float32.
 struct Narrow {
   uint16_t upper;  // half of a float32
 };
 
-// A byte of weights whose groups of kGroup inputs lie on a lattice, w = d q + m rounded to float32, with d and m in float16 and q of
-// few bits, as files of quantized models have them. See `_pack` in packed.py.
+// A byte of weights whose groups of kGroup inputs lie on a lattice, w = d q + m rounded to
+// float32, with d and m in float16 and q of few bits, as files of quantized models have them. See
+// `_pack` in packed.py.
 template <int bits>
 struct Lattice {
   uint8_t byte;
 };
 
-// The same where `weight` has the type of panels for inputs of `value`'s: theirs, or one of fewer bits for float32.
+// What bfloat16 panels hold for bfloat16 inputs: pairs where the processor multiplies pairs.
+#if defined(CPU_CAPABILITY_AVX512) && defined(__AVX512BF16__)
+constexpr bool kMultipliesPairs = true;
+using BFloat16Panels = at::BFloat16;
+#else
+constexpr bool kMultipliesPairs = false;
+using BFloat16Panels = Narrow;
+#endif
+
+// Call `function(value, weight)` with the types of inputs and of panels: inputs in float32 have
+// panels of fewer bits, too.
 template <typename Function>
 void with_types(at::ScalarType type, at::ScalarType panels, Function function) {
-  if (type == panels) return with_type(type, [&](auto value) { function(value, value); });
-  const auto narrow = type == at::kFloat ? panels : at::kFloat;
-  switch (narrow) {
+  if (type == at::kBFloat16 && panels == type) return function(at::BFloat16(), BFloat16Panels());
+  switch (type == at::kFloat ? panels : at::kDouble) {
+    case at::kFloat: return function(float(), float());
     case at::kHalf: return function(float(), at::Half());
     case at::kBFloat16: return function(float(), Narrow());
     case at::kChar: return function(float(), Lattice<8>());
@@ -85,13 +95,15 @@ void with_types(at::ScalarType type, at::ScalarType panels, Function function) {
   }
 }
 
-constexpr int64_t kGrainBytes = 32768;  // a further thread pays from so many bytes on that each reads
+constexpr int64_t kGrainBytes =
+    32768;  // a further thread pays from so many bytes on that each reads
 
-// Threads that work on several loops in turn: entering a parallel region twice takes as long as a small loop, waiting for each
-// other a fifth of that. Without OpenMP there is one thread.
+// Threads that work on several loops in turn: entering a parallel region twice takes as long as a
+// small loop, waiting for each other a fifth of that. Without OpenMP there is one thread.
 class Team {
  public:
-  // Run work(team) on all threads, or on one where it does not pay because entering a region takes longer.
+  // Run work(team) on all threads, or on one where it does not pay because entering a region
+  // takes longer.
   template <typename Work>
   static void run(bool pays, const Work& work) {
     std::atomic<int> arrived{0};
@@ -113,7 +125,8 @@ class Team {
   // Its number of threads; what torch says of it differs between threads at first.
   int size() const { return size_; }
 
-  // Share the numbers from 0 to count among the threads, at least `grain` for each, and wait until all are done.
+  // Share the numbers from 0 to count among the threads, at least `grain` for each, and wait
+  // until all are done.
   template <typename Loop>
   void each(int64_t count, int64_t grain, const Loop& loop) {
     const int64_t threads = std::min<int64_t>(size_, (count + grain - 1) / grain);
@@ -129,7 +142,8 @@ class Team {
   }
 
  private:
-  Team(int rank, int size, std::atomic<int>& arrived) : rank_(rank), size_(size), arrived_(arrived) {}
+  Team(int rank, int size, std::atomic<int>& arrived)
+      : rank_(rank), size_(size), arrived_(arrived) {}
 
   void wait() {
     if (size_ == 1) return;
@@ -150,51 +164,41 @@ class Team {
 };
 
 using at::vec::Vectorized;
-
-template <typename Value>
-using SumOf = std::conditional_t<std::is_same_v<Value, double>, double, float>;
-template <typename Value>
-constexpr int kLanes = Vectorized<SumOf<Value>>::size();
-template <typename Value>
-constexpr int kPair = 2 * kLanes<Value>;  // numbers in the two vectors that are in work at a time
+using Vector = Vectorized<float>;
+constexpr int kLanes = Vector::size();
+constexpr int kPair = 2 * kLanes;  // numbers in the two vectors that are in work at a time
 
 constexpr int kGroup = 32;
 template <typename Value>
-constexpr int kColumn = kPair<Value>;  // numbers of a panel in memory for each of its columns
+constexpr int kColumn = kPair;  // numbers of a panel in memory for each of its columns
 template <int bits>
-constexpr int kColumn<Lattice<bits>> = kPair<float> * bits / 8 + kPair<float> * 2 * sizeof(at::Half) / kGroup;
+constexpr int kColumn<Lattice<bits>> = kPair * bits / 8 + kPair * 2 * sizeof(at::Half) / kGroup;
 template <typename Value>
 constexpr bool kIsLattice = false;
 template <int bits>
 constexpr bool kIsLattice<Lattice<bits>> = true;
 
-// What products read: bfloat16 numbers as they are where the processor multiplies them in pairs, else the type of sums.
-#if defined(CPU_CAPABILITY_AVX512) && defined(__AVX512BF16__)
-template <typename Value>
-constexpr bool kMultipliesPairs = std::is_same_v<Value, at::BFloat16>;
-#else
-template <typename Value>
-constexpr bool kMultipliesPairs = false;
-#endif
-template <typename Value>
-using InputOf = std::conditional_t<kMultipliesPairs<Value>, Value, SumOf<Value>>;
+// What products with panels of a type read.
+template <typename Weight>
+constexpr bool kIsPaired = std::is_same_v<Weight, at::BFloat16>;
+template <typename Weight>
+using InputOf = std::conditional_t<kIsPaired<Weight>, at::BFloat16, float>;
 
-// Tokens at a time: as many as leave their sums in registers. x86 without AVX-512 has 16 of them, others have 32. Fewer in types
-// that models are seldom run in, because each number is compiled.
+// Tokens at a time: as many as leave their sums in registers. x86 without AVX-512 has 16 of them,
+// others have 32.
 #if defined(CPU_CAPABILITY_AVX2)
-constexpr int kRegisterTokens = 6;
+constexpr int kMostTokens = 6;
 #else
-constexpr int kRegisterTokens = 12;
+constexpr int kMostTokens = 12;
 #endif
+
+constexpr int64_t kPrefetchBytes =
+    4096;  // ahead of the column in work; 0, 1024 and 2048 were slower on a Sapphire Rapids
+
+// The numbers of a column as two vectors.
 template <typename Value>
-constexpr int kMostTokens =
-    std::is_same_v<Value, double> || std::is_same_v<Value, at::Half> ? 4 : kRegisterTokens;
-
-constexpr int64_t kPrefetchBytes = 4096;  // ahead of the column in work; 0, 1024 and 2048 were slower on a Sapphire Rapids
-
-template <typename Value, typename Vector>
 inline void load_pair(const Value* from, Vector& first, Vector& second) {
-  if constexpr (std::is_same_v<Value, at::BFloat16> || std::is_same_v<Value, Narrow>) {
+  if constexpr (std::is_same_v<Value, Narrow>) {
     // A bfloat16 is the upper half of a float32; numbers of the two vectors alternate.
     const auto both = Vectorized<int32_t>::loadu(from);
     first = at::vec::cast<float>(both << Vectorized<int32_t>(16));
@@ -203,7 +207,7 @@ inline void load_pair(const Value* from, Vector& first, Vector& second) {
     std::tie(first, second) = at::vec::convert_half_float(Vectorized<Value>::loadu(from));
   } else {
     first = Vector::loadu(from);
-    second = Vector::loadu(from + kLanes<Value>);
+    second = Vector::loadu(from + kLanes);
   }
 }
 
@@ -216,27 +220,32 @@ struct Ahead {
   template <typename Value>
   void fetch(int64_t i) const {
     // Whole lines into the second cache, which waits for more of them at a time than the first.
-    constexpr int bytes = sizeof(Value) * kPair<Value>, locality = bytes < 64 ? 3 : 2;
+    constexpr int bytes = sizeof(Value) * kPair;
+    constexpr int locality = bytes < 64 ? 3 : 2;
     __builtin_prefetch(from + i * step, 0, locality);
     if constexpr (bytes > 64) __builtin_prefetch(from + i * step + 64, 0, locality);
   }
 };
 
-// Sums of `count` rows of pairs. A chain in place of an array, which compilers keep in memory instead of registers.
-template <typename Value, int count>
+// Sums of `count` rows of pairs. A chain in place of an array, which compilers keep in memory
+// instead of registers.
+template <int count>
 struct Sums {
-  using Vector = Vectorized<SumOf<Value>>;
-  Vector first{SumOf<Value>(0)}, second{SumOf<Value>(0)};
-  Sums<Value, count - 1> others;
+  Vector first{0.0f};
+  Vector second{0.0f};
+  Sums<count - 1> others;
 
-  C10_ALWAYS_INLINE void load(const SumOf<Value>* from, int64_t stride) {
+  C10_ALWAYS_INLINE void load(const float* from, int64_t stride) {
     first = Vector::loadu(from);
-    second = Vector::loadu(from + kLanes<Value>);
+    second = Vector::loadu(from + kLanes);
     if constexpr (count > 1) others.load(from + stride, stride);
   }
 
   // sums[r] += factors[r * stride] * (left, right)
-  C10_ALWAYS_INLINE void add(const Vector& left, const Vector& right, const SumOf<Value>* factors, int64_t stride) {
+  C10_ALWAYS_INLINE void add(const Vector& left,
+                             const Vector& right,
+                             const float* factors,
+                             int64_t stride) {
     const Vector factor(*factors);
     first = at::vec::fmadd(left, factor, first);
     second = at::vec::fmadd(right, factor, second);
@@ -244,18 +253,25 @@ struct Sums {
   }
 
 #if defined(CPU_CAPABILITY_AVX512) && defined(__AVX512BF16__)
-  // The same for pairs: sums[r] += factors[r * stride] left[., 0] + factors[r * stride + 1] left[., 1], and so for right.
-  C10_ALWAYS_INLINE void add_pairs(__m512i left, __m512i right, const at::BFloat16* factors, int64_t stride) {
+  // The same for pairs: sums[r] += factors[r * stride] left[., 0] + factors[r * stride + 1]
+  // left[., 1], and so for right.
+  C10_ALWAYS_INLINE void add_pairs(__m512i left,
+                                   __m512i right,
+                                   const at::BFloat16* factors,
+                                   int64_t stride) {
     int32_t both;
     std::memcpy(&both, factors, sizeof(both));
     const __m512i factor = _mm512_set1_epi32(both);
-    first = _mm512_dpbf16_ps(first, reinterpret_cast<__m512bh>(left), reinterpret_cast<__m512bh>(factor));
-    second = _mm512_dpbf16_ps(second, reinterpret_cast<__m512bh>(right), reinterpret_cast<__m512bh>(factor));
+    first = _mm512_dpbf16_ps(first, reinterpret_cast<__m512bh>(left),
+                             reinterpret_cast<__m512bh>(factor));
+    second = _mm512_dpbf16_ps(second, reinterpret_cast<__m512bh>(right),
+                              reinterpret_cast<__m512bh>(factor));
     if constexpr (count > 1) others.add_pairs(left, right, factors + stride, stride);
   }
 #endif
 
   // sums[p] += factor * the column of panel p; panels are `apart` numbers from each other.
+  template <typename Value>
   C10_ALWAYS_INLINE void add_column(const Value* column, int64_t apart, const Vector& factor) {
     Vector left, right;
     __builtin_prefetch(reinterpret_cast<const char*>(column) + kPrefetchBytes);
@@ -265,22 +281,27 @@ struct Sums {
     if constexpr (count > 1) others.add_column(column + apart, apart, factor);
   }
 
-  C10_ALWAYS_INLINE void store(SumOf<Value>* to, int64_t stride) const {
+  C10_ALWAYS_INLINE void store(float* to, int64_t stride) const {
     first.store(to);
-    second.store(to + kLanes<Value>);
+    second.store(to + kLanes);
     if constexpr (count > 1) others.store(to + stride, stride);
   }
 
   // to[r] += sums[r] * d + factors[r * stride] * m, d and m being pairs
-  C10_ALWAYS_INLINE void add_to(SumOf<Value>* to, const Vector (&d)[2], const Vector (&m)[2], const SumOf<Value>* factors, int64_t stride) const {
+  C10_ALWAYS_INLINE void add_to(float* to,
+                                const Vector (&d)[2],
+                                const Vector (&m)[2],
+                                const float* factors,
+                                int64_t stride) const {
     const Vector factor(*factors);
     at::vec::fmadd(first, d[0], at::vec::fmadd(factor, m[0], Vector::loadu(to))).store(to);
-    at::vec::fmadd(second, d[1], at::vec::fmadd(factor, m[1], Vector::loadu(to + kLanes<Value>))).store(to + kLanes<Value>);
-    if constexpr (count > 1) others.add_to(to + kPair<Value>, d, m, factors + stride, stride);
+    at::vec::fmadd(second, d[1], at::vec::fmadd(factor, m[1], Vector::loadu(to + kLanes)))
+        .store(to + kLanes);
+    if constexpr (count > 1) others.add_to(to + kPair, d, m, factors + stride, stride);
   }
 };
-template <typename Value>
-struct Sums<Value, 0> {};
+template <>
+struct Sums<0> {};
 
 // Call compute(n) where n is `count`, from 1 to `most`, as a constant.
 template <int most, typename Compute>
@@ -291,23 +312,20 @@ C10_ALWAYS_INLINE void with_count(int64_t count, const Compute& compute) {
   compute(std::integral_constant<int, most>());
 }
 
-template <typename Sum>
-inline Sum total_of(const Vectorized<Sum>& sums) {
-  if constexpr (std::is_same_v<Sum, float>) {
-    return at::vec::vec_reduce_all<float>(std::plus<Vectorized<float>>(), sums);
-  } else {
-    return at::vec::vec_reduce_all<Sum>(std::plus<Vectorized<Sum>>(), sums, Vectorized<Sum>::size());
-  }
+inline float total_of(const Vector& sums) {
+  return at::vec::vec_reduce_all<float>(std::plus<Vector>(), sums);
 }
 
-// Memory of this thread that begins with a cache line, valid until the next call with the same `number`.
-template <typename Sum, int number>
-Sum* scratch(int64_t size) {
+// Memory of this thread that begins with a cache line, valid until the next call with the same
+// `number`.
+template <typename Value, int number>
+Value* scratch(int64_t size) {
   constexpr size_t line = 64;
-  static thread_local std::vector<Sum> memory;
-  const size_t needed = size + line / sizeof(Sum);
+  static thread_local std::vector<Value> memory;
+  const size_t needed = size + line / sizeof(Value);
   if (memory.size() < needed) memory.resize(needed);
-  return reinterpret_cast<Sum*>((reinterpret_cast<uintptr_t>(memory.data()) + line - 1) / line * line);
+  return reinterpret_cast<Value*>((reinterpret_cast<uintptr_t>(memory.data()) + line - 1) / line *
+                                  line);
 }
 
 }  // namespace specheads_kernels

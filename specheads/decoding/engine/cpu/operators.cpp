@@ -1,9 +1,9 @@
-// All operators, as one source, as reading torch's headers takes longer than compiling what follows them; and calls of compiled steps
-// from C++: tensors that stay the same from call to call are bound once, and a draft's steps follow each other without Python, which
-// takes longer for a call's forty tensors than a small draft model computes.
+// All operators, as one source, as reading torch's headers takes longer than compiling what follows
+// them; and draft steps that follow each other without Python, which takes longer for a call's
+// forty tensors than a small draft model computes: tensors that stay the same are bound once.
 //
-// Python calls these functions itself, with its lock held: a step releases it. Lists hold handles as capsules, as torch's own
-// calls of compiled steps pass them.
+// Python calls these functions itself, with its lock held: a step releases it. Lists hold handles
+// as capsules, as torch's own calls of compiled steps pass them.
 
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
@@ -29,10 +29,13 @@ inline void delete_all(const Handles& handles) {
 }
 
 // A view of a contiguous tensor's numbers from `first` on.
-inline AtenTensorHandle part_of(AtenTensorHandle tensor, std::vector<int64_t> sizes, int64_t first) {
+inline AtenTensorHandle part_of(AtenTensorHandle tensor,
+                                std::vector<int64_t> sizes,
+                                int64_t first) {
   const std::vector<int64_t> strides(sizes.size(), 1);  // at most one of the sizes is not 1
   AtenTensorHandle handle;
-  check(aoti_torch__reinterpret_tensor(tensor, sizes.size(), sizes.data(), strides.data(), first, &handle));
+  check(aoti_torch__reinterpret_tensor(tensor, sizes.size(), sizes.data(), strides.data(), first,
+                                       &handle));
   return handle;
 }
 
@@ -41,18 +44,21 @@ inline Handles handles_in(PyObject* list) {
   Handles handles(PyList_Size(list));
   for (size_t i = 0; i < handles.size(); i++) {
     PyObject* each = PyList_GetItem(list, i);
-    handles[i] = each == Py_None ? nullptr : static_cast<AtenTensorHandle>(PyCapsule_GetPointer(each, nullptr));
+    handles[i] = each == Py_None
+                     ? nullptr
+                     : static_cast<AtenTensorHandle>(PyCapsule_GetPointer(each, nullptr));
   }
   return handles;
 }
 
 inline PyObject* list_of(const Handles& handles) {
   PyObject* list = PyList_New(handles.size());
-  for (size_t i = 0; i < handles.size(); i++) PyList_SetItem(list, i, PyCapsule_New(handles[i], nullptr, nullptr));
+  for (size_t i = 0; i < handles.size(); i++)
+    PyList_SetItem(list, i, PyCapsule_New(handles[i], nullptr, nullptr));
   return list;
 }
 
-struct Bound {
+struct BoundStep {
   Entry entry;
   Handles inputs;  // those that are bound, and null for those that each call brings
   size_t num_outputs;
@@ -82,30 +88,34 @@ PyObject* for_python(const Compute& compute) {
 
 extern "C" {
 
-// A step with inputs bound: `fixed` has a capsule for each input that stays, which is used up, and None for the others.
+// A step with inputs bound: `fixed` has a capsule for each input that stays, which is used up, and
+// None for the others.
 void* specheads_bind(void* entry, PyObject* fixed, int64_t num_outputs) {
   using namespace specheads_kernels;
-  return new Bound{reinterpret_cast<Entry>(entry), handles_in(fixed), static_cast<size_t>(num_outputs)};
+  return new BoundStep{reinterpret_cast<Entry>(entry), handles_in(fixed),
+                   static_cast<size_t>(num_outputs)};
 }
 
 void specheads_unbind(void* bound) {
-  std::unique_ptr<specheads_kernels::Bound> owned(static_cast<specheads_kernels::Bound*>(bound));
-  specheads_kernels::delete_all(owned->inputs);
-}
-
-// The outputs of a step for the inputs `given`, which are used up.
-PyObject* specheads_call(void* bound, PyObject* given) {
   using namespace specheads_kernels;
-  return for_python([&] { return list_of(static_cast<Bound*>(bound)->run(handles_in(given))); });
+  const std::unique_ptr<BoundStep> owned(static_cast<BoundStep*>(bound));
+  delete_all(owned->inputs);
 }
 
-// Run a step over one token after another until its first output is true, `least` to `most` times; return the number of runs and the
-// last outputs. `given`, which is used up, is: tokens (1, n), the position () that is written to, places (size of memory), then
-// `num_columns` tensors (n,) of which each run gets one number, other inputs, and a state, which each run gets from the one before.
-PyObject* specheads_repeat(void* bound, PyObject* given, int64_t num_columns, int64_t start, int64_t bucket, int64_t least, int64_t most) {
+// Run a step over one token after another until its first output is true, `least` to `most` times;
+// return the number of runs and the last outputs. `given`, which is used up, is: tokens (1, n), the
+// position () that is written to, places (size of memory), then `num_columns` tensors (n,) of which
+// each run gets one number, other inputs, and a state, which each run gets from the one before.
+PyObject* specheads_repeat(void* bound,
+                           PyObject* given,
+                           int64_t num_columns,
+                           int64_t start,
+                           int64_t bucket,
+                           int64_t least,
+                           int64_t most) {
   using namespace specheads_kernels;
   return for_python([&] {
-    const Bound& step = *static_cast<Bound*>(bound);
+    const BoundStep& step = *static_cast<BoundStep*>(bound);
     const Handles whole = handles_in(given);
     const size_t first_state = whole.size() - step.num_outputs;
     int64_t* position = reinterpret_cast<at::TensorBase*>(whole[1])->mutable_data_ptr<int64_t>();
@@ -114,12 +124,14 @@ PyObject* specheads_repeat(void* bound, PyObject* given, int64_t num_columns, in
     for (bool stopped = false; count < most && (count < least || !stopped); count++) {
       *position = start + count;
       const int64_t size = (start + count + bucket) / bucket * bucket;
-      Handles own = {part_of(whole[0], {1, 1}, count), another(whole[1]), part_of(whole[2], {size}, 0)};
+      Handles inputs = {part_of(whole[0], {1, 1}, count), another(whole[1]),
+                     part_of(whole[2], {size}, 0)};
       for (size_t i = 3; i < first_state; i++) {
-        own.push_back(static_cast<int64_t>(i) < 3 + num_columns ? part_of(whole[i], {1}, count) : another(whole[i]));
+        inputs.push_back(static_cast<int64_t>(i) < 3 + num_columns ? part_of(whole[i], {1}, count)
+                                                                : another(whole[i]));
       }
-      own.insert(own.end(), state.begin(), state.end());
-      state = step.run(own);
+      inputs.insert(inputs.end(), state.begin(), state.end());
+      state = step.run(inputs);
       stopped = *reinterpret_cast<at::TensorBase*>(state[0])->const_data_ptr<bool>();
     }
     delete_all(Handles(whole.begin(), whole.begin() + first_state));

@@ -1,7 +1,7 @@
 // How an operator is declared: as torch calls it from Python, and as compiled steps call it.
 //
-// Only torch's stable interface is included, whose headers compile in a fraction of the time of the others. An operator's result is
-// a new handle, which its receiver deletes.
+// Only torch's stable interface is included, whose headers compile in a fraction of the time of the
+// others. An operator's result is a new handle, which its receiver deletes.
 
 #pragma once
 
@@ -20,7 +20,8 @@ class TensorBase;
 
 namespace specheads_kernels __attribute__((visibility("hidden"))) {
 
-// What an operator is called with in place of a handle, which points to a tensor, and a tensor is its base and nothing else.
+// What an operator is called with in place of a handle, which points to a tensor, and a tensor is
+// its base and nothing else.
 inline const at::TensorBase& plain(AtenTensorHandle handle) {
   return *reinterpret_cast<const at::TensorBase*>(handle);
 }
@@ -40,10 +41,13 @@ inline double plain(double number) {
   return number;
 }
 
-// What torch and compiled steps call an operator with: a reference is a tensor, a pointer one that may be missing.
+// What torch and compiled steps call an operator with: a reference is a tensor, a pointer one
+// that may be missing.
 template <typename Parameter, typename Tensor, typename Missing>
 using Argument =
-    std::conditional_t<std::is_reference_v<Parameter>, Tensor, std::conditional_t<std::is_pointer_v<Parameter>, Missing, Parameter>>;
+    std::conditional_t<std::is_reference_v<Parameter>,
+                       Tensor,
+                       std::conditional_t<std::is_pointer_v<Parameter>, Missing, Parameter>>;
 template <typename Parameter>
 using Stable = Argument<Parameter, torch::stable::Tensor, std::optional<torch::stable::Tensor>>;
 template <typename Parameter>
@@ -70,15 +74,18 @@ struct Operator<compute> {
 
 }  // namespace specheads_kernels
 
-// Declare the operator that the function of this name in specheads_kernels computes. Compiled steps call it by a pointer: looking
-// one up by its name takes longer than a small one computes. The pointer's type follows from the schema; see `declarations` in
+// Declare the operator that the function of this name in specheads_kernels computes. Compiled steps
+// call it by a pointer: looking one up by its name takes longer than a small one computes. The
+// pointer's type follows from the schema; see `declarations` in
 // __init__.py.
-#define SPECHEADS_OPERATOR(name, schema)                                              \
-  extern "C" {                                                                          \
-  decltype(&specheads_kernels::Operator<specheads_kernels::name>::call)                 \
-      aoti_torch_cpu_##name = &specheads_kernels::Operator<specheads_kernels::name>::call; \
-  }                                                                                     \
-  STABLE_TORCH_LIBRARY_FRAGMENT(specheads, library) { library.def(#name schema); }      \
-  STABLE_TORCH_LIBRARY_IMPL(specheads, CPU, library) {                                  \
+#define SPECHEADS_OPERATOR(name, schema)                                                        \
+  extern "C" {                                                                                  \
+  decltype(&specheads_kernels::Operator<specheads_kernels::name>::call) aoti_torch_cpu_##name = \
+      &specheads_kernels::Operator<specheads_kernels::name>::call;                              \
+  }                                                                                             \
+  STABLE_TORCH_LIBRARY_FRAGMENT(specheads, library) {                                           \
+    library.def(#name schema);                                                                  \
+  }                                                                                             \
+  STABLE_TORCH_LIBRARY_IMPL(specheads, CPU, library) {                                          \
     library.impl(#name, TORCH_BOX(&specheads_kernels::Operator<specheads_kernels::name>::run)); \
   }

@@ -19,7 +19,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass as is_mad
 from transformers.activations import ACT2FN
 from transformers.cache_utils import Cache
 
-from specheads.decoding.engine.artefacts import warn_once
+from specheads.decoding.engine.artefacts import is_hooked, warn_once
 from specheads.decoding.engine.compiled_program import Weights
 from specheads.decoding.engine.reading import RowsLayer
 from specheads.heads.portable.network import Network, ResidualBlock
@@ -38,6 +38,7 @@ _BYTES = {
     torch.uint8: 0.625,
     torch.int8: 1.125,
 }  # that one of its weights takes, with its part of d and m
+_TYPES = {torch.float32, torch.bfloat16}  # of weights that are packed
 _SPARE_MEMORY = 0.8  # share of the available memory that copies may take
 
 # Layers of transformers that compute x + o(attention(rotated(q(norm x)), ...)), then x +
@@ -84,7 +85,7 @@ def _pack(weight: Tensor, storage: torch.dtype | None = None) -> Tensor:
     bytes of a column): for each 32 columns d and m of the rows, then q, where a row's neighbouring
     columns are words of 32 bits.
     """
-    rows = torch.ops.specheads.panel_rows(weight.dtype == torch.float64)
+    rows = torch.ops.specheads.panel_rows()
     number = -(-weight.shape[0] // rows)
     size = weight.shape[1]
     if storage in _LATTICES:
@@ -182,11 +183,12 @@ def is_layer(module: nn.Module) -> bool:
         and not any(
             is_made_of_tensors(weight) for weight in layer.parameters()
         )  # such as quantized ones
-        and all(dtype.is_floating_point and dtype.itemsize > 1 for dtype in dtypes)
+        and dtypes <= _TYPES
         and len({each.bias is None for each in inputs}) == 1
         and all(each.bias is None for each in others)
         and type(mlp.act_fn) in (nn.SiLU, type(ACT2FN["silu"]))
-        and not any(part._forward_hooks or part._forward_pre_hooks for part in layer.modules())
+        # Hooks of the layer itself see its inputs and outputs in any case.
+        and not any(is_hooked(part) for part in layer.modules() if part is not layer)
     )
 
 
@@ -289,14 +291,16 @@ def _is_network(module: nn.Module) -> bool:
     ]
     return (
         not kinds
-        and not any(part._forward_hooks or part._forward_pre_hooks for part in parts)
+        and not any(map(is_hooked, parts))
         and not any(is_made_of_tensors(tensor) for tensor in tensors)  # such as quantized ones
         and len({tensor.dtype for tensor in tensors}) == 1
-        and tensors[0].dtype in (torch.float32, torch.float64)
+        and tensors[0].dtype == torch.float32
     )
 
 
-class _PackedNetwork(_Packed):
+class PackedNetwork(_Packed):
+    """A head's network as one operator."""
+
     def __init__(self, network: Any) -> None:
         projected = isinstance(network.projection, nn.Linear)
         linears = [block.linear for block in network.blocks]
@@ -324,14 +328,14 @@ class _PackedNetwork(_Packed):
 def _is_packable(module: nn.Module) -> bool:
     if type(module) is not nn.Linear or is_made_of_tensors(module.weight):
         return False
-    return module.weight.dtype.is_floating_point and module.weight.dtype.itemsize > 1
+    return module.weight.dtype in _TYPES
 
 
-def _groups_of(model: nn.Module) -> list[list[Any]]:
+def _groups_of(model: nn.Module, packs_layers: bool = True) -> list[list[Any]]:
     """Return a model's layers, and linear maps outside of them, together if they read one input and
     all have a bias or none.
     """
-    layers = [module for module in model.modules() if is_layer(module)]
+    layers = [module for module in model.modules() if packs_layers and is_layer(module)]
     taken = {module for layer in layers for module in layer.modules()}
     groups: dict[Any, list[Any]] = {}
     for parent in model.modules():
@@ -355,7 +359,7 @@ def _copy_of(group: Sequence[nn.Module]) -> Any:
         kind = (
             _PackedLayer
             if is_layer(group[0])
-            else _PackedNetwork
+            else PackedNetwork
             if _is_network(group[0])
             else _PackedLinear
         )
@@ -433,12 +437,16 @@ def bytes_to_pack(lm: LanguageModel, networks: Sequence[nn.Module] = ()) -> int:
     )
 
 
-def packed_model(lm: LanguageModel, others: Sequence[nn.Module]) -> PackedModel | None:
+def packed_model(
+    lm: LanguageModel, others: Sequence[nn.Module], packs_layers: bool = True
+) -> PackedModel | None:
     """Return packed copies of a model on a CPU and of the networks in other modules, or None if
     memory is too small.
+
+    `packs_layers`: whether a whole layer is one operator where that is possible.
     """
     networks = [module for other in others for module in other.modules() if _is_network(module)]
-    groups = _groups_of(lm.model)
+    groups = _groups_of(lm.model, packs_layers)
     needed = bytes_to_pack(lm, networks)
     if needed > _SPARE_MEMORY * available_memory():
         warn_once(

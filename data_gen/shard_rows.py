@@ -16,9 +16,9 @@ from torch import Tensor
 from specheads.data_gen.settings import DataGeneration
 from specheads.decoding.responses import Responder, Response, row_uniforms
 from specheads.errors import UserError
-from specheads.pair.language_model import LanguageModel
-from specheads.pair.padding import BATCH_TOKENS, batches_of_tokens, right_padded, slices
+from specheads.pair.padding import BATCH_TOKENS, batches_of_tokens, slices
 from specheads.pair.pair import Pair
+from specheads.pair.reading import GivenTexts, read
 from specheads.pair.sampling import Warp, accept_prob, has_nan, nan_message, tokens_at
 from specheads.prompts.prompt import SPLITS, EncodedPrompt
 
@@ -163,58 +163,49 @@ def label_responses(
     told = 0
     done = 0
     for rows in batches_of_tokens(lengths, BATCH_TOKENS):
-        texts = [[*prompts[row], *responses[row]] for row in rows]
-        where = [
-            (i, index)
-            for i, row in enumerate(rows)
-            for index in range(len(prompts[row]), len(texts[i]))
-        ]
-        uniforms = np.concatenate([uniform[row, :, : len(responses[row])] for row in rows], axis=1)
-        columns = _columns(pair, texts, torch.tensor(where).T, torch.from_numpy(uniforms), warp)
-        ends = np.cumsum([len(responses[row]) for row in rows])[:-1]
-        for row, *parts in zip(
-            rows, *(np.split(column, ends, axis=-1) for column in columns), strict=True
-        ):
-            results[row] = {name: part.tolist() for name, part in zip(LABELS, parts, strict=True)}
+        texts = GivenTexts.with_responses(
+            [prompts[row] for row in rows], [responses[row] for row in rows]
+        )
+        uniforms = [uniform[row, :, : len(responses[row])] for row in rows]
+        labels = _labels_of(pair, texts, torch.from_numpy(np.concatenate(uniforms, axis=1)), warp)
+        results |= zip(rows, labels, strict=True)
         done += sum(lengths[row] for row in rows)
         advance(len(prompts) * done // sum(lengths) - told)
         told = len(prompts) * done // sum(lengths)
     return [results[row] for row in range(len(prompts))]
 
 
-def _columns(
-    pair: Pair, texts: list[list[int]], where: Tensor, uniforms: Tensor, warp: Warp
-) -> list[np.ndarray]:
-    """Return the columns LABELS, (N,) or for `more_` (samples - 1, N), of positions `where` (2, N)
-    = (row, index in the text).
+def _labels_of(
+    pair: Pair, texts: GivenTexts, uniforms: Tensor, warp: Warp
+) -> list[dict[str, list]]:
+    """Return the labels of the N positions of `texts`, by text.
 
     `uniforms` (samples, N) decide the drafted tokens.
     """
-    tokens = right_padded(texts)
-    row, index = where
-    target_hidden = states_before(pair.target_lm, tokens, row, index)
-    draft_hidden = states_before(pair.draft_lm, tokens, row, index)
-    device = target_hidden.device
+    states = read(pair, texts)
+    device = states.target.device
     uniforms = uniforms.T.contiguous().to(device)
-    parts = []
+    ids = []
+    accept_probs = []
     nan = torch.zeros(2, dtype=torch.bool, device=device)
-    for piece in slices(len(row), pair.vocab_size, elements_at_once(device)):
-        target_probs = warp(pair.target_lm.logits(target_hidden[piece]))
-        draft_probs = warp(pair.draft_lm.logits(draft_hidden[piece])).to(device)
+    for piece in slices(len(texts.row), pair.vocab_size, elements_at_once(device)):
+        target_probs = warp(pair.target_lm.logits(states.target[piece]))
+        draft_probs = warp(pair.draft_lm.logits(states.draft[piece])).to(device)
         nan |= torch.stack([has_nan(target_probs).any(), has_nan(draft_probs).any()])
         drafted = tokens_at(draft_probs, uniforms[piece])
-        accepted = accept_prob(target_probs.gather(1, drafted), draft_probs.gather(1, drafted))
-        parts.append((drafted.T, accepted.T))
-    ids, accept_probs = (torch.cat(part, dim=-1).cpu().numpy() for part in zip(*parts, strict=True))
+        ids.append(drafted)
+        accept_probs.append(
+            accept_prob(target_probs.gather(1, drafted), draft_probs.gather(1, drafted))
+        )
     for model_id, has in zip((pair.target_id, pair.draft_id), nan.tolist(), strict=True):
         if has:
             raise UserError(nan_message(model_id))
-    return [ids[0], accept_probs[0], ids[1:], accept_probs[1:]]
-
-
-def states_before(lm: LanguageModel, tokens: Tensor, row: Tensor, index: Tensor) -> Tensor:
-    """Return hidden states (N, H) that predict the tokens at the positions (row, index) of
-    right-padded `tokens` (B, T).
-    """
-    hidden = lm.hidden_states(tokens.to(lm.device), use_cache=False)
-    return hidden[row.to(hidden.device), index.to(hidden.device) - 1]
+    labels = []
+    by_text = (texts.of_rows(torch.cat(each).cpu()) for each in (ids, accept_probs))
+    for drafted, accepted in zip(*by_text, strict=True):
+        first_ids, *more_ids = drafted.T.tolist()  # one list per sample
+        first_probs, *more_probs = accepted.T.tolist()
+        labels.append(
+            dict(zip(LABELS, (first_ids, first_probs, more_ids, more_probs), strict=True))
+        )
+    return labels
