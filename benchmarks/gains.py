@@ -2,7 +2,7 @@
 they know.
 
     specheads train warp.temperature=0.5 seed=0 && specheads evaluate warp.temperature=0.5 live=none
-    python benchmarks/gains.py outputs/evaluate/*/report.json [--keep gains] [--figure docs/information.png]
+    python benchmarks/gains.py outputs/evaluate/*/report.json [--keep gains] [--figure FILE]
 
 Reads reports of `specheads evaluate`. Those with the same pair and warp are seeds of one setting:
 values are means over seeds, and intervals reach from the lowest end of a seed's interval over
@@ -61,7 +61,10 @@ RELATION = [
     Column("offset", "percent:1"),
     Column("typical error", "percent:1"),
 ]
-REDUCIBLE_TITLE = "Reducible uncertainty about a drafted token's acceptance, and the fraction that predictors explain"
+REDUCIBLE_TITLE = (
+    "Reducible uncertainty about a drafted token's acceptance,"
+    " and the fraction that predictors explain"
+)
 KNOWN = [
     *PLACE,
     *(Column(f"{name}, nats", "fixed:3") for name in ("reducible", "irreducible")),

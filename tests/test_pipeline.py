@@ -120,7 +120,7 @@ def test_evaluate_replays_rules_and_decodes_the_best(folder):
     )
     assert "the best of each family" not in done.stdout  # but with verbose=true
     names = {path.name for path in report.parent.iterdir()}
-    assert {"report.html", "report.json", "generations.jsonl", "costs.jsonl", "wandb"} <= names
+    assert {"report.html", "report.json", "generations.jsonl", "overheads.jsonl", "wandb"} <= names
     # Three short responses on a machine that runs tests tell nothing: what they took is doubted,
     # and no threshold is stored.
     assert (
@@ -148,7 +148,7 @@ def test_the_same_evaluation_gives_the_same_numbers_and_records_nothing_twice(fo
     reports = sorted(folder.glob("outputs/evaluate/*/report.json"))[-2:]
     first, second = (json.loads(path.read_text()) for path in reports)
     assert (
-        first["data_sets"] == second["data_sets"] and first["live"] == [] and first["fit"] is None
+        first["data_sets"] == second["data_sets"] and first["live"] == [] and first["steps"] is None
     )
     assert {row["family"] for row in first["data_sets"][0]["rules"]} == {
         "fixed_length",

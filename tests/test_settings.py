@@ -46,22 +46,10 @@ class Outer(Settings):
     ("values", "message"),
     [
         ({"rate": 0}, "group.rate=0 must be a finite number above 0; it is the rate of things."),
-        (
-            {"rate": float("inf")},
-            "group.rate=inf must be a finite number above 0; it is the rate of things.",
-        ),
-        (
-            {"rate": True},
-            "group.rate=true must be a finite number above 0; it is the rate of things.",
-        ),
         ({"inner": 5}, "inner=5 must be a set of keys; it is what is inside."),
         (
             {"inner": {"size": -1}},
             "inner.size=-1 must be a non-negative integer; it is the number of things.",
-        ),
-        (
-            {"inner": {"size": [1, "a"]}},
-            "inner.size=a must be a non-negative integer; it is the number of things.",
         ),
         (
             {"inner": {"size": 2**40}},

@@ -1,6 +1,6 @@
 """What decoding and making data cost, next to the goals for a GPU.
 
-    python -m benchmarks.gpu [round data] [--device cuda] [--model NAME] [--context 256] [--tiny] [--keep]
+    python -m benchmarks.gpu [round data] [--device cuda] [--model NAME] [--context 256] [--tiny]
 
 What does a step of the target read per second, what do a verification and a draft step cost, and
 what of a round is neither? How many tokens per second do the target's responses and their labels
@@ -8,7 +8,8 @@ take? By default the pair has the shapes of Llama 3.1 8B and Llama 3.2 1B, and r
 head is untrained, and prompts are random tokens. Rounds accept drafted tokens at a given rate,
 whatever the models say, and no response ends early.
 
-Each table is written when it is measured, so that a script that fails or is killed loses none. With `--tiny` models take seconds, only to see that the scripts work.
+Each table is written when it is measured, so that a script that fails or is killed loses none.
+With `--tiny` models take seconds, only to see that the scripts work.
 """
 
 import argparse

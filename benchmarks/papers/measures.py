@@ -4,7 +4,7 @@ A tally holds what one method did: by column an array with a number for each pro
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -121,14 +121,18 @@ def samples(tally: Tally, metric: str, counts: np.ndarray) -> np.ndarray | None:
     return np.exp(values) if metric == EXPONENTIAL else values
 
 
-def measured(tally: Tally, groups: Groups) -> dict[str, Interval]:
-    """Return the metrics of a method that are defined, with intervals over groups of prompts."""
+def measured(
+    tallies: Tallies, metrics: Sequence[str], groups: Groups
+) -> dict[str, dict[str, dict[str, float]]]:
+    """Return by method the metrics that are defined, with intervals over groups of prompts."""
     counts = resample_counts(groups)
     found = {}
-    for metric in METRICS:
-        values = samples(tally, metric, counts)
-        if values is not None:
-            found[metric] = interval(values)
+    for name, tally in tallies.items():
+        found[name] = {}
+        for metric in metrics:
+            values = samples(tally, metric, counts)
+            if values is not None:
+                found[name][metric] = asdict(interval(values))
     return found
 
 

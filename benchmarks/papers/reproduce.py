@@ -2,10 +2,9 @@
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from itertools import product
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -14,11 +13,12 @@ from hydra.utils import get_class
 from torch.nn.functional import cross_entropy
 
 from benchmarks.papers.counted_trees import CountedGraph, CountedTree
-from benchmarks.papers.measures import TIMED, Claim, Tally, checked, measured, priced, sums
+from benchmarks.papers.measures import METRICS, TIMED, Claim, Tally, checked, measured, priced, sums
 from specheads.commands.compose import command_config, load_configured_pair
 from specheads.commands.evaluate import evaluation_settings, prompt_data
 from specheads.decoding.decoder import Baseline, Decoder, SpeculativeDecoder
 from specheads.decoding.step_times import counted_share
+from specheads.decoding.stopping import StoppingRule
 from specheads.errors import UserError
 from specheads.evaluation.prompt_sets import PromptSets
 from specheads.evaluation.settings import Evaluation
@@ -28,6 +28,7 @@ from specheads.heads.head import AcceptanceHead, find_heads
 from specheads.heads.metrics import auroc, binary_kl
 from specheads.pair.language_model import LanguageModel
 from specheads.pair.pair import Pair
+from specheads.pair.reading import GivenTexts, states_of
 from specheads.pair.sampling import Warp
 from specheads.papers import LayerSkip
 from specheads.papers.mjsd import BlockSearch
@@ -41,6 +42,7 @@ from specheads.settings import config_folder
 EXPERIMENTS = Path(__file__).with_name("experiments")
 COUNTED = {"tree": CountedTree, "graph": CountedGraph}  # in place of the classes of conf/drafting
 Heads = Mapping[str, AcceptanceHead]
+Entry = Mapping[str, object]  # of a YAML or JSON file
 
 
 @dataclass(frozen=True)
@@ -48,10 +50,10 @@ class Choice:
     """A class of conf/drafting, conf/stopping or conf/verification, and its arguments."""
 
     cls: type
-    arguments: Mapping[str, Any]
+    arguments: Entry
 
     @classmethod
-    def of(cls, group: str, given: str | Mapping[str, Any]) -> "Choice":
+    def of(cls, group: str, given: str | Entry) -> "Choice":
         """Return the choice of a file's name, or of a mapping with `name` and other arguments."""
         changed = {"name": given} if isinstance(given, str) else dict(given)
         name = changed.pop("name")
@@ -59,7 +61,7 @@ class Choice:
         target = get_class(content.pop("_target_"))
         return cls(COUNTED.get(name, target), content | changed)
 
-    def make(self, **more: object) -> Any:
+    def make(self, **more: object) -> object:
         """Return an object of the class."""
         return self.cls(**self.arguments, **more)
 
@@ -83,7 +85,7 @@ class Method:
     head: str | None = None  # None: the only one
 
     @classmethod
-    def all_of(cls, entries: Sequence[Mapping[str, Any]]) -> list["Method"]:
+    def all_of(cls, entries: Sequence[Entry]) -> list["Method"]:
         """Return the methods of an experiment's file, one for each combination of listed values."""
         made = []
         for entry in entries:
@@ -102,7 +104,7 @@ class Method:
         """Whether its stopping rule reads a head."""
         return self.stopping is not None and self.stopping.cls.uses_head
 
-    def rule(self, heads: Mapping[str, Any]) -> Any:
+    def rule(self, heads: Heads | Mapping[str, RecordedHead]) -> StoppingRule | None:
         """Return its stopping rule, with its head; None for the verification rule's."""
         if self.stopping is None:
             return None
@@ -118,7 +120,7 @@ class Method:
         return name
 
 
-def each_value(entry: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+def each_value(entry: Entry) -> Iterator[Entry]:
     """Yield an entry for each combination of its listed heads and values of its stopping rule.
 
     Its name has them in braces.
@@ -141,8 +143,8 @@ def each_value(entry: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
 class Experiment:
     """The settings of an experiment that are not those of `specheads evaluate`."""
 
-    methods: Sequence[Mapping[str, Any]]
-    claims: Sequence[Mapping[str, Any]]
+    methods: Sequence[Entry]
+    claims: Sequence[Entry]
     warp: Mapping[str, float]
     split: str = "dev"  # dev, test or final
     ratio: float = 4.8  # draft steps that a target pass takes; SpecDec++'s pair measured this
@@ -168,7 +170,7 @@ class Experiment:
         return made
 
 
-def run(name: str, words: Sequence[str]) -> dict[str, Any]:
+def run(name: str, words: Sequence[str]) -> dict[str, object]:
     """Return the measured methods and the checked claims of an experiment."""
     experiment = Experiment.read(name, words)
     cfg = command_config("evaluate", experiment.words)
@@ -191,9 +193,11 @@ def run(name: str, words: Sequence[str]) -> dict[str, Any]:
         )
         tallies = replayed(recorder, methods, prompts.prompts, heads)
     else:
+        longest = max(len(ids) for _, ids in prompts.prompts) + settings.max_new_tokens
+        window = min(pair.window, longest)
         decoders = {}
         for method in methods:
-            decoders[method.name] = decoder_of(method, pair, settings, heads)
+            decoders[method.name] = decoder_of(method, pair, settings, heads, window)
         tallies = decoded(decoders, prompts.prompts, settings)
     tallies = {name: priced(tally, experiment.ratio) for name, tally in tallies.items()}
     claims = []
@@ -204,12 +208,7 @@ def run(name: str, words: Sequence[str]) -> dict[str, Any]:
             not_run.append({"claims": claim.claims, "says": claim.says})
         else:
             claims.append(checked(claim, tallies, prompts.groups)._asdict())
-    values = {}
-    for method_name, tally in tallies.items():
-        of_method = measured(tally, prompts.groups)
-        if not experiment.speeds:
-            of_method.pop(TIMED, None)
-        values[method_name] = {metric: asdict(value) for metric, value in of_method.items()}
+    metrics = [name for name in METRICS if experiment.speeds or name != TIMED]
     return {
         "model": {"name": pair.name},
         "prompts": {
@@ -218,25 +217,28 @@ def run(name: str, words: Sequence[str]) -> dict[str, Any]:
             **prompts.provenance(),
         },
         "ratio": experiment.ratio,
-        "methods": values,
+        "methods": measured(tallies, metrics, prompts.groups),
         "claims": claims,
         "not_run": not_run,
     }
 
 
-def decoder_of(method: Method, pair: Pair, settings: Evaluation, heads: Heads) -> Decoder:
-    """Return the decoder of a method."""
+def decoder_of(
+    method: Method, pair: Pair, settings: Evaluation, heads: Heads, window: int
+) -> Decoder:
+    """Return the decoder of a method, with memory for `window` positions."""
+    engine = settings.engine
     warp = method.warp or settings.warp
     if method.baseline == "target":
-        return Baseline(pair, warp, settings.engine)
+        return Baseline(pair, warp, engine, window)
     if method.baseline == "mjgd":
-        return BlockSearch(pair, method.block, method.beams, warp, settings.engine)
+        return BlockSearch(pair, method.block, method.beams, warp, engine, window)
     if method.baseline == "oracle":
         raise UserError(f"{method.name} knows every outcome, so it cannot decode; use replay=true.")
     drafting = method.drafting.make() if method.drafting else None
     verification = method.verification.make() if method.verification else None
     rule = method.rule(heads)
-    return SpeculativeDecoder(pair, drafting, rule, verification, warp, settings.engine)
+    return SpeculativeDecoder(pair, drafting, rule, verification, warp, engine, window)
 
 
 def decoded(
@@ -300,9 +302,9 @@ def columns(rows: Sequence[Mapping[str, float]]) -> Tally:
 @torch.no_grad()
 def response_nats(lm: LanguageModel, prompt: Sequence[int], response: Sequence[int]) -> float:
     """Return the negative log-likelihood of a response to a prompt, in nats."""
-    tokens = torch.tensor([[*prompt, *response]], device=lm.device)
-    states = lm.hidden_states(tokens[:, :-1], use_cache=False)[0, len(prompt) - 1 :]
-    return cross_entropy(lm.logits(states), tokens[0, len(prompt) :], reduction="sum").item()
+    logits = lm.logits(states_of(lm, GivenTexts.with_responses([prompt], [response])))
+    expected = torch.tensor(list(response), device=logits.device)
+    return cross_entropy(logits, expected, reduction="sum").item()
 
 
 def replayed(

@@ -6,7 +6,8 @@ Each line is a JSON object. A worker prints `{"ready": {package: version}}` and 
 requests for one prompt, or for several with `at_once`, the number of them that are decoded
 together:
 
-    {"options": {...}, "prompts": [[1, 2]], "length": 8, "seeds": [0]} -> {"responses": [[3, 4]], "seconds": 0.1}
+    {"options": {...}, "prompts": [[1, 2]], "length": 8, "seeds": [0]}
+    -> {"responses": [[3, 4]], "seconds": 0.1}
 """
 
 import json

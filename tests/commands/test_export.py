@@ -58,8 +58,6 @@ def test_the_files_are_checked(head, run):
     ("words", "message"),
     [
         (["export"], "head=<folder> is missing, or report=<folder>"),
-        (["export", "head="], "head= "),
-        (["export", "folder"], "'folder' is not known; it takes head="),
         (
             ["export", "head=a", "other=b"],
             "'other=b' is not known; it takes head=, format=, report=, ratio=.",

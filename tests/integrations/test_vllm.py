@@ -32,7 +32,7 @@ KINDS = {
         "width": 24,
         "inputs": ("hidden", "embedding", "draft_prob", "second_prob"),
     },
-    "the paper's": {"predicts": "input_token", "depth": 1},
+    "SpecDec++": {"predicts": "input_token", "depth": 1},
 }
 
 

@@ -1,6 +1,5 @@
 """Local files of every kind, through the source that reads them."""
 
-import datetime
 import json
 import re
 
@@ -92,22 +91,17 @@ def test_fields_that_the_template_does_not_name_may_hold_anything(tmp_path):
     [
         ("w", ["w"]),
         (" \tw {a}\n", [" \tw {a}\n"]),
-        ("None", ["None"]),
         (7, ["7"]),
         (-0.25, ["-0.25"]),
         ("", []),
-        (" \n", []),
         (None, []),
         (float("nan"), []),
-        ([], []),
         (True, "is true or false"),
         (float("inf"), "is an infinite number"),
         ({"c": 1}, "is an object"),
         (["w"], "is a list"),
-        ([["w"]], "is a list"),
         ("\ud800", "holds half a character"),
         (b"w", "is bytes"),
-        (datetime.datetime(2026, 1, 2), "is a datetime"),
     ],
 )
 def test_a_cell_is_its_text_or_empty_or_refused_with_its_row_and_field(
@@ -148,15 +142,12 @@ def test_a_long_cell_of_a_csv_file_is_read(tmp_path):
     ("name", "content", "message"),
     [
         ("e.jsonl", "", r"e\.jsonl' has no rows; give a data set with some, or use data=nano"),
-        ("e.jsonl", "\n \n", "has no rows"),
-        ("e.json", "[]", "has no rows"),
         ("e.csv", "a,b\n", "has no rows"),
         (
             "e.csv",
             "a,b\n,w\n ,x\n",
             "gives no prompt: none of 2 rows has text in a, the fields of data.template",
         ),
-        ("e.txt", "w\nx\n", "names the field 'a', but .*e.txt has text"),
         (
             "b.jsonl",
             '{"a": "w"}\n{"a": \n{"a": "x"}\n',
@@ -168,7 +159,6 @@ def test_a_long_cell_of_a_csv_file_is_read(tmp_path):
             '{"a": "w"}\n\n"x"\n',
             "line 3: a text instead of an object; expected one object per line",
         ),
-        ("b.jsonl", '{"a": "w"}\n[1]\n', "line 2: a list instead of an object"),
         (
             "b.jsonl",
             '{"a": "w"}\n{"a": ' + "9" * 5000 + "}",
@@ -179,37 +169,19 @@ def test_a_long_cell_of_a_csv_file_is_read(tmp_path):
             '{"a": ' + "[" * 200_000,
             r"line 1: JSON that cannot be read \(maximum recursion",
         ),
-        ("b.jsonl", "null\n", "line 1: null instead of an object"),
         ("b.jsonl", "[1]\n[2]\n", "line 2: no JSON .*or an array of objects"),
-        ("b.json", '[{"a": "w"},\n{"a": ', r"line 2: no JSON .*or an array of objects, such as \{"),
         ("b.json", '[{"a": "w"}, 3]', "row 2: a number instead of an object"),
-        (
-            "b.json",
-            '{\n"a": "w"\n}',
-            r"line 1: no JSON \(.*\); expected one object per line, or an array of objects",
-        ),
-        ("b.json", "3", "line 1: a number instead of an object"),
-        ("b.json", '{"data": [{"a": "w"}]}', "names the field 'a', but .*b.json has data"),
         (
             "m.jsonl",
             '{"a": 1}\n{"a": ["x"]}\n',
             r"line 2: the field 'a' is a list; .* name a part of it, such as \{a\[0\]\}",
         ),
-        (
-            "t.jsonl",
-            '{"a": ["w"]}\n',
-            "line 1: the field 'a' is a list; prompts are made of texts and numbers",
-        ),
-        ("t.json", '[{"a": {"b": "w"}}]', "row 1: the field 'a' is an object"),
-        ("t.jsonl", '{"a": true}\n', "line 1: the field 'a' is true or false"),
         ("t.jsonl", '{"a": "\\ud800"}\n', "line 1: the field 'a' holds half a character"),
         (
             "u.jsonl",
             '{"a": "w"}\n{"a": "é"}\n'.encode("latin-1"),
             r"u\.jsonl', line 2: not UTF-8 \(.*\); save the file as UTF-8",
         ),
-        ("u.txt", "é".encode("utf-16"), "line 1: not UTF-8"),
-        ("u.csv", "a\nw\né\n".encode("latin-1"), "line 3: not UTF-8"),
         (
             "c.csv",
             'a,b\nw,1\n"x,2\ny,3\n',
@@ -217,7 +189,6 @@ def test_a_long_cell_of_a_csv_file_is_read(tmp_path):
         ),
         ("c.csv", "a,b\nw, x, 1\n", "line 2: 3 cells under a header of 2; put quotes"),
         ("c.csv", "a,b,,,a\nw,1,,,2\n", "line 1: two columns are named 'a'; rename one of them"),
-        ("c.csv", "a;b\nw;1\n", "names the field 'a', but .*c.csv has a;b"),
         ("p.parquet", b"PAR1", r"p\.parquet' cannot be read \(.*\); write it again"),
     ],
 )

@@ -362,34 +362,20 @@ def test_a_hub_data_set_that_cannot_be_loaded_is_a_user_error(monkeypatch, error
     ("changes", "message"),
     [
         ({"counts": (-1, 1, 1)}, r"data\.num_train=-1 must be a non-negative integer"),
-        ({"counts": (1, 1.5, 1)}, r"data\.num_dev=1\.5 must be a non-negative integer"),
         ({"counts": (1, 1, "many")}, r"data\.num_test=many must be a non-negative integer"),
-        ({"counts": (1, 1, None)}, r"data\.num_test=None must be a non-negative integer"),
-        ({"counts": (True, 1, 1)}, r"data\.num_train=True must be a non-negative integer"),
         ({"counts": (0, 0, 0)}, r"data\.num_train, data\.num_dev, data\.num_test are all 0"),
         ({"template": "{"}, r"data\.template='\{'"),
         ({"completion_template": "{}"}, r"data\.completion_template='\{\}': a field has no name"),
-        ({"name": 5}, r"data\.name=5 must be text"),
         (
             {"split": "train[:"},
             r"data\.split='train\[:' must be the name of a split or a slice.*train\[:500\]",
         ),
-        ({"split": "train[5]"}, "must be the name of a split"),
-        ({"split": "train[a:b]"}, "must be the name of a split"),
         ({"split": "train[:200%]"}, "must be the name of a split"),
-        (
-            {"split": None},
-            r"data\.split=None must be text; it is the split that the prompts come from",
-        ),
-        ({"test_split": "test["}, r"data\.test_split='test\[' must be the name of a split"),
-        ({"path": None}, r"data\.path=None must be text; it is a hub data set, a folder"),
         ({"path": ""}, r"data\.path='' must be a path"),
         (
             {"path": "nothing.jsonl"},
             r"data\.path='nothing\.jsonl': there is no /.*/nothing\.jsonl; give a JSON",
         ),
-        ({"path": "./nothing"}, "there is no /.*/nothing"),
-        ({"path": "/nothing/here"}, "there is no /nothing/here"),
         (
             {"path": str(Path(__file__).parent)},
             "is a folder, but no data set that save_to_disk wrote",
@@ -400,8 +386,7 @@ def test_a_hub_data_set_that_cannot_be_loaded_is_a_user_error(monkeypatch, error
         ),
     ],
 )
-def test_wrong_settings_are_found_before_data_is_read(monkeypatch, changes, message):
-    monkeypatch.setattr(datasets, "load_dataset", None)
+def test_wrong_settings_are_found_before_data_is_read(changes, message):
     with pytest.raises(UserError, match=message):
         source(**{"path": "someone/set"} | changes)
 
@@ -690,29 +675,13 @@ def test_the_turns_of_a_conversation_are_in_one_split(tmp_path, caplog):
             {"messages": [U1, {"role": "user", "content": {"a": 1}}]},
             r"the field 'messages\[1\]\[content\]' is an object; .*, so convert it",
         ),
-        (
-            {"messages": [{"role": "user", "content": [{"type": "image"}]}]},
-            r"'messages\[0\]\[content\]' is a list",
-        ),
-        (
-            {"messages": [{"role": "user", "content": [{"type": "text", "text": ["x"]}]}]},
-            r"\[0\]\[text\]' is a list",
-        ),
         ({"messages": [{"role": "user", "content": True}]}, r"\[content\]' is true or false"),
-        (
-            {"messages": [{"role": "user", "content": "\ud800"}]},
-            r"\[content\]' holds half a character",
-        ),
         (
             {"messages": [U1, "why"]},
             (
                 r"'messages\[1\]' is a text, no message; expected a role and content, or from"
                 r" \(human, "
             ),
-        ),
-        (
-            {"messages": [U1, {"role": None, "content": "x"}]},
-            r"'messages\[1\]' is an object, no message",
         ),
         (
             {"messages": [{"from": "function_call", "value": "x"}]},
@@ -727,10 +696,6 @@ def test_the_turns_of_a_conversation_are_in_one_split(tmp_path, caplog):
             "the messages cannot be written as JSON",
         ),
         ({"messages": [U1], "tools": "add"}, "the field 'tools' is a text that is no JSON"),
-        (
-            {"messages": [{"text": "x"}]},
-            r"the field 'messages' is a list; .* such as \{messages\[0\]\}",
-        ),
     ],
 )
 def test_a_message_that_is_no_text_is_refused_with_its_row_and_field(tmp_path, row, message):
