@@ -202,7 +202,7 @@ class DataSet:
 
 
 @dataclass(frozen=True)
-class Choice:
+class ComparedSetting:
     """One setting to compare, on the reported prompts."""
 
     name: str
@@ -211,12 +211,12 @@ class Choice:
 
 
 @dataclass(frozen=True)
-class Answer:
+class Comparison:
     """What to use at one ratio, next to the fastest setting of each kind on dev prompts."""
 
     ratio: str
     use: Kind
-    choices: Mapping[Kind, Choice]
+    choices: Mapping[Kind, ComparedSetting]
     skip_head: str | None  # why a head is not worth it; None where it is, or where there is none
 
 
@@ -224,8 +224,8 @@ class Answer:
 class Verdict:
     """What to use, and what that rests on."""
 
-    answer: Answer
-    others: Sequence[Answer]  # by replay at the other ratios
+    answer: Comparison
+    others: Sequence[Comparison]  # by replay at the other ratios
     changes: Sequence[str]  # those of these ratios at which another kind of setting is to be used
     rests_on: str
     decoded: Sequence[str]  # what decoding says next to what was predicted, in sentences
