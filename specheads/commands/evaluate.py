@@ -113,7 +113,7 @@ def _calibrate_again(
             f"{name}: calibration error and log loss {before} {what},"
             f" {_errors(calibrated, 'cross_fitted')} by {calibrated.best} from other prompts"
         )
-        kept = "left as it is: nothing is clearly better on these prompts"
+        kept = "unchanged: nothing is clearly better on these prompts"
         print(f"{folder} {'calibrated' if calibrated.used else kept}")
     return found
 
