@@ -149,7 +149,7 @@ class Winner(RuleFields):
     head_share: float | None = (
         None  # the cost of its head as a share of a draft step; the speed-up counts it
     )
-    gain_uncharged: Interval | None = None  # the gain if its head cost nothing; None without a head
+    gain_uncharged: Interval | None = None  # excluding head overhead; None without a head
     over_headless: Interval | None = (
         None  # speed-up over that of the best rule without a head; None without a head
     )
@@ -238,7 +238,7 @@ class Verdict:
 class Report:
     """A whole evaluation."""
 
-    context: Mapping[str, Any]
+    context: Mapping[str, object]
     steps: StepTimes | None  # what steps cost here; None where they were not timed
     # Why live figures are unreliable; empty if they are not
     doubts: Sequence[str] = field(default_factory=list)
