@@ -84,8 +84,9 @@ def tell_cut_thoughts(tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
     """Warn if responses of a complete cache were cut while the target was thinking, after <think>
     and before </think>.
     """
-    begin, end = (tokenizer.get_vocab().get(mark, -1) for mark in ("<think>", "</think>"))
-    if begin < 0 or end < 0:
+    begin = tokenizer.get_vocab().get("<think>")
+    end = tokenizer.get_vocab().get("</think>")
+    if begin is None or end is None:
         return
     paths = sorted(folder.glob("*.parquet"))
     cut = 0
@@ -93,14 +94,10 @@ def tell_cut_thoughts(tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
         rows = pq.read_table(
             path, columns=["prompt_ids", "response_ids"], filters=[("finished", "==", False)]
         ).to_pylist()
-        last = (
-            next(
-                (i for i in reversed(row["prompt_ids"] + row["response_ids"]) if i in (begin, end)),
-                None,
-            )
-            for row in rows
-        )
-        cut += sum(mark == begin for mark in last)
+        for row in rows:
+            text = row["prompt_ids"] + row["response_ids"]
+            marks = [token for token in text if token in (begin, end)]
+            cut += marks[-1:] == [begin]
     if cut:
         logger.warning(
             "data: %d of %d responses end within <think>, without an answer: raise"
@@ -219,9 +216,7 @@ class Stage(ABC):
         memory = self.memory()
         whole = self.num_rows(self.shards)
         how = (
-            f"{whole - rows} taken over, {rows} still to do"
-            if rows < whole
-            else f"{rows} still to do"
+            f"{whole - rows} reused, {rows} still to do" if rows < whole else f"{rows} still to do"
         )
         logger.info(
             "data: %s of %d prompts, %s, in %s%s", self.name, whole, how, self.store.folder, memory
@@ -258,24 +253,29 @@ class ResponseStage(Stage):
         shards as fill our rows.
         """
         if not self.settings.elsewhere:
-            lots = list[list[str]]()
-            rows = self.settings.batch_size if self.settings.runner == "local" else 1
-            for name in missing:
-                warps = {
-                    warp_of(self.settings, self.shards[each])
-                    for each in (name, *(lots[-1] if lots else ()))
-                }
-                if not lots or self.num_rows(lots[-1]) >= rows or len(warps) > 1:
-                    lots.append([])
-                lots[-1].append(name)
-            return lots
+            return self._lots_of_our_rows(missing)
         names = list(self.shards)
         count = self.settings.ray_num_workers if self.settings.runner == "ray" else 1
         ends = [round(len(names) * number / count) for number in range(count + 1)]
-        lots = [
-            [name for name in names[first:end] if name in missing] for first, end in pairwise(ends)
-        ]
-        return [lot for lot in lots if lot]
+        lots = list[list[str]]()
+        for first, end in pairwise(ends):
+            if lot := [name for name in names[first:end] if name in missing]:
+                lots.append(lot)
+        return lots
+
+    def _lots_of_our_rows(self, missing: Collection[str]) -> list[list[str]]:
+        """Return the fewest shards each that fill our rows; those of a lot have one warp."""
+        lots = list[list[str]]()
+        lot = list[str]()
+        rows = self.settings.batch_size if self.settings.runner == "local" else 1
+        for name in missing:
+            warp = warp_of(self.settings, self.shards[name])
+            is_full = self.num_rows(lot) >= rows
+            if lot and (is_full or warp != warp_of(self.settings, self.shards[lot[-1]])):
+                lots.append(lot)
+                lot = []
+            lot.append(name)
+        return [*lots, lot] if lot else lots
 
     @cached_property
     def _responder(self) -> Responder:
@@ -360,12 +360,11 @@ class LabelStage(Stage):
         for name in names:
             shard = self.shards[name]
             path = self.responses.folder / name
-            rows = (
-                pq.read_table(path, columns=columns).to_pylist() if self.responses.has(name) else []
-            )
-            if [(row["prompt_ids"], row["sample"]) for row in rows] != [
-                (ids, shard.sample) for _, ids in shard.prompts
-            ]:
+            rows = list[dict[str, Any]]()
+            if self.responses.has(name):
+                rows = pq.read_table(path, columns=columns).to_pylist()
+            answered = [(row["prompt_ids"], row["sample"]) for row in rows]
+            if answered != [(ids, shard.sample) for _, ids in shard.prompts]:
                 raise UserError(f"{path} has changed since it was written; run the command again.")
             responses = [Response(row["response_ids"], row["finished"]) for row in rows]
             with computing_with(operations):
@@ -405,27 +404,21 @@ def write_own_prompts(pair: Pair, wish: OwnPrompts, settings: DataGeneration, ro
     """
     opened = replace(pair, instruction_format=_beginning(pair) + INSTRUCTION)
     openings = wish.openings or ("",)
-    # An id of its own each: several responses to one prompt would each be in a file of their own.
-    turns = [openings[number % len(openings)] for number in range(wish.number)]
-    prompts = [
-        Prompt(text_id(f"{number} {opening}"), "train", opening)
-        for number, opening in enumerate(turns)
-    ]
+    prompts = list[Prompt]()
+    for number in range(wish.number):
+        opening = openings[number % len(openings)]
+        # Each has another id: several responses to one prompt would be in several files.
+        prompts.append(Prompt(text_id(f"{number} {opening}"), "train", opening))
     settings = settings.but(responses_per_prompt=1, warp=Warp(1.0))
     folder = generate_data(opened, prompts, settings, root, ("train",), labelled=False)
-    rows = load_split(folder, "train")
-    columns = zip(
-        rows["prompt"], rows["prompt_ids"], rows["response_ids"], rows["finished"], strict=True
-    )
-    # Decoded with what precedes it: some tokenizers drop a space at the beginning.
-    whole = (
-        (opening, pair.decode(ids), pair.decode([*ids, *response]))
-        for opening, ids, response, ended in columns
-        if ended
-    )
-    texts = dict.fromkeys(
-        (opening + text[len(before) :]).strip() for opening, before, text in whole
-    )
+    texts = dict[str, None]()  # without repetitions, in order
+    for row in load_split(folder, "train"):
+        if not row["finished"]:
+            continue
+        # Decoded with what precedes it: some tokenizers drop a space at the beginning.
+        before = pair.decode(row["prompt_ids"])
+        whole = pair.decode([*row["prompt_ids"], *row["response_ids"]])
+        texts[(row["prompt"] + whole[len(before) :]).strip()] = None
     if not (kept := [text for text in texts if text]):
         raise UserError(
             f"{pair.target_id} has written no prompt that ends within"

@@ -38,7 +38,7 @@ SEEDS = 2**31  # llama-server's have 32 bits
 # greedy responses, and the tokens of each
 COMPARED = 10
 COMPARED_TOKENS = 8
-# Mean differences of log-probabilities, in nats, above which they are told and refused.
+# Mean differences of log-probabilities, in nats, above which a warning or an error tells them.
 ROUNDED, ANOTHER = (
     0.1,
     0.5,
@@ -120,10 +120,10 @@ class Server:
                 f"{self.url} read {read} tokens of a prompt of {len(ids)}; it must neither add nor"
                 " cut tokens."
             )
-        told = choice.get("logprobs") or {}
-        content = told.get("content") or ()  # llama-server's
+        logprobs = choice.get("logprobs") or {}
+        content = logprobs.get("content") or ()  # llama-server's
         tokens = choice.get("token_ids")
-        numbers = told.get("token_logprobs") or [each["logprob"] for each in content]
+        numbers = logprobs.get("token_logprobs") or [each["logprob"] for each in content]
         if tokens is None:
             tokens = [each["id"] for each in content if "id" in each]
         if not tokens and choice.get("text"):
@@ -220,7 +220,7 @@ def server_responses(
         (name, number) for name, number in missing if str(number) not in journals[name].entries
     ]
     if kept := sum(len(journal.entries) for journal in journals.values()):
-        logger.info("responses: %d are taken over from an earlier run", kept)
+        logger.info("responses: %d are reused from an earlier run", kept)
         advance(kept)
 
     def answer(place: tuple[str, int]) -> Response:
@@ -284,12 +284,12 @@ def check_target(pair: Pair, server: Server, prompts: Sequence[Sequence[int]]) -
     responses = list[list[int]]()
     served = list[float]()
     for _, answer in made:
-        told = list(zip(answer.ids, answer.logprobs, strict=False))
-        responses.append([min(token, pair.vocab_size - 1) for token, _ in told])
-        served += [logprob for _, logprob in told]
+        ids = answer.ids[: len(answer.logprobs)]
+        responses.append([min(token, pair.vocab_size - 1) for token in ids])
+        served += answer.logprobs[: len(ids)]
     if not served:
         logger.warning(
-            "server: it returns no log-probabilities, so nobody knows whether it serves %s",
+            "server: it returns no log-probabilities, so it is not checked whether it serves %s",
             pair.target_id,
         )
         return 0.0

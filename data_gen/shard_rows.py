@@ -5,8 +5,9 @@ Both models read prompt and response once; probabilities are in memory for a sli
 time.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -45,14 +46,15 @@ def plan_shards(prompts: Sequence[EncodedPrompt], settings: DataGeneration) -> d
     First responses come before second ones.
     """
     shards: dict[str, Shard] = {}
+    size = settings.rows_per_shard
     for split in SPLITS:
-        rows = [row for row in prompts if row[0].split == split]
-        parts = [
-            Shard(rows[start : start + settings.rows_per_shard], sample)
-            for sample in range(settings.responses_per_prompt if split == "train" else 1)
-            for start in range(0, len(rows), settings.rows_per_shard)
-        ]
-        shards |= {f"{split}-{number:05d}.parquet": shard for number, shard in enumerate(parts)}
+        of_split = [each for each in prompts if each[0].split == split]
+        number = 0
+        for sample in range(settings.responses_per_prompt if split == "train" else 1):
+            for start in range(0, len(of_split), size):
+                name = f"{split}-{number:05d}.parquet"
+                shards[name] = Shard(of_split[start : start + size], sample)
+                number += 1
     return shards
 
 
@@ -63,38 +65,38 @@ def respond(
 
     See `Responder.respond` for more arguments.
     """
-    rows = [(shard.sample, *prompt) for shard in shards for prompt in shard.prompts]
-    uniform = np.stack(
-        [uniforms_of(settings, prompt.prompt_id, sample)[0] for sample, prompt, _ in rows]
-    )
-    made = iter(
-        responder.respond([ids for *_, ids in rows], uniform, warp_of(settings, shards[0]), **how)
-    )
-    return [[next(made) for _ in shard.prompts] for shard in shards]
+    prompts = list[Sequence[int]]()
+    uniforms = list[np.ndarray]()
+    for shard in shards:
+        for prompt, ids in shard.prompts:
+            prompts.append(ids)
+            uniforms.append(uniforms_of(settings, prompt.prompt_id, shard.sample)[0])
+    warp = warp_of(settings, next(iter(shards)))
+    made = iter(responder.respond(prompts, np.stack(uniforms), warp, **how))
+    return [list(islice(made, len(shard.prompts))) for shard in shards]
 
 
 def response_rows(
-    shard: Shard, responses: Sequence[Response], labels: Sequence[dict[str, list]] = ()
+    shard: Shard, responses: Sequence[Response], labels: Sequence[Mapping[str, Sequence]] = ()
 ) -> list[dict]:
     """Return the rows of one shard, in the order of its prompts.
 
     Without labels, the columns of the draft are empty.
     """
-    rows = zip(shard.prompts, responses, labels or [{}] * len(responses), strict=True)
-    return [
-        {
+    rows = list[dict]()
+    of_rows = labels or [dict.fromkeys(LABELS, ())] * len(responses)
+    for (prompt, ids), response, columns in zip(shard.prompts, responses, of_rows, strict=True):
+        row = {
             "prompt_id": prompt.prompt_id,
             "sample": shard.sample,
             "split": prompt.split,
             "prompt": prompt.text,
-            "prompt_ids": prompt_ids,
+            "prompt_ids": ids,
             "response_ids": response.ids,
             "finished": response.finished,
-            **dict.fromkeys(LABELS, ()),
-            **labels_of_row,
         }
-        for (prompt, prompt_ids), response, labels_of_row in rows
-    ]
+        rows.append({**row, **columns})
+    return rows
 
 
 def label_rows(
@@ -108,14 +110,20 @@ def label_rows(
 
     `advance` as in `label_responses`.
     """
-    ids = [ids for _, ids in shard.prompts]
-    answers = [response.ids for response in responses]
-    uniform = np.stack(
-        [uniforms_of(settings, prompt.prompt_id, shard.sample)[1:] for prompt, _ in shard.prompts]
+    prompts = list[Sequence[int]]()
+    uniforms = list[np.ndarray]()
+    for prompt, ids in shard.prompts:
+        prompts.append(ids)
+        uniforms.append(uniforms_of(settings, prompt.prompt_id, shard.sample)[1:])
+    labels = label_responses(
+        pair,
+        prompts,
+        [response.ids for response in responses],
+        np.stack(uniforms),
+        settings.warp,
+        advance,
     )
-    return response_rows(
-        shard, responses, label_responses(pair, ids, answers, uniform, settings.warp, advance)
-    )
+    return response_rows(shard, responses, labels)
 
 
 def uniforms_of(settings: DataGeneration, prompt_id: str, sample: int) -> np.ndarray:
@@ -160,7 +168,7 @@ def label_responses(
     """
     results: dict[int, dict[str, list]] = {}  # the key is the row
     lengths = [len(p) + len(r) for p, r in zip(prompts, responses, strict=True)]
-    told = 0
+    reported = 0
     done = 0
     for rows in batches_of_tokens(lengths, BATCH_TOKENS):
         texts = GivenTexts.with_responses(
@@ -170,8 +178,8 @@ def label_responses(
         labels = _labels_of(pair, texts, torch.from_numpy(np.concatenate(uniforms, axis=1)), warp)
         results |= zip(rows, labels, strict=True)
         done += sum(lengths[row] for row in rows)
-        advance(len(prompts) * done // sum(lengths) - told)
-        told = len(prompts) * done // sum(lengths)
+        advance(len(prompts) * done // sum(lengths) - reported)
+        reported = len(prompts) * done // sum(lengths)
     return [results[row] for row in range(len(prompts))]
 
 

@@ -1,5 +1,6 @@
 """The examples run, and do what the decoder does."""
 
+import ast
 import json
 import os
 import re
@@ -14,6 +15,7 @@ import yaml
 from fakes import tiny_pair
 from warm_processes import run as run_warm
 
+import specheads
 from examples.new_draft import KnownText
 from examples.new_stopping_rule import UnsureTokens
 from examples.speculative_decoding import speculative_decode
@@ -180,9 +182,8 @@ def test_a_new_input_is_learned_and_decoded_with(tmp_path):
     script.write_text(
         "import sys, pathlib, new_head_input; new_head_input.main(pathlib.Path(sys.argv[1]), 12)\n"
     )
-    done = run(
-        tmp_path, script, tmp_path
-    )  # in a process of its own, as it changes the table of features
+    # In a process of its own, as it changes the table of features.
+    done = run(tmp_path, script, tmp_path)
     assert done.returncode == 0, done.stderr
     assert "'second_share')" in done.stdout and "num_drafted=" in done.stdout
 
@@ -228,3 +229,13 @@ def test_the_cluster_of_ray_is_what_ray_expects():
     machine = cluster["available_node_types"]["worker"]["resources"]
     assert needs["gpus_per_worker"] <= machine["GPU"] and needs["cpus_per_worker"] <= machine["CPU"]
     assert needs["num_workers"] <= cluster["max_workers"]
+
+
+def test_examples_import_what_is_public_or_documented():
+    documented = set(re.findall(r"automodule:: (\S+)", (ROOT / "docs" / "api.md").read_text()))
+    for path in (ROOT / "examples").glob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ImportFrom) and node.module.startswith("specheads"):
+                is_public = node.module == "specheads"
+                names = {alias.name for alias in node.names} - {"papers"}
+                assert names <= {*specheads.__all__} if is_public else node.module in documented

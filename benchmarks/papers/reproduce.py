@@ -28,6 +28,7 @@ from specheads.heads.head import AcceptanceHead, find_heads
 from specheads.heads.metrics import auroc, binary_kl
 from specheads.pair.language_model import LanguageModel
 from specheads.pair.pair import Pair
+from specheads.pair.reading import GivenTexts, states_of
 from specheads.pair.sampling import Warp
 from specheads.papers import LayerSkip
 from specheads.papers.mjsd import BlockSearch
@@ -301,9 +302,9 @@ def columns(rows: Sequence[Mapping[str, float]]) -> Tally:
 @torch.no_grad()
 def response_nats(lm: LanguageModel, prompt: Sequence[int], response: Sequence[int]) -> float:
     """Return the negative log-likelihood of a response to a prompt, in nats."""
-    tokens = torch.tensor([[*prompt, *response]], device=lm.device)
-    states = lm.hidden_states(tokens[:, :-1], use_cache=False)[0, len(prompt) - 1 :]
-    return cross_entropy(lm.logits(states), tokens[0, len(prompt) :], reduction="sum").item()
+    logits = lm.logits(states_of(lm, GivenTexts.with_responses([prompt], [response])))
+    expected = torch.tensor(list(response), device=logits.device)
+    return cross_entropy(logits, expected, reduction="sum").item()
 
 
 def replayed(

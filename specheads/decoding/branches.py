@@ -1,4 +1,4 @@
-"""Drafts that branch off from given texts: grown and read in batches on the KV memory of one
+"""Drafts that branch off from given texts: grown and read in batches on the KV cache of one
 forward pass over each text.
 """
 
@@ -51,7 +51,7 @@ Seen = Callable[[Tensor, int, Tensor, Tensor, Tensor], None]
 
 @dataclass(frozen=True)
 class ReadTexts:
-    """Texts that a model has read: its KV memory of them, and the states (T, N, H) after each of
+    """Texts that a model has read: its KV cache of them, and the states (T, N, H) after each of
     their tokens.
     """
 

@@ -118,7 +118,7 @@ class PairConfig(Settings):
     )
 
     def source(self, role: str) -> "ModelSource":
-        """Return the draft or the target as it is to be loaded.
+        """Return where the draft or the target is and how it is loaded.
 
         Raises UserError for a device that does not exist here.
         """
@@ -196,7 +196,7 @@ def checked_device(device: str | None) -> str:
 
 
 def pair_config(name: str | None = None, **keys: Any) -> PairConfig:
-    """Return the config of conf/model/<name>.yaml with `keys` in place of its own, or of `keys`
+    """Return the config of conf/model/<name>.yaml with `keys` in place of the file's, or of `keys`
     alone; null is a key's default.
 
     A name without a file is what reports call a pair whose target is given. Raises UserError for an

@@ -147,7 +147,7 @@ def stored_as(
     dtype: torch.dtype,
     form: str | None = None,
 ) -> dict[str, Tensor]:
-    """Return `weights` of a draft as they are stored: in `dtype`, linear maps in 8 bits with the
+    """Return `weights` of a draft in the form of its folder: in `dtype`, linear maps in 8 bits with the
     form Q8_0, and kept tokens.
     """
     kept = kept_tokens(model)

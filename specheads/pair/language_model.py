@@ -391,7 +391,7 @@ def load_model(source: ModelSource) -> PreTrainedModel:
 
 def _check_stored(config: PreTrainedConfig, location: str | Path) -> None:
     """Raise UserError for a checkpoint in a format that transformers does not know: it would take
-    the numbers as they are.
+    the stored numbers unchanged.
     """
     stored = getattr(config, "quantization_config", None) or {}
     with without_warnings():

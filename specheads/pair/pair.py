@@ -368,7 +368,7 @@ def load_pair(
     new_draft: TargetLayers | None = None,
     **keys: Any,
 ) -> Pair:
-    """Load a pair by config name (`"mini"`), with `keys` of PairConfig in place of its own, or by
+    """Load a pair by config name (`"mini"`), with `keys` of PairConfig in place of those, or by
     `draft=` and `target=`.
 
     Args:
@@ -386,7 +386,7 @@ def load_pair(
         )
     if new_draft and (config.quantization or config.draft_quantization):
         raise UserError(
-            f"the draft '{new_draft.name}' is made of a target whose weights are as they are; leave"
+            f"the draft '{new_draft.name}' is made of a target whose weights are not quantized; leave"
             " out model.quantization and model.draft_quantization."
         )
     config.check_available(draft=new_draft is None)
@@ -670,7 +670,7 @@ def known_tokens(
 
 @torch.no_grad()
 def _fit_to_vocabulary(draft: PreTrainedModel, known: Tensor) -> None:
-    """Give a draft in memory embeddings of all tokens of the target: the mean of its own for those
+    """Give a draft in memory embeddings of all tokens of the target: the mean of the known ones for those
     not `known` (V,) bool.
     """
     if borrows_embedding(draft):
@@ -684,7 +684,7 @@ def _fit_to_vocabulary(draft: PreTrainedModel, known: Tensor) -> None:
             )
         output = draft.get_output_embeddings()
         draft.resize_token_embeddings(len(known), mean_resizing=False)
-        if kept_tokens(draft) is not None:  # an output over some tokens stays as it is
+        if kept_tokens(draft) is not None:  # an output over some tokens does not change
             draft.set_output_embeddings(output)
         draft.requires_grad_(False)
     weight = draft.get_input_embeddings().weight

@@ -1,4 +1,4 @@
-"""The states of models along given texts: the one place that reads text which nobody generates.
+"""The states of models along given texts, which are read and not generated.
 
 Labels, features, distillation, replay and the probe ask here for the states that predict the tokens
 of responses. Drafts that branch off from a text need its KV cache, which `decoding/branches.py`

@@ -37,7 +37,7 @@ _DRAFT_TEMPERATURE = "draft_temperature"  # a key of a draft's config.json: what
 
 def resolve(location: str | Path) -> str:
     """Return the folder of a location, which may begin with `~`, `embedded:` or `package:`, or a
-    hub id as it is.
+    hub id unchanged.
 
     A GGUF file is converted into a folder. Raises UserError for a package that is not installed,
     and as `converted`.

@@ -158,7 +158,7 @@ class Warp:
 
 
 def at_least_float32(x: Tensor) -> Tensor:
-    """Return `x` in float32, or as it is where it is wider: half-precision logits must not reach a
+    """Return `x` in float32, or unchanged where it is wider: half-precision logits must not reach a
     softmax.
     """
     return x if x.dtype == torch.float64 else x.float()

@@ -3,11 +3,11 @@
 """
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -24,7 +24,7 @@ from specheads.pair.needs import memory_of, memory_parts
 from specheads.pair.padding import BATCH_TOKENS, batches_of_tokens
 from specheads.pair.pair import Pair
 from specheads.pair.sampling import Warp, computing_with
-from specheads.prompts.prompt import EncodedPrompt, Prompt, ResponseLimits, response_provenance
+from specheads.prompts.prompt import EncodedPrompt, ResponseLimits, response_provenance
 from specheads.replay.response_tree import (
     COLUMNS,
     RecordSettings,
@@ -54,9 +54,8 @@ SCHEMA = pa.schema(
         "branch_start": pa.list_(pa.int32()),
         "branch_length": pa.list_(pa.int16()),
         "branch_ids": pa.list_(pa.int32()),  # one branch after another
-        **{
-            name: pa.list_(pa.float32()) for name in COLUMNS
-        },  # one for every node: the response's tokens, then the branches'
+        # one for every node: the response's tokens, then the branches'
+        **dict.fromkeys(COLUMNS, pa.list_(pa.float32())),
     }
 )
 GROUND_TRUTH = "ground_truth"  # the predictor that knows the acceptance probabilities
@@ -146,15 +145,22 @@ def _accepted_before(accepted: Tensor, first: Tensor) -> Tensor:
     return position - start.cummax(dim=1).values
 
 
-class _Work(NamedTuple):
+@dataclass
+class _PlannedSet:
+    """A set of prompts and its recording, some shards of which may be missing."""
+
     store: ShardStore
     prompts: Sequence[EncodedPrompt]
     shards: Mapping[str, range]  # the numbers of their prompts
-    missing: Sequence[str]
+    missing: Sequence[str] = ()
 
     @property
-    def open(self) -> list[int]:
-        return [number for name in self.missing for number in self.shards[name]]
+    def numbers(self) -> list[int]:
+        """The numbers of the prompts in missing shards."""
+        numbers = list[int]()
+        for name in self.missing:
+            numbers += self.shards[name]
+        return numbers
 
 
 @dataclass(frozen=True)
@@ -174,33 +180,30 @@ class Recorder:
         """Return the folder of the complete recording of each set of prompts, which is made or
         finished first if necessary.
         """
-        stores = [(self._store(prompts), prompts) for prompts in sets]
-        work: list[_Work] = []
+        folders = list[Path]()
+        wanted: dict[Path, _PlannedSet] = {}
+        for prompts in sets:
+            store = self._store(prompts)
+            folders.append(store.folder)
+            wanted[store.folder] = _PlannedSet(store, prompts, _shards_of(len(prompts)))
+        unfinished = list[_PlannedSet]()
         with ExitStack() as stack:
             # In the same order in all processes, so that none of them waits for another in turn.
-            for folder, (store, prompts) in sorted(
-                {store.folder: (store, prompts) for store, prompts in stores}.items()
-            ):
-                if store.is_complete():
+            for folder in sorted(wanted):
+                each = wanted[folder]
+                if each.store.is_complete():
                     continue
-                numbers = range(len(prompts))
-                size = ROWS_PER_SHARD
-                shards = {
-                    f"{start:06d}-{size}.parquet": numbers[start : start + size]
-                    for start in numbers[::size]
-                }
                 logger.info(
                     "recording: %d prompts, %d samples each, in %s",
-                    len(prompts),
+                    len(each.prompts),
                     self._settings.num_samples,
                     folder,
                 )
-                work.append(
-                    _Work(store, prompts, shards, stack.enter_context(store.missing(list(shards))))
-                )
-            if work:
-                self._make(work)
-        return [store.folder for store, _ in stores]
+                each.missing = stack.enter_context(each.store.missing(list(each.shards)))
+                unfinished.append(each)
+            if unfinished:
+                self._make(unfinished)
+        return folders
 
     def _store(self, prompts: Sequence[EncodedPrompt]) -> ShardStore:
         provenance = response_provenance(
@@ -216,85 +219,101 @@ class Recorder:
     def _settings(self) -> RecordSettings:
         return replace(self.settings, num_samples=1) if self.warp.greedy else self.settings
 
-    def _make(self, work: "Sequence[_Work]") -> None:
+    def _make(self, unfinished: Sequence[_PlannedSet]) -> None:
         """Record what is missing of some sets.
 
         Responses come first, as their tokens tell how long recording takes.
         """
-        settings = self._settings
-        most = self.limits.max_new_tokens
         draft = self.pair.draft_lm
-        responder = Responder(
-            self.pair, [len(ids) for each in work for _, ids in each.prompts], self.limits
-        )
+        prompt_lengths = list[int]()
+        for each in unfinished:
+            prompt_lengths += [len(ids) for _, ids in each.prompts]
+        responder = Responder(self.pair, prompt_lengths, self.limits)
         # As much memory as a batch of branches of the longest text takes.
-        num_positions = self.limits.batch_size * (responder.capacity + settings.max_tokens)
+        num_positions = self.limits.batch_size * (responder.capacity + self._settings.max_tokens)
         rows = num_positions / responder.capacity
         branches = memory_parts(
             draft, num_positions + BATCH_TOKENS, rows=rows, most=LOGITS_ELEMENTS
         )
         logger.info("recording: %s", memory_of("recording", draft, responder.memory(), branches))
-        responses = list[dict[int, list[int]]]()
-        later = sum(len(each.open) for each in work)
         in_bulk = bulk_operations(draft.device)
-        with computing_with(in_bulk), progress("responses, in tokens", later * most) as advance:
-            for each in work:
-                prompts = [each.prompts[number] for number in each.open]
-                uniform = np.array(
-                    [row_uniforms(self.seed, prompt.prompt_id, most)[0] for prompt, _ in prompts]
-                )
-                ids = [ids for _, ids in prompts]
-                journal = each.store.journal(RESPONSES)
-                later = later - len(prompts)
-                made = responder.respond(ids, uniform, self.warp, advance, journal, later)
-                responses.append(
-                    {number: response.ids for number, response in zip(each.open, made, strict=True)}
-                )
-        total = sum(len(ids) for some in responses for ids in some.values())
-        with computing_with(in_bulk), progress("recording, in tokens", total) as advance:
-            for each, some in zip(work, responses, strict=True):
+        with computing_with(in_bulk):
+            responses = self._respond(responder, unfinished)
+        num_tokens = 0
+        for made in responses:
+            num_tokens += sum(len(response) for response in made.values())
+        with computing_with(in_bulk), progress("recording, in tokens", num_tokens) as advance:
+            for each, made in zip(unfinished, responses, strict=True):
                 each.store.announce("recording", [len(each.shards[name]) for name in each.missing])
                 for name in each.missing:
-                    in_shard = [
-                        (*each.prompts[number], some[number]) for number in each.shards[name]
-                    ]
-                    each.store.write(name, list(self._rows(in_shard, num_positions, advance)))
+                    numbers = each.shards[name]
+                    prompts = [each.prompts[number] for number in numbers]
+                    texts = [made[number] for number in numbers]
+                    each.store.write(name, self._rows(prompts, texts, num_positions, advance))
                 each.store.complete(list(each.shards))
                 each.store.journal(RESPONSES).unlink(missing_ok=True)
 
+    def _respond(
+        self, responder: Responder, unfinished: Sequence[_PlannedSet]
+    ) -> list[dict[int, list[int]]]:
+        """Return the ids of the missing responses of each set, by the prompts' numbers."""
+        most = self.limits.max_new_tokens
+        responses = list[dict[int, list[int]]]()
+        num_later = sum(len(each.numbers) for each in unfinished)
+        with progress("responses, in tokens", num_later * most) as advance:
+            for each in unfinished:
+                prompts = [each.prompts[number] for number in each.numbers]
+                uniform = [
+                    row_uniforms(self.seed, prompt.prompt_id, most)[0] for prompt, _ in prompts
+                ]
+                num_later -= len(prompts)
+                made = responder.respond(
+                    [ids for _, ids in prompts],
+                    np.array(uniform),
+                    self.warp,
+                    advance,
+                    each.store.journal(RESPONSES),
+                    num_later,
+                )
+                ids = [response.ids for response in made]
+                responses.append(dict(zip(each.numbers, ids, strict=True)))
+        return responses
+
     def _rows(
         self,
-        in_shard: Sequence[tuple[Prompt, list[int], list[int]]],
+        prompts: Sequence[EncodedPrompt],
+        responses: Sequence[list[int]],
         num_positions: int,
         advance: Advance,
-    ) -> Iterator[dict[str, Any]]:
-        """Yield the finished rows of one shard, of prompts, their ids and responses.
-
-        `advance` takes tokens of responses.
-        """
-        most = self.limits.max_new_tokens
-        window = self.pair.window
-        rows = dict[int, dict[str, Any]]()
-        texts = [
-            ResponseToRecord.of(
-                ids,
-                response,
-                min(most, window - len(ids)),
-                self._settings,
-                self.seed,
-                prompt.prompt_id,
+    ) -> list[dict[str, Any]]:
+        """Return the rows of one shard. `advance` takes tokens of responses."""
+        texts = list[ResponseToRecord]()
+        for (prompt, ids), response in zip(prompts, responses, strict=True):
+            limit = min(self.limits.max_new_tokens, self.pair.window - len(ids))
+            texts.append(
+                ResponseToRecord.of(
+                    ids, response, limit, self._settings, self.seed, prompt.prompt_id
+                )
             )
-            for prompt, ids, response in in_shard
-        ]
+        columns = dict[int, dict[str, Any]]()  # by the row's number
         for batch in batches_of_tokens([len(text.read) for text in texts], BATCH_TOKENS):
-            some = [texts[row] for row in batch]
-            rows |= zip(
-                batch,
-                record_responses(self.pair, some, self.warp, num_positions, advance),
-                strict=True,
+            made = record_responses(
+                self.pair, [texts[row] for row in batch], self.warp, num_positions, advance
             )
-        for row, (prompt, prompt_ids, _) in enumerate(in_shard):
-            yield {"prompt_id": prompt.prompt_id, "prompt_ids": prompt_ids, **rows[row]}
+            columns |= zip(batch, made, strict=True)
+        rows = list[dict[str, Any]]()
+        for row, (prompt, ids) in enumerate(prompts):
+            rows.append({"prompt_id": prompt.prompt_id, "prompt_ids": ids, **columns[row]})
+        return rows
+
+
+def _shards_of(num_prompts: int) -> dict[str, range]:
+    """Return the numbers of the prompts in each shard, by its name."""
+    shards = dict[str, range]()
+    for start in range(0, num_prompts, ROWS_PER_SHARD):
+        numbers = range(start, min(start + ROWS_PER_SHARD, num_prompts))
+        shards[f"{start:06d}-{ROWS_PER_SHARD}.parquet"] = numbers
+    return shards
 
 
 def branches_of(row: Mapping[str, Any], max_tokens: int) -> Branches:
@@ -320,23 +339,27 @@ def load_recording(folder: Path, predictors: Sequence[str] = ()) -> Recording:
     branch_ids = _lists(table, "branch_ids")
     lengths = np.array([len(response) for response in responses])
     first = np.concatenate([[0], lengths.cumsum()])
-    nodes_before = first[-1] + np.concatenate([[0], np.cumsum([len(ids) for ids in branch_ids])])
-    accepted = np.concatenate(
-        [flags.reshape(settings["num_samples"], -1) for flags in _lists(table, "accepted")], axis=1
-    )
-    branch_first, branch_length = (np.zeros(accepted.shape, dtype=np.int64) for _ in range(2))
-    where = (_lists(table, f"branch_{name}") for name in ("draw", "start", "length"))
-    for start, before, sample, position, length in zip(first, nodes_before, *where, strict=False):
-        length = length.astype(np.int64)
-        place = sample, start + position
-        branch_first[place] = before + length.cumsum() - length
+    num_branch_nodes = np.cumsum([len(ids) for ids in branch_ids])
+    nodes_before = first[-1] + np.concatenate([[0], num_branch_nodes])
+    flags = [each.reshape(settings["num_samples"], -1) for each in _lists(table, "accepted")]
+    accepted = np.concatenate(flags, axis=1)
+    branch_first = np.zeros(accepted.shape, dtype=np.int64)
+    branch_length = np.zeros(accepted.shape, dtype=np.int64)
+    samples = _lists(table, "branch_draw")
+    positions = _lists(table, "branch_start")
+    branch_lengths = _lists(table, "branch_length")
+    for number in range(len(responses)):
+        length = branch_lengths[number].astype(np.int64)
+        place = samples[number], first[number] + positions[number]
+        branch_first[place] = nodes_before[number] + length.cumsum() - length
         branch_length[place] = length
-    values = {name: _lists(table, name) for name in RECORDED}
+    features = dict[str, Tensor]()
+    for name in RECORDED:
+        features[name] = _responses_first(_lists(table, name), lengths)
     for name in predictors:
-        predictions = pa.concat_tables(
-            [pq.read_table(folder / "predictions" / name / shard) for shard in shards]
-        )
-        values[name] = _lists(predictions, "values")
+        predicted = folder / "predictions" / name
+        values = pa.concat_tables([pq.read_table(predicted / shard) for shard in shards])
+        features[name] = _responses_first(_lists(values, "values"), lengths)
     return Recording(
         prompts=[ids.tolist() for ids in _lists(table, "prompt_ids")],
         first=torch.from_numpy(first[:-1]),
@@ -347,7 +370,7 @@ def load_recording(folder: Path, predictors: Sequence[str] = ()) -> Recording:
         branch_first=torch.from_numpy(branch_first),
         branch_length=torch.from_numpy(branch_length),
         tokens=torch.from_numpy(np.concatenate([*responses, *branch_ids]).astype(np.int64)),
-        features={name: _trunks_first(parts, lengths) for name, parts in values.items()},
+        features=features,
         max_tokens=settings["max_tokens"],
     )
 
@@ -358,13 +381,10 @@ def _lists(table: pa.Table, name: str) -> list[np.ndarray]:
     return np.split(column.values.to_numpy(zero_copy_only=False), column.offsets.to_numpy()[1:-1])
 
 
-def _trunks_first(parts: Sequence[np.ndarray], lengths: np.ndarray) -> Tensor:
+def _responses_first(parts: Sequence[np.ndarray], lengths: np.ndarray) -> Tensor:
     """Return values in a recording's order from `parts` by response: those of its tokens
     (`lengths`), then of its branches.
     """
-    cut = list(zip(parts, lengths, strict=True))
-    return torch.from_numpy(
-        np.concatenate([part[:n] for part, n in cut] + [part[n:] for part, n in cut]).astype(
-            np.float32
-        )
-    )
+    of_responses = [part[:length] for part, length in zip(parts, lengths, strict=True)]
+    of_branches = [part[length:] for part, length in zip(parts, lengths, strict=True)]
+    return torch.from_numpy(np.concatenate(of_responses + of_branches).astype(np.float32))

@@ -248,7 +248,7 @@ def test_what_had_ended_when_the_server_failed_is_kept(
     assert rows(generate_data(nano, prompts, chosen, tmp_path / "data")) == whole
     assert (
         len(stand_in.sampled) - before == COUNT - 5
-        and "are taken over from an earlier run" in caplog.text
+        and "are reused from an earlier run" in caplog.text
     )
     assert first and not list(tmp_path.glob("data/*/.*.jsonl"))
 

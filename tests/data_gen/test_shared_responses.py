@@ -85,13 +85,6 @@ def test_other_settings_share_nothing(pairs, tmp_path, generated, changed):
     assert sum(generated) == 12
 
 
-def test_other_samples_of_the_draft_share_responses(pairs, tmp_path, generated):
-    make(pairs[0], tmp_path)
-    generated.clear()
-    make(pairs[1], tmp_path, SETTINGS.but(samples_per_position=1))
-    assert not generated
-
-
 def test_a_damaged_shard_is_made_again(pairs, tmp_path, generated):
     make(pairs[0], tmp_path)
     for path in tmp_path.glob("*/train-00001.parquet"):
@@ -148,13 +141,6 @@ def test_responses_alone_are_made_once_for_all_drafts(pairs, tmp_path, generated
     )
     generated.clear()
     assert only_responses(pairs[1], tmp_path) == folder and not generated
-
-
-def test_labels_are_added_to_existing_responses(pairs, tmp_path, generated):
-    only_responses(pairs[0], tmp_path)
-    alone = make(pairs[1], tmp_path / "alone")
-    generated.clear()
-    assert content(make(pairs[1], tmp_path)) == content(alone) and not generated
 
 
 def test_a_labelled_cache_is_used_for_responses_alone(pairs, tmp_path, generated):

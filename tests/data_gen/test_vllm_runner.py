@@ -16,7 +16,6 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 from omegaconf import OmegaConf
-from warm_processes import run
 
 from specheads.commands import data as data_command
 from specheads.data_gen import run as data_run
@@ -221,25 +220,6 @@ def test_an_interpreter_without_vllm_is_named(nano, prompts, tmp_path):
         generate_data(nano, prompts, settings(sys.executable), tmp_path)
     with pytest.raises(UserError, match=r"vllm.python=nowhere/python cannot be run"):
         generate_data(nano, prompts, settings("nowhere/python"), tmp_path)
-
-
-def test_commands_take_the_runner(stand_in, tmp_path):
-    _, python = stand_in
-    words = [
-        "data=nano",
-        "data.num_train=3",
-        "data.num_dev=1",
-        "data.num_test=0",
-        "data.max_new_tokens=8",
-        f"vllm.python={python}",
-    ]
-    done = run(tmp_path, "data_gen", "model=nano", "runner=vllm", *words)
-    assert (
-        done.returncode == 0
-        and f"specheads train model=nano runner=vllm {' '.join(words)}" in done.stdout
-    )
-    wrong = run(tmp_path, "data_gen", "model=synthetic-21m", "runner=vllm", *words)
-    assert wrong.returncode == 2 and "runner=vllm cannot load" in wrong.stderr
 
 
 def test_weights_that_this_process_quantizes_are_refused(monkeypatch):

@@ -3,23 +3,19 @@ is reused in another type.
 """
 
 import json
-import logging
 
-import numpy as np
 import pyarrow.parquet as pq
 import pytest
 import torch
 from fakes import tiny_llama
 
-from specheads import Distillation, load_pair
+from specheads import load_pair
 from specheads.data_gen.run import generate_data
 from specheads.data_gen.settings import DataGeneration
 from specheads.pair import language_model
 from specheads.pair.config import ModelSource
 from specheads.pair.language_model import chosen_dtype, load_model, weightless_model
 from specheads.prompts.sources import NanoSource
-from specheads.training.distill import distillation
-from specheads.training.heads.mixed_responses import FeatureStore
 
 SMALL = {"max_new_tokens": 8, "samples_per_position": 2}
 
@@ -90,15 +86,6 @@ def test_auto_leaves_the_type_to_the_checkpoint_on_a_gpu(monkeypatch):
     )  # the target is spread over GPUs
 
 
-@pytest.mark.parametrize(("names", "chosen"), [(["amx_bf16"], "bfloat16"), ([], "float32")])
-def test_the_choice_is_said(stored, with_instructions, caplog, names, chosen):
-    caplog.set_level(logging.INFO)
-    with_instructions(*names)
-    load_model(ModelSource(stored(torch.float16)))
-    assert f"runs in {chosen}, its weights are stored in float16" in caplog.text
-    assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
-
-
 def test_bfloat16_without_instructions_works_and_is_said_once(with_instructions, caplog):
     with_instructions("avx2")
     pair = load_pair("synthetic-tiny", device="cpu")
@@ -122,51 +109,3 @@ def test_data_of_a_pair_has_labels_in_float32(tmp_path, dtype):
     # In bfloat16 they would be multiples of 1/512 from 1/2 on.
     fine = probs[(probs > 0.5) & (probs < 1)]
     assert len(fine) and ((fine * 512) % 1 > 0).any()
-
-
-def test_data_of_another_type_is_not_reused(tmp_path):
-    folders = [
-        generate_data(
-            load_pair("nano", dtype=dtype), NanoSource(3, 0, 0), DataGeneration(**SMALL), tmp_path
-        )
-        for dtype in ("float32", "bfloat16")
-    ]
-    assert folders[0] != folders[1]
-
-
-def test_runs_and_features_of_another_type_are_told_apart(nano, tmp_path):
-    half = load_pair("nano", dtype="bfloat16")
-    settings = Distillation()
-    entries = [distillation._provenance(settings, pair) for pair in (nano, half)]
-    assert [name for name in entries[0] if entries[0][name] != entries[1][name]] == ["dtype"]
-    stores = [
-        FeatureStore(tmp_path, pair.draft_lm, {"train": NoTexts()}, frozenset(["hidden"]))
-        for pair in (nano, half)
-    ]
-    assert stores[0].folder != stores[1].folder
-
-
-class NoTexts:
-    """A split without texts."""
-
-    response_share = None
-    seed = 0
-
-    def __len__(self):
-        return 0
-
-    def lengths(self):
-        return np.zeros(0, dtype=np.int64)
-
-    def sampled_tokens(self, number):
-        return []
-
-
-@pytest.mark.parametrize(
-    ("dtype", "expected"), [("float32", "32-true"), ("bfloat16", "bf16-mixed")]
-)
-def test_distillation_on_a_cpu_computes_in_the_type_of_the_draft(dtype, expected):
-    pair = load_pair("nano", dtype=dtype)
-    assert distillation._with_precision(Distillation(), pair).trainer.precision == expected
-    asked = Distillation(trainer={"precision": "32-true"})
-    assert distillation._with_precision(asked, pair).trainer.precision == "32-true"

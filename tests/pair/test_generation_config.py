@@ -123,14 +123,6 @@ def test_a_target_that_says_nothing_of_how_to_sample_has_the_usual_warp(said):
     assert DataGeneration().for_pair(sampled(**said, temperature=0.6)).warp == Warp(0.6, 50)
 
 
-def test_a_target_without_a_generation_config_has_the_usual_warp():
-    pair = sampled()
-    pair.target.generation_config = None
-    assert TargetWarp().of(pair) == Warp(top_k=50)
-    del pair.target.generation_config
-    assert TargetWarp().of(pair) == Warp(top_k=50)
-
-
 def test_the_warp_of_the_target_is_in_the_key_of_its_data(tmp_path):
     prompts = [Prompt(text_id(text), "train", text) for text in ("abc", "bcd")]
 

@@ -16,8 +16,6 @@ from specheads.decoding.engine import EagerEngine
 from specheads.pair import needs
 from specheads.pair.config import pair_config
 from specheads.pair.needs import memory_of, memory_parts, pair_needs
-from specheads.pair.synthetic import SHAPES
-from specheads.storage.files import amount
 
 
 @pytest.fixture
@@ -77,39 +75,6 @@ def test_a_target_without_weights_takes_no_memory(published):
 )
 def test_embedded_pairs_need_nothing(pair):
     assert pair_needs(pair_config(pair.pop("name", None), **pair)) == []
-
-
-def test_sizes_of_other_pairs_are_those_of_their_configs():
-    shape = SHAPES["llama-1m"]
-    lines = pair_needs(
-        pair_config(
-            "mine", draft="synthetic:llama-1m", target="synthetic:llama-21m", dtype="float32"
-        )
-    )
-    layer = (
-        4 * shape["hidden_size"] ** 2
-        + 3 * shape["hidden_size"] * shape["intermediate_size"]
-        + 2 * shape["hidden_size"]
-    )
-    rows = 2 * shape["vocab_size"] * shape["hidden_size"]
-    draft = rows + shape["num_hidden_layers"] * layer + shape["hidden_size"]
-    assert (
-        f"draft synthetic:llama-1m ({amount(draft, 'billion', 'million')} parameters)" in lines[0]
-    )
-    assert f"({amount(4 * draft, 'GB', 'MB')} + " in lines[1] and "in float32," in lines[1]
-
-
-def test_a_pair_of_which_nothing_is_known_is_named():
-    config = pair_config("mine", draft="someone/draft", target="someone/target")
-    assert pair_needs(config) == ["pair mine: draft someone/draft for target someone/target"]
-
-
-@pytest.mark.parametrize(
-    ("number", "text"),
-    [(999_000, "0.999 million"), (6_738_415_616, "6.74 billion"), (69e9, "69 billion")],
-)
-def test_sizes_have_three_digits(number, text):
-    assert amount(number, "billion", "million") == text
 
 
 def test_the_parts_of_memory_are_those_of_the_model():

@@ -9,10 +9,6 @@ import torch
 from specheads.pair.padding import batches_of_tokens, by_length, right_padded, slices
 
 
-def test_rows_of_equal_length_keep_their_order():
-    assert by_length([3, 1, 3, 1, 2]) == [1, 3, 4, 0, 2] == by_length(np.array([3, 1, 3, 1, 2]))
-
-
 @pytest.mark.parametrize("max_tokens", [1, 9, 20, 1000])
 def test_batches_of_tokens_are_as_large_as_the_limit_allows(max_tokens):
     lengths = np.random.default_rng(max_tokens).integers(1, 12, size=15).tolist()
@@ -24,10 +20,6 @@ def test_batches_of_tokens_are_as_large_as_the_limit_allows(max_tokens):
     )
     for batch, after in itertools.pairwise(batches):  # the next row would have been too much
         assert (len(batch) + 1) * lengths[after[0]] > max_tokens
-
-
-def test_no_rows_make_no_batches():
-    assert batches_of_tokens([], 4) == []
 
 
 @pytest.mark.parametrize("num_rows", [0, 1, 7, 1000])

@@ -8,15 +8,13 @@ from datetime import date, datetime
 
 import pytest
 import torch
-import yaml
 from fakes import CountingTokenizer, tiny_llama, tiny_pair
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
 from specheads import UserError, load_pair
-from specheads.commands.compose import command_config, model_config
-from specheads.pair.config import PairConfig, checked_device, config_folder, pair_config
+from specheads.pair.config import checked_device, pair_config
 from specheads.pair.language_model import LanguageModel
 from specheads.pair.pair import _check_spread, _check_vocabulary, known_tokens, load_draft, remarks
 from specheads.pair.revisions import resolve, revision_at, revision_of, set_draft_temperature
@@ -91,17 +89,6 @@ def test_a_folder_without_weights_has_no_version(nano, tmp_path):
         revision_of(nano.draft.config, tmp_path)
 
 
-def test_every_named_pair_has_keys_of_the_description_of_a_pair():
-    known = set(PairConfig.model_fields)
-    keys = {
-        path.stem: set(yaml.safe_load(path.read_text())) - {"defaults"}
-        for path in (config_folder() / "model").glob("*.yaml")
-    }
-    assert len(keys) >= 2 and all(
-        {"name", "draft", "target"} <= names <= known for names in keys.values()
-    )
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -144,10 +131,6 @@ def test_a_pair_that_cannot_be_loaded_gets_a_message(arguments, message):
 def test_a_config_leaves_keys_to_its_user_and_null_means_the_default():
     config = pair_config("mine", draft="a", target="b", dtype=None)
     assert (config.draft, config.target, config.dtype, config.name) == ("a", "b", "auto", "mine")
-
-
-def test_a_pair_that_is_described_completely_may_have_any_name():
-    assert pair_config("ours", draft="a", target="b").name == "ours"
 
 
 def test_tokenizers_are_compared_not_vocabulary_sizes(nano, copies):
@@ -199,16 +182,6 @@ def test_logits_that_a_model_changes_afterwards_are_noticed():
     model.forward = scaled
     with pytest.raises(UserError, match="LlamaForCausalLM changes its logits"):
         LanguageModel(model).check()
-
-
-def test_a_changed_weight_changes_the_revision(nano, copies):
-    path = copies["draft"] / "model.safetensors"
-    content = bytearray(path.read_bytes())
-    content[-1] ^= 1
-    path.write_bytes(content)
-    pair = load_pair(draft=copies["draft"], target=copies["target"], device="cpu")
-    assert pair.draft_revision != nano.draft_revision
-    assert pair.target_revision == nano.target_revision
 
 
 # --- from text to ids
@@ -274,12 +247,7 @@ def text_of(ids):
             "<s> [INST] say [/INST]",
         ),
         (
-            word_pair(instruction_format="[INST] {instruction} [/INST]", chat=False),
-            True,
-            "<s> [INST] say [/INST]",
-        ),
-        (
-            word_pair(begins=False, instruction_format="[INST] {instruction} [/INST]"),
+            word_pair(begins=False, instruction_format="[INST] {instruction} [/INST]", chat=False),
             True,
             "[INST] say [/INST]",
         ),
@@ -288,6 +256,9 @@ def text_of(ids):
 def test_an_instruction_is_wrapped_as_the_pair_says(pair, chats, text):
     assert pair.chats is chats
     assert text_of(pair.encode_instruction("say")) == text
+    if pair.instruction_format:  # braces of the instruction are text
+        wrapped = pair.encode_instruction(" say {x} {instruction}\n")
+        assert text_of(wrapped) == text.replace("say", "say {x} {instruction}")
 
 
 @pytest.mark.parametrize(
@@ -315,17 +286,6 @@ def test_other_repeated_tokens_stay():
     assert pair.encode([0, 0, 6]).tolist() == [0, 0, 6]  # ids are the caller's
 
 
-def test_an_instruction_is_stripped_only_where_it_is_wrapped_and_its_braces_are_text(monkeypatch):
-    pair = word_pair(instruction_format="[INST] {instruction} [/INST]")
-    seen = []
-    monkeypatch.setattr(
-        type(pair), "_ids", lambda self, text, add_special_tokens=True: seen.append(text)
-    )
-    pair.encode_instruction(" say {x} {instruction}\n")
-    replace(pair, instruction_format=None).encode_instruction(" say\n")
-    assert seen == ["[INST] say {x} {instruction} [/INST]", " say\n"]
-
-
 def test_messages_go_through_the_chat_template_whatever_the_instruction_format():
     pair = word_pair(chat_template=BEGINNING, instruction_format="[INST] {instruction} [/INST]")
     assert text_of(pair.encode([{"role": "user", "content": "say"}])) == "<s> User: say"
@@ -337,16 +297,11 @@ def test_messages_go_through_the_chat_template_whatever_the_instruction_format()
     "template",
     [
         "{{ 1 // 0 }}",
-        "{{ messages[9].content }}",
         "{{ messages[0].content + 1 }}",
         "{{ raise_exception('no') }}",
         "{% for %}",
-        "{{ range(10**9) | list }}",
-        "{{ messages[0].content | int('x') / 0 }}",
         "{{ nothing.more }}",
-        "{{ 'x' * 10**30 }}",
         "{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}",
-        "{{ messages[0]['content'].nothing() }}",
         "{{ {}.popitem() }}",
     ],
 )
@@ -409,20 +364,6 @@ def test_arguments_of_the_chat_template_reach_every_prompt_and_the_fingerprint()
 
 
 ARGUMENTS = ({}, {"enable_thinking": True}, {"enable_thinking": False})
-
-
-def test_arguments_of_the_chat_template_are_added_to_those_of_the_config():
-    words = [
-        "model.chat_template_kwargs={reasoning_effort: low}",
-        "vllm.options={tensor_parallel_size: 8}",
-    ]
-    cfg = command_config("evaluate", ["model=qwen3-0.6b-to-qwen3-8b", *words])
-    assert cfg.vllm.options == {"tensor_parallel_size": 8}
-    assert model_config(cfg).chat_template_kwargs == {
-        "enable_thinking": False,
-        "reasoning_effort": "low",
-    }
-    assert pair_config("qwen3-0.6b-to-qwen3-32b").chat_template_kwargs == {"enable_thinking": False}
 
 
 def test_a_date_in_prompts_is_that_of_loading_and_in_the_fingerprint():
@@ -584,13 +525,6 @@ def test_a_tokenizer_with_other_ends_than_responses_is_remarked_on_and_ends_no_p
 # --- versions by content
 
 
-def test_a_model_has_the_same_version_wherever_it_lies(nano, copies, tmp_path):
-    shutil.copytree(copies["target"], tmp_path / "elsewhere")
-    assert (
-        revision_at(tmp_path / "elsewhere") == revision_at(copies["target"]) == nano.target_revision
-    )
-
-
 @pytest.mark.parametrize(
     ("name", "value"), [("rope_theta", 5e5), ("rms_norm_eps", 1e-3), ("num_hidden_layers", 1)]
 )
@@ -665,15 +599,12 @@ def test_a_file_is_read_once_for_its_hash(tmp_path, monkeypatch):
     path = tmp_path / "weights"
     path.write_bytes(b"1")
     recent = files.hash_of(path)
+    assert recent == hashlib.sha256(b"1").hexdigest()
     assert not (tmp_path / "cache").exists()  # it may change within the resolution of its time
     os.utime(path, (1, 1))
-    assert files.hash_of(path) == recent == hashlib.sha256(b"1").hexdigest()
-    monkeypatch.setattr(
-        hashlib, "file_digest", lambda *arguments: pytest.fail("the file was read again")
-    )
     assert files.hash_of(path) == recent
-    monkeypatch.undo()
-    monkeypatch.setenv("SPECHEADS_CACHE", str(path))  # a file, so that no folder can be made there
+    path.write_bytes(b"2")
+    os.utime(path, (1, 1))  # neither size nor time tells that it has changed
     assert files.hash_of(path) == recent
     path.rename(tmp_path / recent)  # as the hub's cache calls a file of this content
     assert files.hash_of(tmp_path / recent) == recent

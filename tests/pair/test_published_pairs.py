@@ -2,16 +2,12 @@
 their shapes in every stage.
 """
 
-import json
-
 import pytest
 import torch
 import yaml
-from commands import heads
 from published_shapes import SHAPES, tiny, weightless
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
-from warm_processes import run
 
 from specheads import SpeculativeDecoder, Warp, load_pair, stopping
 from specheads.pair.config import config_folder
@@ -113,49 +109,3 @@ def test_instructions_are_wrapped_as_the_config_of_the_pair_says(folders):
         [1, 7, 8, 2] if pair.tokenizer.chat_template else [0, 7, 8, 0] if expected else [7, 8]
     )  # 0: [INST], [/INST]
     assert pair.encode_instruction("7 8") == wrapped
-
-
-@pytest.mark.parametrize(
-    "folders",
-    [
-        *("opt-350m-to-opt-13b", "qwen3-0.6b-to-qwen3-8b"),
-        *(
-            pytest.param(name, marks=pytest.mark.full)
-            for name in ("bloom-560m-to-bloom-7b1", "pythia-70m-to-pythia-2.8b")
-        ),
-    ],
-    indirect=True,
-)
-def test_heads_are_trained_for_a_pair_of_these_shapes(folders, tmp_path):
-    name, draft, target = folders
-    rows = tmp_path / "rows.jsonl"
-    rows.write_text(
-        "".join(json.dumps({"instruction": f"{n} {n + 1}"}) + "\n" for n in range(3, 15))
-    )
-    pair = [
-        f"model={name}",
-        f"model.draft={draft}",
-        f"model.target={target}",
-        "model.dtype=float32",
-    ]
-    data = [
-        "data=alpaca",
-        f"data.path={rows}",
-        "data.template='{instruction}'",
-        "data.max_new_tokens=8",
-    ]
-    done = run(
-        tmp_path,
-        "train.py",
-        *pair,
-        *data,
-        "trainer.max_epochs=1",
-        "heads=lookahead",
-        "head.depth=1",
-        "calibration=null",
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert f"pair {name}: draft {draft} (" in done.stdout + done.stderr
-    (head,) = heads(tmp_path)
-    config = json.loads((head / "config.json").read_text())
-    assert config["hidden_size"] == (16 if name.startswith("opt-350m") else 32)

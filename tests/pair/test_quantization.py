@@ -73,7 +73,7 @@ def test_a_revision_names_the_quantization(nano):
 
 
 def test_a_draft_is_not_made_of_a_quantized_target():
-    with pytest.raises(UserError, match="is made of a target whose weights are as they are"):
+    with pytest.raises(UserError, match="is made of a target whose weights are not quantized"):
         load_pair("nano", quantization="int8", new_draft=TargetLayers(1))
 
 

@@ -109,21 +109,6 @@ def test_such_a_pair_is_loaded_over_the_targets_vocabulary(pair, nano):
     assert torch.isfinite(read).all()
 
 
-@pytest.mark.parametrize("engine", ["eager", pytest.param("compiled", marks=pytest.mark.full)])
-def test_greedy_decoding_says_what_the_target_says(pair, engine):
-    decoder = SpeculativeDecoder(pair, stopping=FixedLength(4), warp=Warp(0.0), engine=engine)
-    for text in ("import os\n", "<|b|>def f(x):\n<|c|>", "x = [1, 2,"):
-        prompt = pair.encode(text)
-        out = decoder.generate(prompt, 40)
-        given = {
-            "attention_mask": torch.ones_like(prompt[None]),
-            "max_new_tokens": 40,
-            "do_sample": False,
-        }
-        alone = pair.target.generate(prompt[None], **given)[0, len(prompt) :]
-        assert out.tokens.tolist() == alone.tolist()
-
-
 @pytest.mark.parametrize("resized", [False, True])
 def test_a_token_that_models_were_not_resized_for_is_never_written(tmp_path, nano, resized):
     for role in ("target", "draft"):

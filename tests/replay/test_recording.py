@@ -1,5 +1,3 @@
-from contextlib import contextmanager
-
 import numpy as np
 import pytest
 import torch
@@ -94,34 +92,6 @@ def test_a_damaged_shard_is_made_again_and_a_complete_recording_is_not(pair, tmp
     times = {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
     make(pair, tmp_path)
     assert {path: path.stat().st_mtime_ns for path in folder.rglob("*")} == times
-
-
-def test_progress_is_told_in_tokens_of_all_sets(pair, tmp_path, monkeypatch):
-    told = {}
-
-    @contextmanager
-    def progress(what, total):
-        told[what] = [total]
-        yield lambda count, left=None: told[what].append(count)
-
-    monkeypatch.setattr(module, "progress", progress)
-    generator = np.random.default_rng(7)
-    sets = [
-        [(Prompt(f"{i:04x}", "test", ""), generator.integers(29, size=4).tolist()) for i in part]
-        for part in ((0, 1, 2), (3,))
-    ]
-    recorder = Recorder(pair, SAMPLED, ResponseLimits(12), RecordSettings(2, 4), 0, tmp_path)
-    folders = recorder.record([*sets, sets[0]])
-    recordings = [load_recording(folder) for folder in folders]
-    assert [each.num_prompts for each in recordings] == [3, 1, 3] and folders[0] == folders[2]
-    num_tokens = sum(int(each.lengths.sum()) for each in recordings[:2])
-    (most, *made) = told["responses, in tokens"]
-    (total, *recorded) = told["recording, in tokens"]
-    assert (most, sum(made), total) == (4 * 12, num_tokens, num_tokens)
-    assert sum(recorded) == pytest.approx(num_tokens) and len(recorded) > 3 and min(recorded) >= 0
-    told.clear()
-    recorder.record(sets)
-    assert not told
 
 
 def test_a_row_does_not_depend_on_its_neighbours(pair, tmp_path):

@@ -24,9 +24,7 @@ def forward_kl(target: Tensor, draft: Tensor) -> Tensor:
     """
     both = (target > -torch.inf) & (draft > -torch.inf)
     probs = target.exp()
-    lost = probs.masked_fill(draft > -torch.inf, 0).sum(
-        dim=-1
-    )  # exactly 0 where nothing is lacking
+    lost = probs.masked_fill(draft > -torch.inf, 0).sum(dim=-1)  # exactly 0 where nothing lacks
     divergence = torch.where(both, probs * (target - draft).masked_fill(~both, 0), 0.0).sum(dim=-1)
     return divergence + torch.special.entr((1 - lost).clamp_min(0))
 
@@ -132,16 +130,15 @@ def token_losses(
         )
 
     kept = draft.kept_tokens
-    pieces = slices(
-        len(hidden),
-        max(distributions.size, draft.vocab_size if kept is None else len(kept)),
-        SLICE_ELEMENTS,
-    )
+    num_outputs = draft.vocab_size if kept is None else len(kept)
+    pieces = slices(len(hidden), max(distributions.size, num_outputs), SLICE_ELEMENTS)
     if len(pieces) == 1:
         return of(hidden, pieces[0])
     # Distributions are computed again for the gradient: kept, they would be larger than the draft.
-    losses, overlaps = zip(
-        *(checkpoint(of, hidden[piece], piece, use_reentrant=False) for piece in pieces),
-        strict=True,
-    )
+    losses = []
+    overlaps = []
+    for piece in pieces:
+        loss, shared = checkpoint(of, hidden[piece], piece, use_reentrant=False)
+        losses.append(loss)
+        overlaps.append(shared)
     return torch.cat(losses), torch.cat(overlaps)

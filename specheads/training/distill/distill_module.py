@@ -16,6 +16,7 @@ from lightning.pytorch.strategies import (
     ModelParallelStrategy,
     Strategy,
 )
+from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method
@@ -100,35 +101,35 @@ class DistillModule(CurveModule):
 
     @torch.no_grad()
     def _distributions(self, samples: Sequence[Sample], texts: GivenTexts) -> DistributionSource:
-        if stored := [sample.stored for sample in samples if sample.stored is not None]:
-            ids = torch.cat([tensors["ids"] for tensors in stored])
-            log_probs = torch.cat(
-                [tensors["log_probs"].float() for tensors in stored]
-            )  # autocast on a CPU joins no float16
-            return stored_distributions(ids.to(self.device), log_probs.to(self.device))
+        ids = []
+        log_probs = []
+        for sample in samples:
+            if sample.stored is not None:
+                ids.append(sample.stored["ids"])
+                log_probs.append(sample.stored["log_probs"].float())  # autocast joins no float16
+        if ids:
+            return stored_distributions(
+                torch.cat(ids).to(self.device), torch.cat(log_probs).to(self.device)
+            )
         target = self.pair.target_lm
         return computed_distributions(target, states_by_length(target, texts))
 
-    def configure_optimizers(self) -> dict[str, Any]:
+    def configure_optimizers(self) -> OptimizerLRScheduler:
         settings = self.settings.optimizer.for_width(self.pair.draft_lm.hidden_size)
-        trainer = self.trainer
         weights = [weight for weight in self.draft.parameters() if weight.requires_grad]
-        split = isinstance(
-            trainer.strategy, FSDPStrategy | DeepSpeedStrategy
-        )  # without regard to matrices
-        matrices = () if split else matrices_of_layers(self.draft)
-        dtype = torch.bfloat16 if trainer.precision == "bf16-mixed" else torch.float32
-        return self.scheduled(
-            MuonAndAdamW(weights, matrices, settings.lr, settings.weight_decay, dtype), settings
-        )
+        matrices = matrices_of_layers(self.draft)
+        if isinstance(self.trainer.strategy, FSDPStrategy | DeepSpeedStrategy):
+            matrices = []  # these split weights without regard to matrices
+        half = self.trainer.precision == "bf16-mixed"
+        dtype = torch.bfloat16 if half else torch.float32
+        optimizer = MuonAndAdamW(weights, matrices, settings.lr, settings.weight_decay, dtype)
+        return self.scheduled(optimizer, settings)
 
     def validation_step(self, samples: Sequence[Sample], batch_index: int) -> None:
-        with torch.autocast(
-            self.device.type, enabled=False
-        ):  # the same precision as before training and after it
-            sums = within_forward(
-                self.draft, quality_sums, self.pair, samples, self.settings.warp, self.device
-            )
+        # In the precision in which the draft is measured before training and after it.
+        with torch.autocast(self.device.type, enabled=False):
+            warp = self.settings.warp
+            sums = within_forward(self.draft, quality_sums, self.pair, samples, warp, self.device)
         self._quality_sums.append(sums * self.trainer.datamodule.has_rows("dev", batch_index))
 
     def on_validation_epoch_end(self) -> None:

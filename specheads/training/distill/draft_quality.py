@@ -55,21 +55,21 @@ def draft_states(draft: LanguageModel, texts: GivenTexts) -> Tensor:
 
 def _logits_of(
     pair: Pair, draft: LanguageModel, samples: Sequence[Sample], device: torch.device
-) -> Iterator[tuple[Tensor, ...]]:
+) -> Iterator[tuple[Tensor, Tensor]]:
     """Yield the logits (n, V) of target and draft along responses, a slice at a time.
 
     Raises UserError where they are NaN.
     """
     texts = texts_of(samples)
-    models = (pair.target_lm, draft)
-    states = [states_by_length(pair.target_lm, texts), draft_states(draft, texts)]
-    for piece in slices(len(states[0]), pair.vocab_size, SLICE_ELEMENTS):
-        logits = tuple(
-            lm.logits(hidden[piece]).to(device) for lm, hidden in zip(models, states, strict=True)
-        )
-        for model_id, each in zip((pair.target_id, pair.draft_id), logits, strict=True):
-            check_numbers(model_id, each)
-        yield logits
+    target = pair.target_lm
+    of_target = states_by_length(target, texts)
+    of_draft = draft_states(draft, texts)
+    for piece in slices(len(of_target), pair.vocab_size, SLICE_ELEMENTS):
+        target_logits = target.logits(of_target[piece]).to(device)
+        draft_logits = draft.logits(of_draft[piece]).to(device)
+        check_numbers(pair.target_id, target_logits)
+        check_numbers(pair.draft_id, draft_logits)
+        yield target_logits, draft_logits
 
 
 @torch.no_grad()
@@ -78,16 +78,11 @@ def quality_sums(pair: Pair, samples: Sequence[Sample], warp: Warp, device: torc
     token (1 or 0), and 1.
     """
     sums = torch.zeros(4, dtype=torch.float64)
-    for logits in _logits_of(pair, pair.draft_lm, samples, device):
-        target_token, draft_token = (each.argmax(-1) for each in logits)
-        parts = (
-            overlap(*map(warp, logits)).sum(),
-            forward_kl(*(each.log_softmax(-1) for each in logits)).sum(),
-            (target_token == draft_token).sum(),
-        )
-        sums += torch.tensor(
-            [*(part.item() for part in parts), len(logits[0])], dtype=torch.float64
-        )
+    for target, draft in _logits_of(pair, pair.draft_lm, samples, device):
+        shared = overlap(warp(target), warp(draft)).sum().item()
+        kl = forward_kl(target.log_softmax(-1), draft.log_softmax(-1)).sum().item()
+        agreeing = (target.argmax(-1) == draft.argmax(-1)).sum().item()
+        sums += torch.tensor([shared, kl, agreeing, len(target)], dtype=torch.float64)
     return sums.to(device, torch.float32 if device.type == "mps" else torch.float64)
 
 
@@ -123,19 +118,18 @@ def overlaps_at(pair: Pair, samples: Samples, warp: Warp, batch_size: int) -> di
     """Return the mean overlap under `warp` along the responses for each temperature of the pair's
     draft.
     """
-    draft = LanguageModel(
-        pair.draft, pair.vocab_size, known=pair.known_to_draft
-    )  # at temperature 1
+    # At temperature 1, whatever its config says.
+    draft = LanguageModel(pair.draft, pair.vocab_size, known=pair.known_to_draft)
     sums = torch.zeros(len(TEMPERATURES), dtype=torch.float64)
     count = 0
     with progress("temperatures of the draft", len(samples)) as advance:
         for first in range(0, len(samples), batch_size):
-            batch = [samples[0, row] for row in range(first, min(first + batch_size, len(samples)))]
+            rows = range(first, min(first + batch_size, len(samples)))
+            batch = [samples[0, row] for row in rows]
             for target_logits, logits in _logits_of(pair, draft, batch, draft.device):
                 expected = warp(target_logits)
-                sums += torch.tensor(
-                    [overlap(expected, warp(logits / each)).sum().item() for each in TEMPERATURES]
-                ).double()
+                for number, temperature in enumerate(TEMPERATURES):
+                    sums[number] += overlap(expected, warp(logits / temperature)).sum().item()
                 count += len(logits)
             advance(len(batch))
     return dict(zip(TEMPERATURES, (sums / count).tolist(), strict=True))

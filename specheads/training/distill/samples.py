@@ -9,12 +9,12 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 import numpy as np
+import pyarrow as pa
 import torch
 from torch import Tensor
-from torch.utils.data import Dataset
 
 from specheads.errors import UserError
 from specheads.pair.needs import memory_of, memory_parts
@@ -39,9 +39,8 @@ class Sample:
 
     prompt: np.ndarray  # ids (P,)
     response: np.ndarray  # ids (R,)
-    stored: Mapping[str, Tensor] | None = (
-        None  # the target's distributions along it: `ids` (R, k) and `log_probs` (R, k + 1)
-    )
+    # The target's distributions along it: `ids` (R, k) and `log_probs` (R, k + 1).
+    stored: Mapping[str, Tensor] | None = None
 
 
 def texts_of(samples: Sequence[Sample]) -> GivenTexts:
@@ -77,16 +76,13 @@ class TargetStore(RowStore):
         answers: Answers,
         num_kept: int = NUM_KEPT,
     ) -> None:
-        self.target: Any = pair.target_lm
-        self.num_kept = min(num_kept, pair.target_lm.vocab_size)
-        self.texts = [
-            (prompt, response)
-            for prompt, row in zip(prompts, answers, strict=True)
-            for response in row
-        ]
-        self.firsts = np.cumsum(
-            [0, *map(len, answers)]
-        )  # the number of each prompt's first response
+        self.target = pair.target_lm
+        self.num_kept = min(num_kept, self.target.vocab_size)
+        self.texts: list[tuple[np.ndarray, np.ndarray]] = []
+        self.firsts: list[int] = []  # the number of each prompt's first response
+        for prompt, responses in zip(prompts, answers, strict=True):
+            self.firsts.append(len(self.texts))
+            self.texts += [(prompt, response) for response in responses]
         provenance = {
             "target": [pair.target_revision, str(pair.target.dtype)],
             "texts": _fingerprint(prompts, answers),
@@ -94,19 +90,16 @@ class TargetStore(RowStore):
         }
         # For each token an id and a log-probability for each that is kept, and the log-probability
         # of the rest.
-        sizes = np.array([len(response) for _, response in self.texts], dtype=np.int64) * (
-            6 * self.num_kept + 2
-        )
-        super().__init__(
-            root / "target_probs", provenance, {"": sizes}, "the target's distributions"
-        )
+        lengths = np.array([len(response) for _, response in self.texts], dtype=np.int64)
+        sizes = {"": lengths * (6 * self.num_kept + 2)}
+        super().__init__(root / "target_probs", provenance, sizes, "the target's distributions")
 
     def __getitem__(self, key: tuple[int, int]) -> Mapping[str, Tensor]:
         """Return `ids` (R, k) int32 and `log_probs` (R, k + 1) half of a prompt's response, by the
         numbers of both.
         """
         prompt, response = key
-        return self.row("", int(self.firsts[prompt]) + response)
+        return self.row("", self.firsts[prompt] + response)
 
     def make(self) -> None:
         parts = memory_parts(self.target) | {"a shard": 2 * min(self.num_bytes, SHARD_BYTES)}
@@ -114,43 +107,40 @@ class TargetStore(RowStore):
 
     def _batches(self, start: str, rows: range) -> list[list[int]]:
         lengths = [sum(map(len, self.texts[row])) for row in rows]
-        return [
-            [rows[place] for place in places] for places in batches_of_tokens(lengths, BATCH_TOKENS)
-        ]
+        batches = batches_of_tokens(lengths, BATCH_TOKENS)
+        return [[rows[place] for place in batch] for batch in batches]
 
     @torch.no_grad()
     def _computed(self, start: str, rows: Sequence[int]) -> list[dict[str, Tensor]]:
         prompts, responses = zip(*(self.texts[row] for row in rows), strict=True)
         hidden = states_by_length(self.target, GivenTexts.with_responses(prompts, responses))
-        distributions = [
-            most_likely(self.target.logits(hidden[piece]).log_softmax(dim=-1), self.num_kept)
-            for piece in slices(len(hidden), self.target.vocab_size, SLICE_ELEMENTS)
-        ]
-        check_numbers(self.target.name, *(distribution.log_probs for distribution in distributions))
-        ids = (
-            torch.cat([cast(Tensor, distribution.ids) for distribution in distributions])
-            .int()
-            .cpu()
-        )  # most_likely sets them
-        log_probs = (
-            torch.cat([distribution.log_probs for distribution in distributions]).half().cpu()
-        )
+        ids: list[Tensor] = []
+        log_probs: list[Tensor] = []
+        for piece in slices(len(hidden), self.target.vocab_size, SLICE_ELEMENTS):
+            whole = self.target.logits(hidden[piece]).log_softmax(dim=-1)
+            kept = most_likely(whole, self.num_kept)
+            check_numbers(self.target.name, kept.log_probs)
+            ids.append(cast(Tensor, kept.ids).int().cpu())  # most_likely sets them
+            log_probs.append(kept.log_probs.half().cpu())
         counts = [len(response) for response in responses]
-        columns = zip(ids.split(counts), log_probs.split(counts), strict=True)
+        columns = zip(torch.cat(ids).split(counts), torch.cat(log_probs).split(counts), strict=True)
         return [{"ids": row_ids, "log_probs": row_log_probs} for row_ids, row_log_probs in columns]
 
 
-class Samples(Dataset):
+class Samples:
     """One sample per prompt and epoch: the next of the responses to the prompt."""
 
     def __init__(
-        self, prompts: Sequence[np.ndarray], answers: Answers, stored: TargetStore | None = None
+        self,
+        prompts: Sequence[np.ndarray],
+        answers: Answers,
+        stored: TargetStore | None = None,
     ) -> None:
         """Take ids (P,) of prompts, the `answers` to each, and the target's distributions along
         these where they are stored.
         """
-        self.prompts = prompts
-        self.answers = answers
+        self.prompts = list(prompts)
+        self.answers = list(answers)
         self.stored = stored
 
     def __len__(self) -> int:
@@ -159,14 +149,10 @@ class Samples(Dataset):
     def __getitem__(self, key: tuple[int, int]) -> Sample:
         epoch, row = key
         responses = self.answers[row]
-        number = (epoch + row) % len(
-            responses
-        )  # an epoch has responses of all numbers, of which the first may be greedy
-        return Sample(
-            self.prompts[row],
-            responses[number],
-            None if self.stored is None else self.stored[row, number],
-        )
+        # An epoch has responses of all numbers, of which the first may be greedy.
+        number = (epoch + row) % len(responses)
+        stored = None if self.stored is None else self.stored[row, number]
+        return Sample(self.prompts[row], responses[number], stored)
 
 
 def held_out(prompts: Sequence[np.ndarray], responses: Sequence[np.ndarray]) -> Samples:
@@ -179,32 +165,31 @@ def train_samples(data: GeneratedData, pair: Pair, settings: Distillation) -> Sa
 
     Raises UserError if there are none.
     """
-    encoded = encode_prompts(
-        pair, [prompt for prompt in data.prompts if prompt.split == "train"], data.limits
-    )
+    prompts = [prompt for prompt in data.prompts if prompt.split == "train"]
+    encoded = encode_prompts(pair, prompts, data.limits)
     known = defaultdict[str, list[np.ndarray]](list)
     if settings.samples == "text":
+        most = data.limits.max_new_tokens
         for prompt, ids in encoded:
             if prompt.response:
-                known[prompt.prompt_id] = [
-                    encoded_response(pair, prompt.response, len(ids), data.limits.max_new_tokens)
-                ]
+                response = encoded_response(pair, prompt.response, len(ids), most)
+                known[prompt.prompt_id].append(response)
     else:
         rows = load_split(data.folder, "train").with_format("arrow")[:]
-        for prompt_id, response in zip(
-            rows.column("prompt_id").to_pylist(), _column(rows, "response_ids"), strict=True
-        ):
-            known[prompt_id].append(response)
-    kept = [(prompt, ids) for prompt, ids in encoded if prompt.prompt_id in known]
-    if not kept:
+        names = rows.column("prompt_id").to_pylist()
+        for name, response in zip(names, _column(rows, "response_ids"), strict=True):
+            known[name].append(response)
+    samples = Samples([], [])
+    for prompt, ids in encoded:
+        if prompt.prompt_id in known:
+            samples.prompts.append(np.asarray(ids, dtype=np.int32))
+            samples.answers.append(known[prompt.prompt_id])
+    if not samples.prompts:
         raise UserError(
             f"no train prompt has a response of samples={settings.samples}; ask for more with"
             " data.num_train."
         )
-    return Samples(
-        [np.asarray(ids, dtype=np.int32) for _, ids in kept],
-        [known[prompt.prompt_id] for prompt, _ in kept],
-    )
+    return samples
 
 
 def encoded_response(pair: Pair, text: str, prompt_length: int, max_new_tokens: int) -> np.ndarray:
@@ -221,7 +206,7 @@ def encoded_response(pair: Pair, text: str, prompt_length: int, max_new_tokens: 
 
 def load_splits(
     data: GeneratedData, pair: Pair, train: Samples, settings: Distillation
-) -> tuple[dict[str, Samples], dict[str, Any]]:
+) -> tuple[dict[str, Samples], dict[str, object]]:
     """Return the samples of each split, and what decides them.
 
     Distributions are stored if they are read again and fit.
@@ -231,17 +216,18 @@ def load_splits(
         rows = load_split(data.folder, split).with_format("arrow")[:most]
         splits[split] = held_out(_column(rows, "prompt_ids"), _column(rows, "response_ids"))
     store = TargetStore(data.folder.parent, pair, train.prompts, train.answers)
+    provenance = {
+        "data": data.folder.name,
+        "texts": store.provenance["texts"],
+        "stored distributions": None,
+    }
     num_reads = settings.trainer.max_epochs * len(train) / max(1, len(store.texts))
     if num_reads > 1 and store.fits(settings.target_probs_budget):
         store.make()
         train.stored = store
-    distribution = None if train.stored is None else store.provenance["distribution"]
-    return splits, {
-        "data": data.folder.name,
-        "texts": store.provenance["texts"],
-        "stored distributions": distribution,
-    }
+        provenance["stored distributions"] = store.provenance["distribution"]
+    return splits, provenance
 
 
-def _column(rows: Any, name: str) -> list[np.ndarray]:
+def _column(rows: pa.Table, name: str) -> list[np.ndarray]:
     return [np.asarray(row, dtype=np.int32) for row in rows.column(name).to_numpy()]

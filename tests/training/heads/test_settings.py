@@ -98,10 +98,6 @@ def test_a_share_of_response_tokens_is_checked_by_kind(predicts, usual, largest)
             "head.depth=[] names no value; give one, or several.",
         ),
         (
-            {"heads": "lookahead", "reject_weight": []},
-            "loss.reject_weight=[] names no value; give one, or several.",
-        ),
-        (
             {"heads": "lookahead", "head": {"depth": [1, 1]}},
             "the same head is asked for twice; give each value of each setting once.",
         ),
@@ -111,10 +107,6 @@ def test_a_share_of_response_tokens_is_checked_by_kind(predicts, usual, largest)
                 "head.inputs names 'embedding'; a head with predicts=input_token can read hidden,"
                 " max_prob, entropy, second_prob."
             ),
-        ),
-        (
-            {"head": {"depth": [1, 1]}},
-            "the same head is asked for twice; give each value of each setting once.",
         ),
         (
             {"mixing": {"response_share": 2}},
