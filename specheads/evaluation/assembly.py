@@ -4,7 +4,6 @@ import json
 import logging
 import shlex
 from dataclasses import replace
-from typing import Any
 
 import torch
 import yaml
@@ -150,7 +149,7 @@ def _texts(pair: Pair, results: Results, verdict: Verdict) -> list[TextSample]:
     return samples
 
 
-def context_of(setup: Setup, config: str | None = None, num_decoded: int = 0) -> dict[str, Any]:
+def context_of(setup: Setup, config: str | None = None, num_decoded: int = 0) -> dict[str, object]:
     """Return the description of the evaluation for its report.
 
     `num_decoded` prompts were decoded.

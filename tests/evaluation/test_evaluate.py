@@ -24,8 +24,8 @@ from specheads.evaluation.prompt_sets import PromptData
 from specheads.evaluation.replayed_sets import Results
 from specheads.evaluation.report import (
     MEASURED,
-    Answer,
-    Choice,
+    ComparedSetting,
+    Comparison,
     Kind,
     LiveRow,
     Report,
@@ -201,8 +201,10 @@ TYPED = {
 def test_the_command_and_the_python_of_a_report_make_the_setting_to_use(name):
     head = AcceptanceHead(HeadConfig(8, 0))
     (rule,) = candidates({name: TYPED[name]}, {"mine": head}, None)
-    choice = Choice(rule.name, Interval(1, 1, 1), None)
-    verdict = Verdict(Answer("10", Kind.FIXED, {Kind.FIXED: choice}, None), [], [], "", [], None)
+    choice = ComparedSetting(rule.name, Interval(1, 1, 1), None)
+    verdict = Verdict(
+        Comparison("10", Kind.FIXED, {Kind.FIXED: choice}, None), [], [], "", [], None
+    )
     pair = SimpleNamespace(name="nano", target_id="embedded:nano/target")
     settings = Evaluation(warp=Warp(0))
     setup = SimpleNamespace(

@@ -329,9 +329,9 @@ def _times(speedup: Interval) -> str:
 
 
 def doubts_of(times: StepTimes, live: LiveCheck, options: Sequence[Option]) -> Iterator[str]:
-    """Yield the reasons why times, and the predictions from them, are not to be trusted.
+    """Yield the reasons why times, and the predictions from them, are unreliable.
 
-    None if they are.
+    None if they are not.
     """
     spread = times.costs.spread[TARGET]
     if spread > LARGEST_SPREAD:
