@@ -4,8 +4,8 @@
         [--at-once 1 4 16] [--prompts 8] [--repeats 5]
 
 Each peer is a process, or several, with the same number of threads. One process runs at a time, all
-others are stopped; in each repeat all settings decode the same prompts in turn. Before its turn
-counts, a setting decodes the first prompts once. Where a peer has several settings (drafted tokens
+others are stopped; in each repeat all settings decode the same prompts one after another, each
+after the first prompts, which are not counted. Where a peer has several settings (drafted tokens
 per round, a threshold), the fastest on other prompts is reported. Responses have the same number of
 tokens everywhere: no token ends them. Seconds are those of whole calls. A draft's output over some
 tokens is completed for engines that need all.

@@ -64,9 +64,8 @@ def user_error(error: BaseException | None) -> UserError | None:
                 f"{where}{os.strerror(error.errno)}:"
                 f" {_REMEDIES.get(error.errno, _OTHER_FOLDERS)}.{resumes}"
             )
-        if isinstance(error, FileNotFoundError) and str(
-            error
-        ):  # some libraries do not pass the file's name on
+        # Some libraries do not pass the file's name on.
+        if isinstance(error, FileNotFoundError) and str(error):
             return UserError(
                 f"{str(error).splitlines()[0]}: it was there before; run the same command again,"
                 " which makes it again."
@@ -92,9 +91,8 @@ def is_count(value: object, least: int = 0) -> TypeGuard[int]:
 
 def is_out_of_memory(error: BaseException) -> bool:
     """Whether an allocation failed, on a GPU or on the CPU."""
-    torch = sys.modules.get(
-        "torch"
-    )  # importing it takes a second, and without it there is no such error
+    # Importing it takes a second, and without it there is no such error.
+    torch = sys.modules.get("torch")
     if isinstance(error, MemoryError) or (
         torch is not None and isinstance(error, torch.OutOfMemoryError)
     ):

@@ -19,9 +19,8 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _ARRIVAL = timedelta(minutes=10)  # all processes of a run must have been started by then
-_PATIENCE = timedelta(
-    days=30
-)  # the first process may work alone so long; if it dies, the launcher ends the others
+# The first process may work alone so long; if it dies, the launcher ends the others.
+_PATIENCE = timedelta(days=30)
 _calls = count()  # calls of `from_first`, which all processes make in the same order
 
 
@@ -126,19 +125,21 @@ def from_first(call: Callable[[], T]) -> T:
 @cache
 def _store(processes: Processes) -> "Store":
     """Return the store that torch.distributed begins with, before there is a process group."""
+    # It imports torch, which not every command needs.
     from torch.distributed import (
         PrefixStore,
         rendezvous,
-    )  # it imports torch, which not every command needs
+    )
 
     if processes.launcher == "srun":
         from lightning.pytorch.plugins.environments import SLURMEnvironment  # slow to import
 
         environment = SLURMEnvironment(auto_requeue=False)
+        # Sets the variables that `env://` reads.
         _ = (
             environment.main_address,
             environment.main_port,
-        )  # sets the variables that `env://` reads
+        )
     store, *_ = next(iter(rendezvous("env://", processes.rank, processes.count, timeout=_ARRIVAL)))
     store.set_timeout(_PATIENCE)
     return PrefixStore(f"specheads-{processes.restarts}", store)

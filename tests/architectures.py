@@ -148,10 +148,11 @@ _SIZES = {
     "logit_scale": 0.25,
 }
 _LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
+# Latent attention: all heads have keys, of which a part is rotated.
 _LATENT = {
     "head_dim": 4,
     "num_key_value_heads": 4,
-}  # latent attention: all heads have keys, of which a part is rotated
+}
 _PADDED = {"pad_token_id": 0}
 _ENDED = {"bos_token_id": 1, "eos_token_id": 2}
 _ZAMBA = {

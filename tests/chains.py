@@ -105,9 +105,8 @@ def emitted_distribution(
             default all.
     """
     total = torch.zeros((target.vocab_size,) * num_tokens, dtype=torch.float64)
-    states = [
-        defaultdict(float) for _ in range(num_tokens)
-    ]  # by number of tokens: prefix -> probability
+    # By number of tokens: prefix -> probability.
+    states = [defaultdict(float) for _ in range(num_tokens)]
     states[0][()] = 1.0
     for made in range(num_tokens):
         for prefix, prob in states[made].items():

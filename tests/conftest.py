@@ -10,12 +10,10 @@ os.environ["OMP_NUM_THREADS"] = "1"  # of the processes that tests start, too: s
 os.environ["SPECHEADS_ENGINE"] = (
     "eager"  # what `auto` means: compiling takes longer than most tests
 )
-os.environ["HF_MODULES_CACHE"] = tempfile.mkdtemp(
-    prefix="specheads-modules-"
-)  # code in folders; each process its own
-os.environ.setdefault(
-    "SPECHEADS_CACHE", tempfile.mkdtemp(prefix="specheads-tests-")
-)  # nothing from earlier runs
+# Code in folders; each process its own.
+os.environ["HF_MODULES_CACHE"] = tempfile.mkdtemp(prefix="specheads-modules-")
+# Nothing from earlier runs.
+os.environ.setdefault("SPECHEADS_CACHE", tempfile.mkdtemp(prefix="specheads-tests-"))
 
 import torch
 from hypothesis import HealthCheck, Phase, settings

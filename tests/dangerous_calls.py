@@ -75,9 +75,8 @@ def _dangerous(call: ast.Call, names: dict[str, str]) -> Iterable[str]:
         if name == ending or name.endswith(f".{ending}"):
             value = given.get(argument)
             constant = value.value if isinstance(value, ast.Constant) else None
-            may_be_asked = (
-                ending == "from_pretrained" and value is not None and constant is None
-            )  # a setting of the user
+            # A setting of the user.
+            may_be_asked = ending == "from_pretrained" and value is not None and constant is None
             if not may_be_asked and not (by_default if value is None else constant is harmless):
                 yield f"{ending}({argument})"
 

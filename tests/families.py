@@ -77,9 +77,8 @@ def tiny_model(config: PretrainedConfig, seed: int, gain: float = 2.0):
             torch.nn.init.normal_(
                 weight, std=0.3 if "embed" in name else gain / weight.shape[1] ** 0.5
             )
-        elif name.endswith(
-            "weight"
-        ):  # norms of both signs, or a tied embedding would predict its own token
+        # Norms of both signs, or a tied embedding would predict its own token.
+        elif name.endswith("weight"):
             torch.nn.init.normal_(weight)
     return model
 

@@ -5,9 +5,8 @@ a run.
 import json
 from pathlib import Path
 
-DURATIONS = Path(
-    "mutmut-stats.json"
-)  # where mutmut keeps them, in the folder that its tests run in
+# Where mutmut keeps them, in the folder that its tests run in.
+DURATIONS = Path("mutmut-stats.json")
 
 
 def pytest_collection_modifyitems(items):

@@ -209,9 +209,8 @@ def killed(trial: Trial, folder: Path, prepared: Path, moment: float, number: in
 
 DATE = re.compile(r"\d{4}-\d\d-\d\d_\d\d-\d\d-\d\d(-\d+)?")
 LEFT_OUT = re.compile(r"\.lock$|\.log$|\.ckpt$|/run\.json$|/\.arrow/|/\.hydra/|/wandb/")
-SECONDS = re.compile(
-    r"\d+(\.\d+)? s\b|(?<=^  start: )[\d.]+|(?<=^  end: )[\d.]+"
-)  # in texts; those of a load are lines
+# In texts; those of a load are lines.
+SECONDS = re.compile(r"\d+(\.\d+)? s\b|(?<=^  start: )[\d.]+|(?<=^  end: )[\d.]+")
 TEXTS = (".csv", ".yaml", ".md", ".txt", ".html")
 
 

@@ -25,12 +25,13 @@ from specheads.training.distill.settings import Distillation
 from specheads.training.loaders import ResumableData
 from specheads.training.trainer import new_trainer
 
+# The last batch of an epoch has one row: of two processes, one has none.
 VOCAB, ROWS, BATCH, STOP = (
     10,
     9,
     4,
     3,
-)  # the last batch of an epoch has one row: of two processes, one has none
+)
 RANDOM = np.random.default_rng(0)
 PROMPTS = [RANDOM.integers(0, VOCAB, size) for size in RANDOM.integers(2, 6, ROWS)]
 ANSWERS = [RANDOM.integers(0, VOCAB, size) for size in RANDOM.integers(1, 9, ROWS)]

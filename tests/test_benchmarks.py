@@ -57,9 +57,8 @@ def test_results_have_every_field(name):
     assert keys and len(keys) == len(set(keys))
     for table in content["tables"]:
         columns = [Column(**column) for column in table["columns"]]
-        Table(
-            table["key"], table["title"], columns, table["rows"]
-        )  # refuses formats and rows that do not fit
+        # Refuses formats and rows that do not fit.
+        Table(table["key"], table["title"], columns, table["rows"])
         assert all(
             column.format
             for column, *values in zip(columns, *table["rows"], strict=True)

@@ -79,9 +79,8 @@ def test_shown_command_lines_compose(command, overrides):
         for word in shlex.split(overrides)
         if word not in ("-m", "")
     ]
-    words = [
-        re.sub(r"=(?![\[\x22])([^,]+),.*", r"=\1", word) for word in words
-    ]  # the first value of each swept key
+    # The first value of each swept key.
+    words = [re.sub(r"=(?![\[\x22])([^,]+),.*", r"=\1", word) for word in words]
     composed(command, words)
 
 
@@ -132,9 +131,8 @@ def test_nested_objects_of_the_trainer_are_instantiated():
     settings = settings_of(HeadTraining, composed("train", [strategy]))
     assert type(settings.trainer.values()["strategy"]).__name__ == "SingleDeviceStrategy"
     again = settings_of(HeadTraining, composed("train", [strategy]))
-    assert (
-        settings.cache_key() == again.cache_key() == HeadTraining().cache_key()
-    )  # it says where a run trains
+    # It says where a run trains.
+    assert settings.cache_key() == again.cache_key() == HeadTraining().cache_key()
     profiler = "+trainer.profiler={_target_: lightning.pytorch.profilers.PassThroughProfiler}"
     keys = [settings_of(HeadTraining, composed("train", [profiler])).cache_key() for _ in range(2)]
     assert keys[0] == keys[1] != HeadTraining().cache_key()

@@ -27,6 +27,7 @@ PAGES = [
     if "_build" not in page.parts and not page.is_relative_to(ROOT / "docs" / "commands")
 ]
 VARIABLE = re.compile(r"[A-Z][A-Z0-9]*_[A-Z0-9_]+")
+# Torchrun's and srun's, for their processes; bash's, for what completes words.
 OF_LAUNCHERS = (
     "TORCHELASTIC_",
     "COMP_",
@@ -34,7 +35,7 @@ OF_LAUNCHERS = (
     "WORLD_SIZE",
     "LOCAL_WORLD_SIZE",
     "LOCAL_RANK",
-)  # torchrun's and srun's, for their processes; bash's, for what completes words
+)
 SNIPPET = re.compile(r"^( *)```python\n(.*?)^ *```", re.DOTALL | re.MULTILINE)
 # What a snippet leaves to the reader, and sizes that take seconds.
 FILLED = {
@@ -138,9 +139,8 @@ def environment_variables():
     for folder in ("specheads", "data_gen"):
         for path in (ROOT / folder).rglob("*.py"):
             text = path.read_text()
-            if (
-                "environ" in text
-            ):  # names are constants there, some in a table or a module's variable
+            # Names are constants there, some in a table or a module's variable.
+            if "environ" in text:
                 strings = [
                     node.value
                     for node in ast.walk(ast.parse(text))

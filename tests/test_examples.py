@@ -182,9 +182,8 @@ def test_a_new_input_is_learned_and_decoded_with(tmp_path):
     script.write_text(
         "import sys, pathlib, new_head_input; new_head_input.main(pathlib.Path(sys.argv[1]), 12)\n"
     )
-    done = run(
-        tmp_path, script, tmp_path
-    )  # in a process of its own, as it changes the table of features
+    # In a process of its own, as it changes the table of features.
+    done = run(tmp_path, script, tmp_path)
     assert done.returncode == 0, done.stderr
     assert "'second_share')" in done.stdout and "num_drafted=" in done.stdout
 

@@ -28,6 +28,7 @@ def machine(monkeypatch, tmp_path):
         busy[0] += all_cores * seconds
         part = round(busy[0] * TICKS / 5)
         idle = round(1000 * now[0])
+        # Niced, idle and waiting make room.
         numbers = [
             part,
             round(niced * TICKS),
@@ -39,7 +40,7 @@ def machine(monkeypatch, tmp_path):
             part,
             0,
             0,
-        ]  # niced, idle and waiting make room
+        ]
         lines = [
             f"cpu  {' '.join(map(str, numbers))}",
             *(f"cpu{n} 0 0 0 0 0 0 0 0 0 0" for n in range(4)),
@@ -51,9 +52,10 @@ def machine(monkeypatch, tmp_path):
     monkeypatch.setattr(load, "_COUNTERS", counters)
     monkeypatch.setattr(time, "perf_counter", lambda: now[0])
     monkeypatch.setattr(os, "nice", {0: 0}.__getitem__)
+    # Also of children.
     monkeypatch.setattr(
         os, "times", lambda: (own[0] / 2, own[0] / 2, 3 * own[0], 3 * own[0], now[0])
-    )  # also of children
+    )
     return passes
 
 
@@ -73,9 +75,8 @@ def test_others_keep_busy_what_this_process_does_not(machine):
     machine(1, all_cores=1, own_cores=1.2)
     assert others.next() == 0
     machine(1, all_cores=3, own_cores=1)
-    assert others.taken(threads=3) == pytest.approx(
-        1, abs=0.05
-    )  # of two busy cores one is left over
+    # Of two busy cores one is left over.
+    assert others.taken(threads=3) == pytest.approx(1, abs=0.05)
     for threads in (4, 9):
         machine(1, all_cores=3, own_cores=1)
         assert others.taken(threads) == pytest.approx(2, abs=0.05)

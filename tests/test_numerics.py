@@ -135,10 +135,8 @@ def test_what_differs_is_measured():
     found = departure(exact, other, sensitive_head(load_pair("nano")))
     assert found.most_likely == found.accepted == 0.5 and found.head == 0
     expected = (changed.log_softmax(-1) - logits.log_softmax(-1))[1].abs()[:2].max().item()
-    assert found.log_prob == pytest.approx(
-        expected
-    )  # that of a token of probability 1e-13 does not count
+    # That of a token of probability 1e-13 does not count.
+    assert found.log_prob == pytest.approx(expected)
     overlap = torch.minimum(changed.softmax(-1), logits.softmax(-1)).sum(-1)[1].item()
-    assert (
-        found.overlap == pytest.approx(1 - overlap) and 0 <= found.label < 0.2
-    )  # of the token that was drawn
+    # Of the token that was drawn.
+    assert found.overlap == pytest.approx(1 - overlap) and 0 <= found.label < 0.2

@@ -23,9 +23,8 @@ def test_every_package_is_listed():
             ROOT / "specheads" / "data_gen" / "__init__.py",
         ]
     }
-    assert (
-        set(SETTINGS["packages"]) - {"specheads.conf"} == packages
-    )  # in a source tree the configs are no package
+    # In a source tree the configs are no package.
+    assert set(SETTINGS["packages"]) - {"specheads.conf"} == packages
     assert (ROOT / "specheads" / "data_gen").samefile(
         ROOT / SETTINGS["package-dir"]["specheads.data_gen"]
     )

@@ -222,9 +222,8 @@ def test_a_bank_is_trained_in_one_pass_exported_head_by_head_and_replayed(folder
     errors = [
         load_head(folder / bank / name).config.train["dev_log_loss"] for name in sorted(names)
     ]
-    assert all(
-        first != other for first, other in itertools.combinations(errors, 2)
-    )  # one pass, but each was measured
+    # One pass, but each was measured.
+    assert all(first != other for first, other in itertools.combinations(errors, 2))
     rules = [
         "stopping=[fixed_length,head_threshold]",
         "thresholds=[0.3,0.6]",

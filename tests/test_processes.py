@@ -265,7 +265,6 @@ def test_srun_trains_together_and_data_is_of_one_process(tmp_path):
     )
     assert codes == [0, 0], errors
     assert len(re.findall(r"^head: ", printed, re.MULTILINE)) == 1
-    assert (
-        len(list(tmp_path.glob("outputs/head/*"))) == 2
-    )  # that of the mistake, and one for both processes
+    # That of the mistake, and one for both processes.
+    assert len(list(tmp_path.glob("outputs/head/*"))) == 2
     assert len(list(tmp_path.glob("data/*/manifest.json"))) == 2  # responses and labels

@@ -108,9 +108,8 @@ def test_a_checkpoint_that_holds_code_is_refused_and_does_not_run_it(tmp_path, t
     torch.save({"provenance": {"seed": 1}, "state_dict": Trap(trace)}, path)
     assert checkpoint_to_resume(checkpoints) is None and "training starts again" in caplog.text
     assert not trace.exists()
-    with pytest.raises(
-        TypeError
-    ):  # the trap is one: an ordinary unpickler springs it, and then fails to find a dictionary
+    # The trap is one: an ordinary unpickler springs it, and then fails to find a dictionary.
+    with pytest.raises(TypeError):
         dict(pickle.loads(pickle.dumps(Trap(trace))))
     assert trace.exists()
 

@@ -74,9 +74,8 @@ def test_a_mistake_is_one_message(values, message):
 
 
 def test_values_stay_as_they_are_given():
-    assert (
-        repr(Outer(rate=1).rate) == "1" and repr(Outer(rate=1.0).rate) == "1.0"
-    )  # cache keys tell them apart
+    # Cache keys tell them apart.
+    assert repr(Outer(rate=1).rate) == "1" and repr(Outer(rate=1.0).rate) == "1.0"
     assert Outer(inner={"size": [1, 2]}).inner.size == (1, 2)
     assert Outer(shape={"height": 3}).shape == Shape(None, 3)
     assert Outer().but(rate=2) == Outer(rate=2)

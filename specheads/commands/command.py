@@ -190,7 +190,7 @@ def _check_options(words: Sequence[str]) -> None:
 
 
 def _take_gpu() -> None:
-    """Give each process that a launcher has started a GPU of its own."""
+    """Give each process that a launcher has started another GPU."""
     processes = Processes.this()
     if processes.launcher is not None:
         import torch  # slow, and not every command needs it

@@ -163,7 +163,7 @@ def names_of(group: str) -> list[str]:
 def keys_of_choice(
     where: str, group: str, name: object, given: Mapping[str, object]
 ) -> dict[str, object]:
-    """Return the keys of conf/<group>/<name>.yaml with `given` in place of its own.
+    """Return the keys of conf/<group>/<name>.yaml with `given` in place of those in the file.
 
     Unknown: a UserError about `where`.
     """
@@ -184,7 +184,7 @@ def keys_of_choice(
 
 
 def settings_of(cls: type[S], cfg: DictConfig, **objects: object) -> S:
-    """Return settings with the keys that a composed config has, and `objects` as they are.
+    """Return settings with the keys that a composed config has, and `objects` unchanged.
 
     Raises UserError for a wrong value.
     """

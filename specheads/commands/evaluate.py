@@ -24,11 +24,11 @@ from specheads.data_gen.settings import DataGeneration
 from specheads.errors import UserError
 from specheads.evaluation.candidates import RuleChoice
 from specheads.evaluation.evaluate import evaluate
+from specheads.evaluation.presentation import log_report, print_report, write_report
 from specheads.evaluation.probe.probe import Probe, Probed, probe
 from specheads.evaluation.probe.report import print_probe, write_probe
 from specheads.evaluation.prompt_sets import PromptData, TestSet, file_source
 from specheads.evaluation.report import Report
-from specheads.evaluation.reporting import log_report, print_report, write_report
 from specheads.evaluation.settings import Evaluation
 from specheads.heads.head import LocatedHead, find_heads
 from specheads.pair.pair import Pair
@@ -113,7 +113,7 @@ def _calibrate_again(
             f"{name}: calibration error and log loss {before} {what},"
             f" {_errors(calibrated, 'cross_fitted')} by {calibrated.best} from other prompts"
         )
-        kept = "left as it is: nothing is clearly better on these prompts"
+        kept = "unchanged: nothing is clearly better on these prompts"
         print(f"{folder} {'calibrated' if calibrated.used else kept}")
     return found
 

@@ -332,13 +332,13 @@ def composition_error(error: Exception, command: str, words: Sequence[str]) -> U
                     f"{word}: a group of configs cannot be null; write '~{group}' to leave it out."
                 )
     if isinstance(error, ConfigCompositionException):
-        told = _wrong_override(error, command, words)
-        if told is not None:
-            return UserError(told)
+        message = _wrong_override(error, command, words)
+        if message is not None:
+            return UserError(message)
     if not HydraConfig.initialized():
-        told = _wrong_file(error, words)
-        if told is not None:
-            return UserError(told)
+        message = _wrong_file(error, words)
+        if message is not None:
+            return UserError(message)
     if not isinstance(error, HydraException | OmegaConfBaseException):
         return None
     has_cause = isinstance(error, HydraException) and error.__cause__

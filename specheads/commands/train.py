@@ -126,9 +126,8 @@ def _responses_of(cfg: DictConfig, pair: Pair, settings: Distillation) -> Genera
     prompts, with responses to learn.
     """
     prompts = unique(source_of(cfg).load(pair.chats, responses=settings.samples == "text"))
-    splits = (
-        SPLITS if settings.samples == "target" else ("dev", "test")
-    )  # a draft is measured on the last two
+    # A draft is measured on the last two.
+    splits = SPLITS if settings.samples == "target" else ("dev", "test")
     return data_cache(cfg, pair, splits=splits, prompts=prompts, labelled=False)
 
 

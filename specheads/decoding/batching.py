@@ -55,8 +55,8 @@ class BatchDecoder:
         self.pair = pair
         self.rounds = rounds
         self.engines = rounds.engines
-        self._target = self.engines[0]
-        self._draft = self.engines[-1]  # the target again where it decodes alone
+        self._target = self.engines.target
+        self._draft = self.engines.draft
         # Engines of one row keep its length; others have a spare row that fills steps up.
         self._single = self._target.num_rows == 1
         self.num_rows = max(1, self._target.num_rows - 1)

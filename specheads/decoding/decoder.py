@@ -15,7 +15,7 @@ from typing import Any, Literal, overload
 
 from specheads.decoding.batching import BatchDecoder, failed, plain_torch
 from specheads.decoding.drafting import Autoregressive, Drafting, check_pairing
-from specheads.decoding.engine import Engine, make_engine
+from specheads.decoding.engine import Engine, Engines, make_engine
 from specheads.decoding.records import CHAIN, Generation
 from specheads.decoding.request import (
     Prompt,
@@ -345,16 +345,16 @@ class SpeculativeDecoder(Decoder):
         self._longest = max(self.stopping.max_tokens, MAX_TOKENS)
         spare = self.drafting.most_verified(self._longest)
         self.target_engine = make_engine(engine, pair.target_lm, window, spare)
-        self.engines: list[Engine] = [self.target_engine]
+        self.engines = Engines((self.target_engine,))
         # The engine that runs the draft, or the target's if no draft is run.
         self.draft_engine = self.target_engine
         if self.drafting.reads_draft:
             spare = self.drafting.most_read(self._longest)
             self.draft_engine = make_engine(engine, pair.draft_lm, draft_window, spare)
-            self.engines.append(self.draft_engine)
+            self.engines = Engines((self.target_engine, self.draft_engine))
         # Decoders that share engines share these, too.
         self._memories: dict[int, DraftMemory] = {}  # the key is the length of the longest draft
-        self._row_engines: dict[int, list[Engine]] = {}  # the key is the number of rows
+        self._row_engines: dict[int, Engines] = {}  # the key is the number of rows
         self._bind()
 
     @classmethod
@@ -430,23 +430,23 @@ class SpeculativeDecoder(Decoder):
             most, draft.vocab_size, draft.probs_dtype, self.draft_engine.lm.device, num_rows
         )
 
-    def _rounds(self, engines: Sequence[Engine], memory: DraftMemory) -> Rounds:
+    def _rounds(self, engines: Engines, memory: DraftMemory) -> Rounds:
         return self.drafting.rounds(
             RoundParts(self.pair, engines, self.stopping, self.verification, self.warp, memory)
         )
 
     def _batch_rounds(self, num_rows: int) -> Rounds:
         engines = self._engines_of(num_rows)
-        most = max(LEAST_DRAFTED, engines[0].padded(self.stopping.max_tokens + 1) - 1)
+        most = max(LEAST_DRAFTED, engines.target.padded(self.stopping.max_tokens + 1) - 1)
         return self._rounds(engines, self._memory(most, num_rows + 1))
 
-    def _engines_of(self, num_rows: int) -> list[Engine]:
+    def _engines_of(self, num_rows: int) -> Engines:
         if num_rows not in self._row_engines:
             self._row_engines.clear()  # memory of one size at a time
-            self._row_engines[num_rows] = [
+            self._row_engines[num_rows] = Engines(
                 make_engine(self._engine_name, engine.lm, engine.capacity, num_rows=num_rows + 1)
                 for engine in self.engines
-            ]
+            )
         return self._row_engines[num_rows]
 
 

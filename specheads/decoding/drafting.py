@@ -74,7 +74,7 @@ class Autoregressive(Drafting):
     """`drafting=autoregressive`: a chain, as long as the stopping rule lets it grow."""
 
     def rounds(self, parts: RoundParts) -> ChainRounds:
-        engine = parts.engines[1]
+        engine = parts.engines.draft
         drafter = SingleDrafter if engine.num_rows == 1 else JoinedDrafter
         return ChainRounds(parts, drafter(parts, engine))
 

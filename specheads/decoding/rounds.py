@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from specheads.decoding.engine import Engine, ForwardOutput
+from specheads.decoding.engine import Engine, Engines, ForwardOutput
 from specheads.decoding.records import Clock, Mark, Round
 from specheads.decoding.request import Request
 from specheads.decoding.step_inputs import (
@@ -34,8 +34,7 @@ class Rounds:
     """The base of how requests get their next tokens."""
 
     def __init__(self, engines: Sequence[Engine]) -> None:
-        """`engines`: the target's, then the draft's if there is one."""
-        self.engines = engines
+        self.engines = Engines(engines)
         self.readers = [PromptReader(engine) for engine in engines]
 
     def warm_up(self, end_tokens: Tensor) -> None:
@@ -134,12 +133,11 @@ class TargetRounds(Rounds):
 class RoundParts(NamedTuple):
     """What rounds are made of.
 
-    `engines` are the target's, and the draft's if one is run; with memory of one text, or of
-    several rows and a spare one.
+    `engines` have memory of one text, or of several rows and a spare one.
     """
 
     pair: Pair
-    engines: Sequence[Engine]
+    engines: Engines
     stopping: StoppingRule
     verification: Any  # of the kind that `Drafting.kind` names
     warp: Warp
@@ -194,7 +192,7 @@ class ChainRounds(Rounds):
         super().__init__(parts.engines)
         self.drafter = drafter
         self._pair = parts.pair
-        self._target = target = parts.engines[0]
+        self._target = target = parts.engines.target
         self._single = target.num_rows == 1
         self._memory = memory = parts.memory
         device = target.lm.device

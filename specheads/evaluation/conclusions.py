@@ -10,10 +10,10 @@ from specheads.decoding.records import LARGEST_DRIFT, REMEDY
 from specheads.evaluation.candidates import FIXED, TARGET, TARGET_ALONE
 from specheads.evaluation.report import (
     MEASURED,
-    Answer,
     BatchRow,
     BatchTable,
-    Choice,
+    ComparedSetting,
+    Comparison,
     DataSet,
     Information,
     Kind,
@@ -25,7 +25,7 @@ from specheads.evaluation.report import (
 from specheads.replay.intervals import Interval, is_clearly_faster
 
 
-class Shown(NamedTuple):
+class FormattedInterval(NamedTuple):
     """An estimate for a reader: its value, and the limits of its interval."""
 
     text: str
@@ -35,20 +35,22 @@ class Shown(NamedTuple):
         return f"{self.text} {self.limits}"
 
 
-def times(each: Interval) -> Shown:
+def times(each: Interval) -> FormattedInterval:
     """Return a factor: 1.7 is 1.70×."""
-    return Shown(f"{each.value:.2f}×", f"[{each.low:.2f},\u00a0{each.high:.2f}]")
+    return FormattedInterval(f"{each.value:.2f}×", f"[{each.low:.2f},\u00a0{each.high:.2f}]")
 
 
-def change(each: Interval) -> Shown:
+def change(each: Interval) -> FormattedInterval:
     """Return a ratio as a change: 1.044 is +4.4 %."""
-    return Shown(f"{signed(each.value)}\u00a0%", f"[{signed(each.low)},\u00a0{signed(each.high)}]")
+    return FormattedInterval(
+        f"{signed(each.value)}\u00a0%", f"[{signed(each.low)},\u00a0{signed(each.high)}]"
+    )
 
 
-def percent(each: Interval) -> Shown:
+def percent(each: Interval) -> FormattedInterval:
     """Return a share: 0.31 is 31 %."""
     limits = minus(f"[{each.low * 100:.0f},\u00a0{each.high * 100:.0f}]")
-    return Shown(minus(f"{each.value:.0%}").replace("%", "\u00a0%"), limits)
+    return FormattedInterval(minus(f"{each.value:.0%}").replace("%", "\u00a0%"), limits)
 
 
 def signed(ratio: float) -> str:
@@ -145,7 +147,7 @@ def verdict_of(report: Report, uses: Mapping[str, str]) -> Verdict | None:
     `uses` names by ratio the setting that dev prompts chose.
     """
     number = main_data_set(report)
-    answers = dict[str, Answer]()
+    answers = dict[str, Comparison]()
     if number is not None:
         for ratio in ratios_of(report):
             if rows := winners_at(report.data_sets[number], ratio):
@@ -167,17 +169,19 @@ def verdict_of(report: Report, uses: Mapping[str, str]) -> Verdict | None:
     )
 
 
-def _answer(ratio: str, rows: Sequence[Row], use: str | None) -> Answer:
+def _answer(ratio: str, rows: Sequence[Row], use: str | None) -> Comparison:
     """Return the answer that decoded or replayed settings give.
 
     `use` is the name of the one to use, None: the fastest.
     """
     fastest = fastest_by_kind(rows)
-    choices = {kind: Choice(row.name, row.speedup, row.gain) for kind, row in fastest.items()}
+    choices = {
+        kind: ComparedSetting(row.name, row.speedup, row.gain) for kind, row in fastest.items()
+    }
     if Kind.ALONE not in choices:
         fixed = choices[Kind.FIXED].speedup
         gain = Interval(1 / fixed.value, 1 / fixed.high, 1 / fixed.low)
-        choices[Kind.ALONE] = Choice(TARGET_ALONE.name, Interval(1, 1, 1), gain)
+        choices[Kind.ALONE] = ComparedSetting(TARGET_ALONE.name, Interval(1, 1, 1), gain)
     order = sorted(
         choices, key=lambda kind: dev_speed(fastest[kind]) if kind in fastest else 1.0, reverse=True
     )
@@ -190,7 +194,7 @@ def _answer(ratio: str, rows: Sequence[Row], use: str | None) -> Answer:
             f"on dev prompts it was not clearly faster than {other}; here it is"
             f" {change(head.over_headless)} against that"
         )
-    return Answer(ratio, used, {kind: choices[kind] for kind in Kind if kind in choices}, skip)
+    return Comparison(ratio, used, {kind: choices[kind] for kind in Kind if kind in choices}, skip)
 
 
 def _rests_on(report: Report, ratio: str) -> str:
@@ -212,7 +216,7 @@ def _rests_on(report: Report, ratio: str) -> str:
     )
 
 
-def _decoded(report: Report, answer: Answer) -> list[str]:
+def _decoded(report: Report, answer: Comparison) -> list[str]:
     """Return what decoding says of the setting to use: its speed, next to the predicted one, and
     what another verification rule adds.
     """
@@ -255,7 +259,7 @@ def _doubt(report: Report) -> str | None:
     return None
 
 
-def use_text(answer: Answer) -> str:
+def use_text(answer: Comparison) -> str:
     """Return how fast the setting to use is: over the target alone, and over the best fixed
     length.
     """

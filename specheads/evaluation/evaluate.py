@@ -8,13 +8,13 @@ from dataclasses import replace
 from pathlib import Path
 
 from specheads.decoding.verification import BlockVerification
+from specheads.evaluation.assembly import recommend, report_of
 from specheads.evaluation.batches import decode_batches
 from specheads.evaluation.candidates import ORACLE_BOUND, Candidate, CostTable, Tuning, candidates
 from specheads.evaluation.costs import measured_costs
 from specheads.evaluation.prompt_sets import PromptData
 from specheads.evaluation.replayed_sets import Results, chosen, record, replay_all
 from specheads.evaluation.report import Report
-from specheads.evaluation.reporting import recommend, report_of
 from specheads.evaluation.settings import Evaluation
 from specheads.evaluation.setup import Setup
 from specheads.evaluation.sweep import decode, doubts_of, sweep_settings

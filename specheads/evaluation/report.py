@@ -149,7 +149,7 @@ class Winner(RuleFields):
     head_share: float | None = (
         None  # the cost of its head as a share of a draft step; the speed-up counts it
     )
-    gain_uncharged: Interval | None = None  # the gain if its head cost nothing; None without a head
+    gain_uncharged: Interval | None = None  # excluding head overhead; None without a head
     over_headless: Interval | None = (
         None  # speed-up over that of the best rule without a head; None without a head
     )
@@ -202,7 +202,7 @@ class DataSet:
 
 
 @dataclass(frozen=True)
-class Choice:
+class ComparedSetting:
     """One setting to compare, on the reported prompts."""
 
     name: str
@@ -211,12 +211,12 @@ class Choice:
 
 
 @dataclass(frozen=True)
-class Answer:
+class Comparison:
     """What to use at one ratio, next to the fastest setting of each kind on dev prompts."""
 
     ratio: str
     use: Kind
-    choices: Mapping[Kind, Choice]
+    choices: Mapping[Kind, ComparedSetting]
     skip_head: str | None  # why a head is not worth it; None where it is, or where there is none
 
 
@@ -224,8 +224,8 @@ class Answer:
 class Verdict:
     """What to use, and what that rests on."""
 
-    answer: Answer
-    others: Sequence[Answer]  # by replay at the other ratios
+    answer: Comparison
+    others: Sequence[Comparison]  # by replay at the other ratios
     changes: Sequence[str]  # those of these ratios at which another kind of setting is to be used
     rests_on: str
     decoded: Sequence[str]  # what decoding says next to what was predicted, in sentences
@@ -238,7 +238,7 @@ class Verdict:
 class Report:
     """A whole evaluation."""
 
-    context: Mapping[str, Any]
+    context: Mapping[str, object]
     steps: StepTimes | None  # what steps cost here; None where they were not timed
     # Why live figures are unreliable; empty if they are not
     doubts: Sequence[str] = field(default_factory=list)

@@ -65,7 +65,7 @@ class Evaluation(Warped):
     test_sets: SkipValidation[Mapping[str, Any]] | None = setting(
         None,
         "more prompts to report on, {name: file}, by a name of conf/data; null for a file: the test"
-        " prompts of its own split. Prompts that a head learned from are left out of these and of"
+        " prompts of its split. Prompts that a head learned from are left out of these and of"
         " all others",
     )
     record: RecordingSettings = setting(

@@ -6,12 +6,12 @@ from typing import NamedTuple, TypeVar
 
 from specheads.evaluation import conclusions
 from specheads.evaluation.candidates import FIXED
-from specheads.evaluation.conclusions import Shown, change, minus, percent, times
+from specheads.evaluation.conclusions import FormattedInterval, change, minus, percent, times
 from specheads.evaluation.report import (
-    Answer,
     BatchRow,
     BatchTable,
-    Choice,
+    ComparedSetting,
+    Comparison,
     DataSet,
     Kind,
     LiveRow,
@@ -43,7 +43,7 @@ FAR_OFF = 0.5  # errors of predicted speeds whose size means nothing
 NO_GAIN = Cell("no gain", -1.0)  # of shares below 0, whose size means nothing
 
 
-def estimate_cell(show: Callable[[Interval], Shown], estimate: Interval | None) -> Cell:
+def estimate_cell(show: Callable[[Interval], FormattedInterval], estimate: Interval | None) -> Cell:
     """Return an estimate with its interval, as `show` writes it."""
     return (
         Cell(None)
@@ -86,36 +86,36 @@ def _levels(milliseconds: Mapping[str, float]) -> Cell:
     return Cell(" / ".join(f"{level:.1f}" for level in levels), levels[0])
 
 
-def _spread(digits: int) -> Callable[[Interval], Shown]:
+def _spread(digits: int) -> Callable[[Interval], FormattedInterval]:
     """Return what shows an estimate with half the width of its interval."""
-    return lambda each: Shown(
+    return lambda each: FormattedInterval(
         f"{each.value:.{digits}f}", f"±{(each.high - each.low) / 2:.{digits}f}"
     )
 
 
-def _speed(each: Interval) -> Shown:
-    return Shown(f"{each.value:,.1f}", f"[{each.low:,.1f}, {each.high:,.1f}]")
+def _speed(each: Interval) -> FormattedInterval:
+    return FormattedInterval(f"{each.value:,.1f}", f"[{each.low:,.1f}, {each.high:,.1f}]")
 
 
-class _Choice(NamedTuple):
+class _Row(NamedTuple):
     """A row of the table of what there is to choose from."""
 
     title: str
     kind: Kind
-    choice: Choice
+    choice: ComparedSetting
 
 
-def verdict_table(report: Report, answer: Answer) -> Table:
+def verdict_table(report: Report, answer: Comparison) -> Table:
     """Return what there is to choose from at one ratio, the setting to use last."""
-    rows = [_Choice(kind.value, kind, choice) for kind, choice in answer.choices.items()]
-    rows.append(_Choice("best of all on dev", answer.use, answer.choices[answer.use]))
+    rows = [_Row(kind.value, kind, choice) for kind, choice in answer.choices.items()]
+    rows.append(_Row("best of all on dev", answer.use, answer.choices[answer.use]))
 
-    def speedup(row: _Choice) -> Cell:
+    def speedup(row: _Row) -> Cell:
         if row.kind == Kind.ALONE:
             return Cell("1.00×", 1.0)
         return estimate_cell(times, row.choice.speedup)
 
-    def gain(row: _Choice) -> Cell:
+    def gain(row: _Row) -> Cell:
         compared = row.kind not in (Kind.ALONE, Kind.FIXED)
         return estimate_cell(change, row.choice.gain if compared else None)
 

@@ -262,7 +262,7 @@ class _SearchRounds(Rounds):
         self._search.warm_up()
 
     def start(self, rows: Sequence[Request]) -> None:
-        self._state = self._rule.start_prompt(1, self.engines[0].lm.device)
+        self._state = self._rule.start_prompt(1, self.engines.target.lm.device)
 
     def take(self, rows: Sequence[Request], ends: Tensor, clock: Clock) -> tuple[list[Round], Mark]:
         (row,) = rows

@@ -19,7 +19,7 @@ from pyarrow import parquet
 
 from specheads.errors import UserError
 from specheads.pair.revisions import resolve
-from specheads.prompts.rows import SourceRows, kind_of
+from specheads.prompts.templates import SourceRows, kind_of
 
 logger = logging.getLogger(__name__)
 
@@ -132,9 +132,8 @@ def _read_file(path: str, file: Path) -> SourceRows:
     `path` is its name in messages, and has the suffix.
     """
     try:
-        text = file.read_text(
-            encoding="utf-8-sig"
-        )  # with or without the mark that Windows puts first
+        # With or without the mark that Windows puts first.
+        text = file.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
         line = error.object.count(b"\n", 0, error.start) + 1
         raise _at(path, line, f"not UTF-8 ({error.reason}); save the file as UTF-8") from None

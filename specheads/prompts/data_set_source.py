@@ -10,7 +10,7 @@ from typing import Literal
 
 from specheads.errors import UserError
 from specheads.prompts.prompt import FINAL, SPLITS, Prompt, check_some, scaled_down, text_id
-from specheads.prompts.rows import (
+from specheads.prompts.templates import (
     NO_QUESTION,
     SourceRows,
     Template,
@@ -36,7 +36,7 @@ class DatasetSource:
     Raises UserError for mistakes.
 
     The first `num_train` prompts are the train prompts, the next the dev prompts, and the next the
-    test prompts unless those have a split of their own; final prompts, if any, follow the test
+    test prompts unless `test_split` names another split; final prompts, if any, follow the test
     prompts.
     """
 

@@ -98,9 +98,8 @@ def scaled_down(counts: Sequence[int], available: int) -> list[int]:
         scaled[
             max(range(len(counts)), key=lambda i: counts[i] * available - scaled[i] * total)
         ] += 1
-    while (
-        sum(scaled) > available
-    ):  # what keeps others from 0 comes from the largest, at a tie from the last
+    # What keeps others from 0 comes from the largest, at a tie from the last.
+    while sum(scaled) > available:
         scaled[max(reversed(range(len(counts))), key=scaled.__getitem__)] -= 1
     return scaled
 

@@ -26,10 +26,11 @@ from specheads.prompts.prompt import FINAL, SPLITS, Prompt, check_some, text_id
 from specheads.settings import Count, argument, check_arguments
 from specheads.storage.files import cache_folder, write_whole
 
+# Shares of the library's files; the embedded pairs were trained on the rest.
 _DEV_SHARE, _TEST_SHARE = (
     0.50,
     0.25,
-)  # shares of the library's files; the embedded pairs were trained on the rest
+)
 _DEV_FILES = 0.12  # share of the held-out "dev" files whose prompts are the head's dev set
 
 # Test prompts that recipes were compared on: data.num_test is no more, and the final split begins
@@ -221,9 +222,8 @@ def _functions_in(source: str, name: str) -> Iterator[Function]:
     """
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter(
-                "ignore"
-            )  # invalid escapes in other people's files are not our business
+            # Invalid escapes in other people's files are not our business.
+            warnings.simplefilter("ignore")
             tree = ast.parse(source)
     except (SyntaxError, ValueError, RecursionError):
         return
@@ -291,9 +291,8 @@ def standard_library(split: str) -> Sequence[Function]:
     root = Path(sysconfig.get_path("stdlib"))
     files = dict[str, Path]()
     for folder, subfolders, names in os.walk(root):
-        subfolders[:] = [
-            name for name in subfolders if name not in _SKIPPED_FOLDERS
-        ]  # not walked at all: some are large
+        # Not walked at all: some are large.
+        subfolders[:] = [name for name in subfolders if name not in _SKIPPED_FOLDERS]
         paths = [Path(folder, name) for name in names if name.endswith(".py")]
         files |= {
             name: path
@@ -312,13 +311,11 @@ def standard_library(split: str) -> Sequence[Function]:
         return tuple(Function(*values) for values in json.loads(kept.read_text()))
     by_body: dict[str, Function] = {}
     for name, path in named:
-        with contextlib.suppress(
-            UnicodeDecodeError, OSError
-        ):  # a file that is not UTF-8 is left out
+        # A file that is not UTF-8 is left out.
+        with contextlib.suppress(UnicodeDecodeError, OSError):
             for function in _functions_in(path.read_text(encoding="utf-8"), name):
-                with contextlib.suppress(
-                    SyntaxError
-                ):  # some bodies are parsed only inside their function
+                # Some bodies are parsed only inside their function.
+                with contextlib.suppress(SyntaxError):
                     by_body.setdefault(function.key, function)
     functions = tuple(by_body.values())
     with contextlib.suppress(OSError):  # a full disk, or a folder that cannot be written
@@ -333,10 +330,11 @@ def standard_library(split: str) -> Sequence[Function]:
 
 
 PromptSource: TypeAlias = NanoSource | DatasetSource
+# Keys of `data` that are the responses', not the source's.
 _LIMITS = (
     "max_new_tokens",
     "max_prompt_tokens",
-)  # keys of `data` that are the responses', not the source's
+)
 
 
 def source_class(data: Mapping[str, object]) -> type[PromptSource]:

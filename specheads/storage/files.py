@@ -37,9 +37,8 @@ def write_whole(path: Path, write: Callable[[Path], object], writer: str = "") -
     except Exception:
         temporary.unlink(missing_ok=True)  # a full disk needs the space
         raise
-    os.chmod(
-        temporary, _MODE
-    )  # some writers let nobody else read their files, as in a folder that several users share
+    # Some writers let nobody else read their files, as in a folder that several users share.
+    os.chmod(temporary, _MODE)
     os.replace(temporary, path)
 
 
@@ -77,9 +76,8 @@ def hash_of(file: Path) -> str:
         logger.info("reading %s, %s, once for its hash", file, amount(status.st_size))
     digest = checksum(file)
     if time.time() - status.st_mtime > _SETTLED:
-        with contextlib.suppress(
-            OSError
-        ):  # a folder that cannot be written: the file is read again
+        # A folder that cannot be written: the file is read again.
+        with contextlib.suppress(OSError):
             note.parent.mkdir(parents=True, exist_ok=True)
             write_whole(note, lambda temporary: temporary.write_text(digest), str(os.getpid()))
     return digest

@@ -27,10 +27,11 @@ class Journal:
 
         Incomplete and damaged lines are dropped.
         """
+        # As JSON returns it: tuples become lists.
         self.path, provenance = (
             path,
             json.loads(json.dumps(provenance)),
-        )  # as JSON returns it: tuples become lists
+        )
         header, *lines = _lines(path) or [{}]
         earlier = header.get("provenance") if isinstance(header, dict) else None
         kept = [line for line in lines if _is_entry(line)] if earlier == provenance else []

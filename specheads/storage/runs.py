@@ -49,9 +49,8 @@ def run_folder(parent: Path, key: str, resume: bool = True) -> Path:
         )
     stamp = time.strftime("%Y-%m-%d_%H-%M-%S")
     for number in itertools.count(1):
-        folder = parent / (
-            stamp if number == 1 else f"{stamp}-{number}"
-        )  # another run may have begun in the same second
+        # Another run may have begun in the same second.
+        folder = parent / (stamp if number == 1 else f"{stamp}-{number}")
         with contextlib.suppress(FileExistsError):
             folder.mkdir(parents=True)
             if take(folder):

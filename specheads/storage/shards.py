@@ -29,9 +29,8 @@ FORMAT_VERSION = 2
 MANIFEST = "manifest.json"
 FILE_BYTES = 8192  # of a Parquet file of many columns, without its rows
 
-Entry = dict[
-    str, Any
-]  # `rows` and `sha256` of a shard; in a note also `of`, the fingerprint of its cache
+# `rows` and `sha256` of a shard; in a note also `of`, the fingerprint of its cache.
+Entry = dict[str, Any]
 
 
 def fingerprint(provenance: Mapping[str, object]) -> str:
@@ -51,13 +50,11 @@ class ShardStore:
     ) -> None:
         self.folder = folder
         self.schema = schema
-        self.provenance = json.loads(
-            json.dumps(dict(provenance))
-        )  # as JSON returns it: tuples become lists
+        # As JSON returns it: tuples become lists.
+        self.provenance = json.loads(json.dumps(dict(provenance)))
         folder.mkdir(parents=True, exist_ok=True)
-        self._checksum = cache(
-            lambda path, *status: checksum(path)
-        )  # time, size and number tell whether a file is the same
+        # Time, size and number tell whether a file is the same.
+        self._checksum = cache(lambda path, *status: checksum(path))
         self._announced: tuple[str, Sequence[int]] | None = None
         self._writer = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(2)}"
         self._read()
@@ -136,9 +133,8 @@ class ShardStore:
         path = self.folder / name
         entry = {"rows": num_rows, "sha256": "", "of": fingerprint(self.provenance)}
         for of_shard in (name, _note_of(path).name):
-            for left in self.folder.glob(
-                f".{glob.escape(of_shard)}*.tmp"
-            ):  # a worker that was killed left them
+            # A worker that was killed left them.
+            for left in self.folder.glob(f".{glob.escape(of_shard)}*.tmp"):
                 left.unlink(missing_ok=True)
 
         def write_summed(temporary: Path) -> None:
@@ -161,7 +157,7 @@ class ShardStore:
     def journal(self, name: str) -> Path:
         """Return the file of what a shard needs that has been made already.
 
-        It goes once the shard is written.
+        It is removed once the shard is written.
         """
         return self.folder / f".{name}.jsonl"
 
@@ -171,9 +167,8 @@ class ShardStore:
         self._write_manifest(complete=True)
         for name in names:
             _note_of(self.folder / name).unlink(missing_ok=True)
-            self.journal(name).unlink(
-                missing_ok=True
-            )  # a process was killed right after it had written the shard
+            # A process was killed right after it had written the shard.
+            self.journal(name).unlink(missing_ok=True)
 
     def _write_manifest(self, complete: bool) -> None:
         shards = {

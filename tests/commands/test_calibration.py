@@ -62,7 +62,7 @@ def test_an_earlier_calibration_that_is_as_good_stays(folder, nano, tmp_path, ca
     found = calibrated(nano, tmp_path, folder)["mine"]
     assert not found.used and "before" in found.ece and load_head(folder).config == before
     out = capsys.readouterr().out
-    assert "with its calibration" in out and "left as it is" in out
+    assert "with its calibration" in out and "unchanged: nothing" in out
 
 
 def test_heads_that_cannot_be_written_are_refused(nano, tmp_path):

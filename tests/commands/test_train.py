@@ -125,9 +125,8 @@ def test_settings_are_those_of_the_command_line_and_fit_its_processes():
             HeadTraining,
             command_config("train", ["model=nano", "loader.batch_size=6", "trainer.devices=4"]),
         )
-    with pytest.raises(
-        UserError, match="model.quantization=int8"
-    ):  # a mistake in what makes the data
+    # A mistake in what makes the data.
+    with pytest.raises(UserError, match="model.quantization=int8"):
         _checked_settings(
             HeadTraining,
             command_config("train", ["model=nano", "model.quantization=int8", "runner=vllm"]),

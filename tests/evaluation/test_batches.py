@@ -13,12 +13,12 @@ from rich.console import Console
 
 from specheads import AcceptanceHead, HeadConfig, UserError, papers, verification
 from specheads.decoding.records import DecodeStats
-from specheads.evaluation import batches, reporting
+from specheads.evaluation import batches, presentation
 from specheads.evaluation.batches import BatchRun, batch_rows, best_fixed
 from specheads.evaluation.candidates import TARGET_ALONE, Candidate, fixed_length
 from specheads.evaluation.evaluate import evaluate
+from specheads.evaluation.presentation import print_report
 from specheads.evaluation.prompt_sets import PromptData
-from specheads.evaluation.reporting import print_report
 from specheads.evaluation.settings import Evaluation, RecordingSettings
 from specheads.storage.files import write_json
 from specheads.storage.runs import STATE
@@ -86,10 +86,10 @@ def test_batches_of_every_size_are_decoded_reported_and_kept(call, tmp_path, cap
     )
     assert f"batches: {2 * 3 * (3 + 4)} responses of at most 8 tokens" in caplog.text
 
-    paths = {path.name: path for path in reporting.write_report(report, tmp_path / "written")}
+    paths = {path.name: path for path in presentation.write_report(report, tmp_path / "written")}
     content = json.loads(paths["report.json"].read_text())
     schema = json.loads(
-        (reporting.Path(reporting.__file__).parent / "report.schema.json").read_text()
+        (presentation.Path(presentation.__file__).parent / "report.schema.json").read_text()
     )
     Draft202012Validator(schema).validate(content)
     assert len(content["batches"][1]["rows"]) == 3

@@ -29,10 +29,10 @@ from specheads.evaluation.conclusions import (
 )
 from specheads.evaluation.report import (
     MEASURED,
-    Answer,
     BatchRow,
     BatchTable,
-    Choice,
+    ComparedSetting,
+    Comparison,
     DataSet,
     Information,
     Kind,
@@ -348,7 +348,7 @@ def test_the_target_alone_loses_what_the_fixed_length_gains():
     alone = verdict_of(
         Report({}, None, data_sets=sets_of("test", winners=rows)), {}
     ).answer.choices[Kind.ALONE]
-    assert alone == Choice("target alone", Interval(1, 1, 1), Interval(0.625, 0.5, 0.8))
+    assert alone == ComparedSetting("target alone", Interval(1, 1, 1), Interval(0.625, 0.5, 0.8))
 
 
 def test_several_ratios_that_agree_are_named_and_none_is_said():
@@ -362,7 +362,7 @@ def test_several_ratios_that_agree_are_named_and_none_is_said():
 
 
 def choice(name, speed, gain=None):
-    return Choice(name, Interval(speed, speed, speed), gain)
+    return ComparedSetting(name, Interval(speed, speed, speed), gain)
 
 
 @pytest.mark.parametrize(
@@ -380,7 +380,7 @@ def choice(name, speed, gain=None):
     ],
 )
 def test_a_rule_is_said_with_its_gain_over_the_fixed_length(gain, said):
-    answer = Answer("10", Kind.HEADLESS, {Kind.HEADLESS: choice("a", 1.5, gain)}, None)
+    answer = Comparison("10", Kind.HEADLESS, {Kind.HEADLESS: choice("a", 1.5, gain)}, None)
     assert use_text(answer) == f"1.50× [1.50,\u00a01.50] the target alone{said}"
 
 
@@ -390,7 +390,7 @@ def test_a_fixed_length_and_the_target_alone_are_said_without_a_gain():
         Kind.FIXED: choice("K", 1.1),
         Kind.HEAD: choice("mine", 1.2),
     }
-    fixed, alone = (Answer("10", use, choices, None) for use in (Kind.FIXED, Kind.ALONE))
+    fixed, alone = (Comparison("10", use, choices, None) for use in (Kind.FIXED, Kind.ALONE))
     only = replace(fixed, choices={kind: choices[kind] for kind in (Kind.ALONE, Kind.FIXED)})
     speed = "1.10× [1.10,\u00a01.10] the target alone"
     assert (

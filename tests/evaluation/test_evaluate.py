@@ -16,7 +16,7 @@ from specheads import AcceptanceHead, HeadConfig, UserError, stopping
 from specheads.commands.compose import command_config
 from specheads.commands.evaluate import evaluation_settings, rule_choices
 from specheads.decoding.verification import BlockVerification
-from specheads.evaluation import conclusions, reporting
+from specheads.evaluation import assembly, conclusions, presentation
 from specheads.evaluation import evaluate as evaluation
 from specheads.evaluation.candidates import CostTable, RuleChoice, candidates
 from specheads.evaluation.page import figures
@@ -24,8 +24,8 @@ from specheads.evaluation.prompt_sets import PromptData
 from specheads.evaluation.replayed_sets import Results
 from specheads.evaluation.report import (
     MEASURED,
-    Answer,
-    Choice,
+    ComparedSetting,
+    Comparison,
     Kind,
     LiveRow,
     Report,
@@ -68,8 +68,8 @@ def call(small_pair, tmp_path):
 
 def validate(report, folder):
     """Check a report's file against its schema."""
-    *_, written = reporting.write_report(report, folder / "written")
-    schema = reporting.Path(reporting.__file__).parent / "report.schema.json"
+    *_, written = presentation.write_report(report, folder / "written")
+    schema = presentation.Path(presentation.__file__).parent / "report.schema.json"
     content = json.loads((written.parent / "report.json").read_text())
     Draft202012Validator(json.loads(schema.read_text())).validate(content)
 
@@ -201,8 +201,10 @@ TYPED = {
 def test_the_command_and_the_python_of_a_report_make_the_setting_to_use(name):
     head = AcceptanceHead(HeadConfig(8, 0))
     (rule,) = candidates({name: TYPED[name]}, {"mine": head}, None)
-    choice = Choice(rule.name, Interval(1, 1, 1), None)
-    verdict = Verdict(Answer("10", Kind.FIXED, {Kind.FIXED: choice}, None), [], [], "", [], None)
+    choice = ComparedSetting(rule.name, Interval(1, 1, 1), None)
+    verdict = Verdict(
+        Comparison("10", Kind.FIXED, {Kind.FIXED: choice}, None), [], [], "", [], None
+    )
     pair = SimpleNamespace(name="nano", target_id="embedded:nano/target")
     settings = Evaluation(warp=Warp(0))
     setup = SimpleNamespace(
@@ -210,7 +212,7 @@ def test_the_command_and_the_python_of_a_report_make_the_setting_to_use(name):
     )
     results = Results([rule], CostTable({}))
     report = Report({}, None)
-    found = reporting._with_code(setup, results, report, verdict, "specheads evaluate")
+    found = assembly._with_code(setup, results, report, verdict, "specheads evaluate")
     typed = typed_settings(found.command)
     given = {key: value for key, value in typed.rules[name].arguments.items() if value is not None}
     assert given == {key: value for key, value in rule.arguments.items() if value is not None}
@@ -221,7 +223,7 @@ def test_the_command_and_the_python_of_a_report_make_the_setting_to_use(name):
     assert type(made) is type(rule.live) and made.compile_key == rule.live.compile_key
     assert vars(made) == vars(rule.live)
     faster = faster_under_block(rule.name)
-    found = reporting._with_code(
+    found = assembly._with_code(
         setup, results, replace(report, live=[faster]), verdict, "specheads evaluate"
     )
     under_block = typed_settings(found.command)

@@ -12,12 +12,12 @@ from rich.console import Console
 from specheads import AcceptanceHead, HeadConfig, Warp, papers, stopping, verification
 from specheads.decoding.step_costs import StepCosts
 from specheads.decoding.step_times import StepTimes
-from specheads.evaluation import reporting as module
+from specheads.evaluation import report as module
 from specheads.evaluation.candidates import CostTable, RuleChoice, candidates
 from specheads.evaluation.conclusions import use_text
+from specheads.evaluation.presentation import print_report, write_report
 from specheads.evaluation.replayed_sets import Results
 from specheads.evaluation.report import Report
-from specheads.evaluation.reporting import print_report, write_report
 from specheads.evaluation.rows import live_rows
 from specheads.evaluation.settings import Evaluation
 from specheads.evaluation.sweep import Sweep, sweep_settings

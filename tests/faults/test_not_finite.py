@@ -175,6 +175,5 @@ def test_predictions_and_measurements_are_refused(role, pair, broken, tmp_path, 
                 run()
             assert len(came) > before
     kept = [path.name for path in folder.glob("predictions/*/*.parquet")]
-    assert kept == (
-        [] if role == "draft" else ["000000-8.parquet"]
-    )  # with the target broken, the head's predictions are right
+    # With the target broken, the head's predictions are right.
+    assert kept == ([] if role == "draft" else ["000000-8.parquet"])

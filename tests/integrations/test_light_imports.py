@@ -77,7 +77,7 @@ CODES = {
     "vllm": "import specheads.integrations.vllm",
     "transformers": "import specheads.integrations.transformers",
     "every stopping rule on nano": EVERY_RULE,
-    "an evaluation": "import specheads.evaluation.evaluate, specheads.evaluation.reporting",
+    "an evaluation": "import specheads.evaluation.evaluate, specheads.evaluation.assembly, specheads.evaluation.presentation",
     "an export": "import specheads.commands.export",
 }
 # What some of them may import, too: neither draws, logs or reads data sets before it has to.

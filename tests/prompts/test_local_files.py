@@ -9,7 +9,7 @@ import pytest
 
 from specheads.errors import UserError
 from specheads.prompts.data_set_source import DatasetSource
-from specheads.prompts.rows import as_json, from_json
+from specheads.prompts.templates import as_json, from_json
 
 FOUR = "\n".join(json.dumps({"a": letter}) for letter in "wxyz")
 
@@ -127,9 +127,8 @@ def test_a_cell_is_its_text_or_empty_or_refused_with_its_row_and_field(
         ):
             both.load(chats=True)
     else:
-        assert [prompt.text for prompt in both.load(chats=True)] == (
-            becomes or ["1", "2"]
-        )  # a repeated text is left out
+        # A repeated text is left out.
+        assert [prompt.text for prompt in both.load(chats=True)] == (becomes or ["1", "2"])
 
 
 def test_a_long_cell_of_a_csv_file_is_read(tmp_path):

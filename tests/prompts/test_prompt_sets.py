@@ -214,9 +214,8 @@ def test_the_head_of_a_prompt_set_says_what_it_is_and_its_licence_with_an_addres
     what, licence, *_ = read_head(
         (config_folder() / "data" / f"{name}.yaml").read_text()
     ).splitlines()
-    assert what.endswith(".") and re.fullmatch(
-        r"Licence: [^,]+, https://\S+", licence
-    )  # docs/conf.py makes a table of them
+    # Docs/conf.py makes a table of them.
+    assert what.endswith(".") and re.fullmatch(r"Licence: [^,]+, https://\S+", licence)
 
 
 @pytest.mark.parametrize("chats", [True, False])

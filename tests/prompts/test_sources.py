@@ -69,9 +69,8 @@ def test_nano_train_and_dev_prompts_come_from_different_files(read_once):
         sources[f.prompt].add(f.source)
     files = defaultdict(set)
     for prompt in NanoSource(ALL, ALL, 0).load(chats=False):
-        if (
-            len(sources[prompt.text]) == 1
-        ):  # a prompt that two files share does not say which one it came from
+        # A prompt that two files share does not say which one it came from.
+        if len(sources[prompt.text]) == 1:
             files[prompt.split] |= sources[prompt.text]
     assert len(files["train"]) > len(files["dev"]) > 0
     assert not files["train"] & files["dev"]
@@ -154,9 +153,8 @@ def test_rows_without_text_are_left_out_and_counted_once(tmp_path, caplog):
 
 def test_a_prompts_id_is_the_hash_of_its_text(tmp_path):
     path = jsonl(tmp_path, [{"instruction": "hello"}])
-    assert (
-        source(path, counts=(1, 0, 0)).load(chats=True)[0].prompt_id == "2cf24dba5fb0a30e"
-    )  # the beginning of SHA-256("hello")
+    # The beginning of SHA-256("hello").
+    assert source(path, counts=(1, 0, 0)).load(chats=True)[0].prompt_id == "2cf24dba5fb0a30e"
     assert int("2cf24dba5fb0a30e", 16) < 2**64
 
 
@@ -502,9 +500,8 @@ def test_files_decide_the_split_and_it_is_the_same_everywhere():
         split: sum(prompt_sources.split_of(name) == split for name in names) / 4000
         for split in ("train", "dev", "test")
     }
-    assert (
-        abs(shares["dev"] - 0.5) < 0.04 and abs(shares["test"] - 0.25) < 0.04
-    )  # five standard errors
+    # Five standard errors.
+    assert abs(shares["dev"] - 0.5) < 0.04 and abs(shares["test"] - 0.25) < 0.04
     assert [
         prompt_sources.split_of(name) for name in ("json/decoder.py", "heapq.py", "textwrap.py")
     ] == ["dev", "dev", "train"]

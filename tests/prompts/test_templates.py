@@ -4,7 +4,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from specheads.errors import UserError
-from specheads.prompts.rows import Template
+from specheads.prompts.templates import Template
 
 ALPACA = ("{instruction}\nInput: {input}", "{instruction}")
 

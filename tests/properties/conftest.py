@@ -45,9 +45,8 @@ def pytest_terminal_summary(terminalreporter):
         if name == TRIED
     ]
     if tried:
-        properties = {
-            test.partition("[")[0] for test, _ in tried
-        }  # one that is tried with every pairing is one
+        # One that is tried with every pairing is one.
+        properties = {test.partition("[")[0] for test, _ in tried}
         terminalreporter.write_line(
             f"{len(properties)} properties, {sum(count for _, count in tried):,} examples tried"
         )

@@ -36,13 +36,11 @@ weights = st.lists(
 
 @tries(10)
 @given(logits(), temperatures | st.floats(0), st.integers(0, 9), probabilities(0, exclude_min=True))
-@example(
-    torch.tensor([[0.0, 30.0]]), 1e-40, 0, 1.0
-)  # these logits were divided to infinity, and NaN
+# These logits were divided to infinity, and NaN.
+@example(torch.tensor([[0.0, 30.0]]), 1e-40, 0, 1.0)
 @example(torch.tensor([[0.0, -torch.inf]]), float("inf"), 0, 1.0)
-@example(
-    torch.tensor([[0.0, 1.0]]), 1.0, 0, 1e-50
-)  # which is 0 in float32, so that no token was kept
+# Which is 0 in float32, so that no token was kept.
+@example(torch.tensor([[0.0, 1.0]]), 1.0, 0, 1e-50)
 def test_whatever_warp_is_allowed_makes_distributions(rows, temperature, top_k, top_p):
     if (temperature and not LEAST <= temperature <= 1 / LEAST) or top_p < LEAST:
         with pytest.raises(UserError, match="^(temperature|top_p)="):
@@ -70,9 +68,8 @@ def test_whatever_warp_is_allowed_makes_distributions(rows, temperature, top_k, 
 @tries(3)
 @given(logits(2), st.floats(0.2, 4), st.integers(0, 9), probabilities(0.01), probabilities())
 def test_a_warp_is_that_of_transformers(rows, temperature, top_k, top_p, min_p):
-    rows = rows.double() + 1e-3 * torch.arange(
-        rows.shape[1]
-    )  # no ties, of which the two keep different ones
+    # No ties, of which the two keep different ones.
+    rows = rows.double() + 1e-3 * torch.arange(rows.shape[1])
     warpers = LogitsProcessorList([TemperatureLogitsWarper(temperature)])
     if top_k:
         warpers.append(TopKLogitsWarper(min(top_k, rows.shape[1])))

@@ -165,9 +165,8 @@ ROW = {"number": 1, "text": "a", "ids": [2], "probs": [0.5]}
 
 @tries(3)
 @given(planned_shards(), interruptions)
-@example(
-    {"train-00000.parquet": [ROW]}, [(10, 0.5)]
-)  # while its checksum is noted: that unfinished file stayed
+# While its checksum is noted: that unfinished file stayed.
+@example({"train-00000.parquet": [ROW]}, [(10, 0.5)])
 def test_a_cache_that_is_resumed_after_any_interruptions_has_the_same_bytes(plan, interruptions):
     with folder() as here:
         for step, share in interruptions:

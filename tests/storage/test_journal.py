@@ -78,9 +78,8 @@ def test_an_interrupted_sweep_resumes_to_the_same_counts(nano, prompts, tmp_path
 
     counts, lengths, _ = sweep()
     with pytest.raises(InterruptedError):
-        sweep(
-            Journal(tmp_path / "j", PROVENANCE), stop_after=15
-        )  # six responses per prompt: in the third one
+        # Six responses per prompt: in the third one.
+        sweep(Journal(tmp_path / "j", PROVENANCE), stop_after=15)
     journal = Journal(tmp_path / "j", PROVENANCE)
     assert sorted(journal.entries) == [0, 1]
     resumed = sweep(journal)

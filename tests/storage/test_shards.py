@@ -241,9 +241,8 @@ def test_a_damaged_shard_counts_as_missing_and_is_made_again_to_the_byte(
 
 def test_a_foreign_shard_is_named_and_made_again(make, complete, interrupted, caplog):
     name, other = sorted(read_manifest(interrupted)["shards"])[:2]
-    (interrupted / name).write_bytes(
-        (interrupted / other).read_bytes()
-    )  # complete, but another shard
+    # Complete, but another shard.
+    (interrupted / name).write_bytes((interrupted / other).read_bytes())
     with caplog.at_level("WARNING"):
         make(interrupted.parent)
     assert f"{name} in {interrupted}" in caplog.text and other not in caplog.text

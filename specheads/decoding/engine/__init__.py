@@ -14,7 +14,7 @@ from specheads.decoding.engine.compiled import CompiledEngine, StepOperations
 from specheads.decoding.engine.cpu import CpuStep, bulk_operations, packed_reader
 from specheads.decoding.engine.cpu.packed import bytes_to_pack
 from specheads.decoding.engine.cuda_graph import GraphEngine
-from specheads.decoding.engine.eager import EagerEngine, Engine, ForwardOutput, StepMemory
+from specheads.decoding.engine.eager import EagerEngine, Engine, Engines, ForwardOutput, StepMemory
 from specheads.decoding.engine.own_cache import OwnCacheEngine, WholeTexts, cache_of
 from specheads.decoding.engine.reading import RowPlaces, TreeSlots
 from specheads.errors import UserError
@@ -24,6 +24,7 @@ __all__ = [
     "CompiledEngine",
     "EagerEngine",
     "Engine",
+    "Engines",
     "ForwardOutput",
     "RowPlaces",
     "StepMemory",

@@ -450,3 +450,16 @@ class EagerEngine:
 
 
 Engine = EagerEngine  # the others extend it
+
+
+class Engines(tuple[Engine, ...]):
+    """The engines of a decoder: the target's, and the draft's if one is run."""
+
+    @property
+    def target(self) -> Engine:
+        return self[0]
+
+    @property
+    def draft(self) -> Engine:
+        """The engine of the draft; the target's where no draft is run."""
+        return self[-1]

@@ -17,7 +17,7 @@ from plotly.offline import get_plotlyjs
 
 from specheads.evaluation import conclusions
 from specheads.evaluation.page.figures import Figures, figures_of
-from specheads.evaluation.report import Answer, Report, TextSample
+from specheads.evaluation.report import Comparison, Report, TextSample
 from specheads.evaluation.tables import batch_table, live_table, verdict_table, winners_table
 from specheads.table import Table
 
@@ -45,7 +45,7 @@ def html_of(report: Report) -> str:
     context = report.context
     verdict = report.verdict
     models = [str(context[role]) for role in ("draft", "target") if context.get(role)]
-    answers: list[tuple[Answer, str, Panel]] = []
+    answers: list[tuple[Comparison, str, Panel]] = []
     for answer in [verdict.answer, *verdict.others] if verdict else []:
         panel = Panel({"ratio": answer.ratio}, not answers, verdict_table(report, answer))
         answers.append((answer, conclusions.use_text(answer), panel))

@@ -3,7 +3,7 @@
 Chosen on other prompts.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -35,9 +35,7 @@ from specheads.replay.replay import Counts
 PLAIN = "the target alone"
 FIXED_NAME = "fixed length"
 LOGISTIC = "logistic"
-# the last is followed by the width
 BETTER = "a better draft"
-HEAD = "head of width "
 LENGTHS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16)
 THRESHOLDS = tuple(round(0.05 * step, 2) for step in range(2, 20))
 RULES = {
@@ -53,15 +51,10 @@ RULES = {
 }
 FIXED_LENGTHS = candidates({FIXED: RULES[FIXED]}, {}, None)
 # Of the way from the best fixed length to the informed ceiling, what trained heads closed on mini
-# at ratios 5 to 20, with less than 1 % of a draft step for their cost: the least and the most on
-# two sets of prompts, and a value between them (docs/measurements/archive.md, what rules are
-# worth). A probe of mini itself is
-# therefore no test
-# of them.
-HEAD_SHARES = {
-    False: (0.29, 0.32, 0.37),
-    True: (0.38, 0.43, 0.52),
-}  # the key: whether decoding is greedy
+# at ratios 5 to 20, with less than 1 % of a draft step for their cost, by whether decoding is
+# greedy: the least and the most on two sets of prompts, and a value between them
+# (docs/measurements/archive.md, what rules are worth). A probe of mini is therefore no test of them.
+HEAD_SHARES = {False: (0.29, 0.32, 0.37), True: (0.38, 0.43, 0.52)}
 MORE_OVERLAP = 0.1  # half of what distillation added to the overlap of nano's and mini's drafts
 
 LARGEST_ERROR = 1.25  # a prediction may be off by so much from a few decoded prompts
@@ -76,6 +69,11 @@ WORTH_DISTILLING = 0.05
 
 
 NO_OVERHEADS = Overheads()
+
+
+def head_name(width: int) -> str:
+    """Return the name of the option of a head."""
+    return f"head of width {width}"
 
 
 @dataclass(frozen=True)
@@ -150,66 +148,78 @@ class Option:
     width: int | None = None  # the width of its head
 
 
+@dataclass(frozen=True)
+class _Counted:
+    """What one half of the prompts chose for a way to decode, with its counts on the other."""
+
+    rule: Candidate
+    counts: Counts
+
+
 def predict(
     halves: Sequence[RecordedSet],
     times: StepTimes,
+    heads: Mapping[int, float],
     greedy: bool,
     overheads: Overheads = NO_OVERHEADS,
 ) -> list[Option]:
     """Return every option, the target alone first.
 
-    What one half of the prompts chooses is counted on the other, both ways.
+    What one half of the prompts chooses is counted on the other, both ways. `heads` are the seconds
+    that heads add to a draft step, by width.
     """
     table = _cost_table(times, overheads)
-    resamples = resample_counts([group for half in halves for group in half.groups])
-    counted: dict[
-        str, list[tuple[Candidate, Counts]]
-    ] = {}  # by option what each half chose, with its counts on the other
-
-    def count(name: str, rule: Candidate, recording: Recording) -> None:
-        counted.setdefault(name, []).append((rule, counts_of(recording, [rule])[0]))
-
-    for half, other in (halves, halves[::-1]):
-        better, better_other = (
-            better_draft(each.recording, MORE_OVERLAP) for each in (half, other)
-        )
-        rules = [*candidates(RULES, {}, Tuning(other.recording, table)), ORACLE_BOUND]
-        for family, rule in best_rules(other.recording, rules, table).items():
-            count(family, rule, half.recording)
-        count(BETTER, best_rules(better_other, FIXED_LENGTHS, table)[FIXED], better)
-    speeds = {}
     alone = table.costs[MEASURED].alone_seconds
-    for name, made in counted.items():
-        seconds = [
-            table.of(rule, MEASURED).seconds(counts.drafted, counts.rounds) for rule, counts in made
-        ]
-        tokens = np.concatenate([counts.tokens for _, counts in made])
+    resamples = resample_counts([group for half in halves for group in half.groups])
+    counted = _counted(halves, table)
+    speeds = dict[str, np.ndarray]()
+    for name, of_halves in counted.items():
+        tokens = np.concatenate([each.counts.tokens for each in of_halves])
+        seconds = list[np.ndarray]()
+        for each in of_halves:
+            costs = table.of(each.rule, MEASURED)
+            seconds.append(costs.seconds(each.counts.drafted, each.counts.rounds))
         speeds[name] = (resamples @ tokens) / (resamples @ np.concatenate(seconds)) * alone
-    options = [Option(PLAIN, Interval(1.0, 1.0, 1.0), interval(1 / speeds[FIXED]))]
-    for name, samples in speeds.items():
-        value = " or ".join(dict.fromkeys(rule.name for rule, _ in counted[name]))
-        bound = counted[name][0][0].bound
-        value = "" if name == ORACLE_BOUND.family else value
+    fixed = speeds[FIXED]
+    options = [Option(PLAIN, Interval(1.0, 1.0, 1.0), interval(1 / fixed))]
+    for name, speed in speeds.items():
+        rules = [each.rule for each in counted[name]]
+        is_chosen = name != ORACLE_BOUND.family
         options.append(
             Option(
                 name.replace("_", " "),
-                interval(samples),
-                interval(samples / speeds[FIXED]),
-                value,
-                bound,
+                interval(speed),
+                interval(speed / fixed),
+                " or ".join(dict.fromkeys(rule.name for rule in rules)) if is_chosen else "",
+                is_bound=any(rule.bound for rule in rules),
             )
         )
-    ceiling = [counts for _, counts in counted[CEILING]]
     # A head's rule takes about as many steps for each emitted token as the ceiling's.
-    drafted = sum(each.drafted.sum() for each in ceiling)
-    emitted = sum(each.tokens.sum() for each in ceiling)
-    for name, step_seconds in times.rules.items():
-        if name != LOGISTIC:
-            slowed = step_seconds * drafted / emitted / alone
-            options.append(
-                _head_option(name, speeds[FIXED], speeds[CEILING], slowed, HEAD_SHARES[greedy])
-            )
+    ceiling = [each.counts for each in counted[CEILING]]
+    drafted = sum(counts.drafted.sum() for counts in ceiling)
+    emitted = sum(counts.tokens.sum() for counts in ceiling)
+    for width, step_seconds in heads.items():
+        slowed = step_seconds * drafted / emitted / alone
+        options.append(_head_option(width, fixed, speeds[CEILING], slowed, HEAD_SHARES[greedy]))
     return options
+
+
+def _counted(halves: Sequence[RecordedSet], table: CostTable) -> dict[str, list[_Counted]]:
+    """Return by way to decode what each half of the prompts chose, with its counts on the other."""
+    counted = dict[str, list[_Counted]]()
+
+    def count(name: str, rule: Candidate, recording: Recording) -> None:
+        (counts,) = counts_of(recording, [rule])
+        counted.setdefault(name, []).append(_Counted(rule, counts))
+
+    first, second = (half.recording for half in halves)
+    for recording, other in ((first, second), (second, first)):
+        rules = [*candidates(RULES, {}, Tuning(other, table)), ORACLE_BOUND]
+        for family, rule in best_rules(other, rules, table).items():
+            count(family, rule, recording)
+        better = best_rules(better_draft(other, MORE_OVERLAP), FIXED_LENGTHS, table)[FIXED]
+        count(BETTER, better, better_draft(recording, MORE_OVERLAP))
+    return counted
 
 
 def _cost_table(times: StepTimes, overheads: Overheads) -> CostTable:
@@ -242,7 +252,7 @@ def best_rules(
 
 
 def _head_option(
-    name: str, fixed: np.ndarray, ceiling: np.ndarray, slowed: float, shares: Sequence[float]
+    width: int, fixed: np.ndarray, ceiling: np.ndarray, slowed: float, shares: Sequence[float]
 ) -> Option:
     """Return a head at the shares of the gap that heads have closed elsewhere, `slowed` by its cost
     for each emitted token.
@@ -250,15 +260,16 @@ def _head_option(
     least, typical, most = (
         1 / (1 / (fixed + share * (ceiling - fixed)) + slowed) for share in shares
     )
-    least, most = (
-        np.minimum(least, most),
-        np.maximum(least, most),
-    )  # in resamples whose ceiling is the slower one
-    speedup = Interval(float(typical[0]), interval(least).low, interval(most).high)
-    gain = Interval(
-        float((typical / fixed)[0]), interval(least / fixed).low, interval(most / fixed).high
+    # In resamples whose ceiling is the slower one, the largest share is the least.
+    low = np.minimum(least, most)
+    high = np.maximum(least, most)
+    gain = typical / fixed
+    return Option(
+        head_name(width),
+        Interval(float(typical[0]), interval(low).low, interval(high).high),
+        Interval(float(gain[0]), interval(low / fixed).low, interval(high / fixed).high),
+        width=width,
     )
-    return Option(name, speedup, gain, width=int(name.removeprefix(HEAD)))
 
 
 @dataclass(frozen=True)
@@ -318,9 +329,9 @@ def _times(speedup: Interval) -> str:
 
 
 def doubts_of(times: StepTimes, live: LiveCheck, options: Sequence[Option]) -> Iterator[str]:
-    """Yield the reasons why times, and the predictions from them, are not to be trusted.
+    """Yield the reasons why times, and the predictions from them, are unreliable.
 
-    None if they are.
+    None if they are not.
     """
     spread = times.costs.spread[TARGET]
     if spread > LARGEST_SPREAD:

@@ -6,7 +6,6 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -21,12 +20,12 @@ from specheads.errors import UserError
 from specheads.evaluation.candidates import TARGET_ALONE, fixed_length
 from specheads.evaluation.probe import prediction
 from specheads.evaluation.probe.prediction import (
-    HEAD,
     LOGISTIC,
     CommandLine,
     LiveCheck,
     Option,
     Recommendation,
+    head_name,
 )
 from specheads.evaluation.prompt_sets import PromptData
 from specheads.evaluation.replayed_sets import RecordedSet, survival
@@ -83,9 +82,8 @@ def live_check(
     overheads by medians.
     """
     with progress("decoding", 2 * len(prompts)) as advance:
-        sweep = Sweep(
-            pair, how, checked_window(pair, None)
-        )  # the memory of the steps that were timed, which are compiled
+        # The KV cache of the steps that were timed, which are compiled
+        sweep = Sweep(pair, how, checked_window(pair, None))
         settings = [TARGET_ALONE, fixed_length(length)]
         alone, drafting = sweep.run(settings, prompts, on_generation=advance)
     overheads = overheads_of(alone, drafting, costs)
@@ -106,11 +104,9 @@ class Probed:
     num_prompts: int
     num_tokens: int  # tokens of the responses
     overlap: Interval  # the expected acceptance of a drafted token
-    unknown: (
-        float | None
-        # The target's mean probability of tokens that the draft never proposes; None: it may
-        # propose all
-    )
+    # The target's mean probability of tokens that the draft never proposes; None: it may propose
+    # all
+    unknown: float | None
     survival: Sequence[float]  # the chance that at least 1, 2, ... tokens of a draft are accepted
     information: Information | None  # about the acceptance of a drafted token
     times: StepTimes
@@ -118,9 +114,9 @@ class Probed:
     options: Sequence[Option]
     answer: Recommendation
     doubts: Sequence[str]  # why the times are unreliable; empty if they are not
-    context: Mapping[str, Any]
+    context: Mapping[str, object]
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """Return everything as plain values, as in probe.json."""
         return {
             **asdict(self),
@@ -135,7 +131,7 @@ def probe(
     data: PromptData,
     data_folder: Path,
     command_line: CommandLine,
-    context: Mapping[str, Any],
+    context: Mapping[str, object],
 ) -> Probed:
     """Return what speculation would be worth for a pair on prompts like those of `data`.
 
@@ -156,7 +152,9 @@ def probe(
         agreed = [
             prediction.agreement(pair, half.recording, settings.warp, advance) for half in recorded
         ]
-    times = _timed(pair, settings)
+    hidden_size = pair.draft_lm.hidden_size
+    widths = sorted({max(8, hidden_size // 16), max(8, hidden_size // 8), hidden_size})
+    times = _timed(pair, settings, widths)
     checked = [ids for _, ids in prompts[: settings.num_live_prompts]]
     logger.info("probe: decoding %d prompts as a check", len(checked))
     how = Evaluation(
@@ -167,7 +165,8 @@ def probe(
     )
     length = prediction.best_length(recorded[0], times)
     live = live_check(pair, checked, times.costs, length, how)
-    options = prediction.predict(recorded, times, settings.warp.greedy, live.overheads)
+    heads = {width: times.rules[head_name(width)] for width in widths}
+    options = prediction.predict(recorded, times, heads, settings.warp.greedy, live.overheads)
     recordings = [half.recording for half in recorded]
     groups = [group for half in recorded for group in half.groups]
     overlaps = [half.overlap for half in agreed]
@@ -201,9 +200,8 @@ def _mean_overlap(
     return interval((resamples @ sums) / (resamples @ lengths.numpy()))
 
 
-def _timed(pair: Pair, settings: Probe) -> StepTimes:
+def _timed(pair: Pair, settings: Probe, widths: Sequence[int]) -> StepTimes:
     """Return the times of steps of both models, of a logistic and of heads of random weights."""
-    widths = tuple(dict.fromkeys(max(8, pair.draft_lm.hidden_size // part) for part in (16, 8, 1)))
     logger.info(
         "probe: timing draft steps, verifications and heads of width %s",
         ", ".join(map(str, widths)),
@@ -228,7 +226,7 @@ def _timed_rules(pair: Pair, widths: Sequence[int]) -> dict[str, StoppingRule]:
     for width in widths:
         config = HeadConfig(pair.draft_lm.hidden_size, width=width, vocab_size=pair.vocab_size)
         head = AcceptanceHead(config).to(pair.draft_lm.device).requires_grad_(False).eval()
-        rules[f"{HEAD}{width}"] = HeadThreshold(head, 1.0, max_tokens=LONGEST)
+        rules[head_name(width)] = HeadThreshold(head, 1.0, max_tokens=LONGEST)
     return rules
 
 

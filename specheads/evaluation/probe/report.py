@@ -6,9 +6,9 @@ from rich.console import Console
 
 from specheads.decoding.step_times import VERIFIED
 from specheads.evaluation.conclusions import change, information_text, percent, times
-from specheads.evaluation.probe.prediction import BETTER, HEAD, MORE_OVERLAP, Option
+from specheads.evaluation.presentation import write_page
+from specheads.evaluation.probe.prediction import BETTER, MORE_OVERLAP, Option, head_name
 from specheads.evaluation.probe.probe import Probed
-from specheads.evaluation.reporting import write_page
 from specheads.evaluation.tables import estimate_cell, table_of
 from specheads.table import Cell, Table, print_table
 
@@ -52,7 +52,7 @@ def _measured(probed: Probed) -> list[tuple[str, str]]:
     titled["verifying drafted tokens, over such a step"] = ", ".join(verified)
     heads = list[str]()
     for width in sorted(option.width for option in probed.options if option.width is not None):
-        share = probed.times.share(f"{HEAD}{width}")
+        share = probed.times.share(head_name(width))
         heads.append(f"{width} wide {f'{share:+.0%}' if share < 1 else 'more than a step'}")
     titled["what a head adds to a draft step"] = ", ".join(heads)
     titled[f"decoded as a check ({live.what}, K={live.length})"] = (

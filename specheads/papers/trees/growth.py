@@ -171,7 +171,7 @@ class TreeDrafter(RowDrafter):
     )
 
     def __init__(self, parts: RoundParts, most_nodes: int) -> None:
-        self.engine = parts.engines[-1]
+        self.engine = parts.engines.draft
         self.rule = parts.stopping
         # Greedy distributions are point masses, by which nothing can be ranked.
         self.distribution = Warp() if parts.warp.greedy else parts.warp
@@ -297,7 +297,7 @@ class TreeDrafting(Drafting):
 
     def check_rows(self, parts: RoundParts) -> None:
         """Raise UserError for engines with memory of several texts."""
-        if parts.engines[0].num_rows > 1:
+        if parts.engines.target.num_rows > 1:
             raise UserError(
                 f"{type(self).__name__} with {type(parts.verification).__name__} decodes one prompt"
                 " at a time; batches need chains, for example drafting=autoregressive and"
@@ -322,15 +322,15 @@ class _TreeRounds(Rounds):
         self.warp = parts.warp
         self._pair = parts.pair
         self._distribution = parts.verification.distribution
-        self._reader = TreeReader(parts.engines[0], most_nodes)
-        self._counts = HostNumbers((2, 1), parts.engines[-1].lm.device)
+        self._reader = TreeReader(parts.engines.target, most_nodes)
+        self._counts = HostNumbers((2, 1), parts.engines.draft.lm.device)
         self._num_drafted, self._num_accepted = self._counts.tensor.unbind()
 
     def warm_up(self, ends: Tensor) -> None:
         self.drafter.warm_up()
 
     def start(self, rows: Sequence[Request]) -> None:
-        self.state = self.stopping.start_prompt(1, self.engines[-1].lm.device)
+        self.state = self.stopping.start_prompt(1, self.engines.draft.lm.device)
 
     def take(self, rows: Sequence[Request], ends: Tensor, clock: Clock) -> tuple[list[Round], Mark]:
         (row,) = rows

@@ -12,7 +12,6 @@ from specheads.evaluation.candidates import fixed_length
 from specheads.evaluation.probe.prediction import (
     BETTER,
     FIXED_NAME,
-    HEAD,
     HEAD_SHARES,
     LOGISTIC,
     PLAIN,
@@ -23,6 +22,7 @@ from specheads.evaluation.probe.prediction import (
     best_length,
     better_draft,
     doubts_of,
+    head_name,
     predict,
     recommended,
 )
@@ -32,7 +32,8 @@ from specheads.replay.intervals import Interval
 from specheads.replay.recording import GROUND_TRUTH
 
 QUIET = {TARGET: 1.0}
-RULES = {LOGISTIC: 0.0, f"{HEAD}8": 0.0, f"{HEAD}64": 0.05}
+RULES = {LOGISTIC: 0.0}
+HEADS = {8: 0.0, 64: 0.05}
 TIMES = StepTimes(step_costs(0.1, dict.fromkeys((0, 2, 4, 8, LONGEST), 1.0), QUIET), RULES)
 
 
@@ -57,7 +58,7 @@ def halves():
 
 @pytest.fixture
 def options(halves):
-    return {option.name: option for option in predict(halves, TIMES, greedy=False)}
+    return {option.name: option for option in predict(halves, TIMES, HEADS, greedy=False)}
 
 
 def test_a_fixed_length_is_chosen_on_one_half_and_counted_on_the_other(halves, options):
@@ -97,7 +98,9 @@ def test_a_better_draft_is_accepted_more_often_by_a_share():
 
 def test_a_logistic_pays_for_its_steps(halves, options):
     costly = replace(TIMES, rules=RULES | {LOGISTIC: 0.04})
-    made = {option.name: option.speedup.value for option in predict(halves, costly, greedy=False)}
+    made = {
+        option.name: option.speedup.value for option in predict(halves, costly, HEADS, greedy=False)
+    }
     assert (
         made[LOGISTIC] < options[LOGISTIC].speedup.value
         and made[FIXED_NAME] == options[FIXED_NAME].speedup.value
@@ -130,7 +133,7 @@ def test_gains_are_over_the_fixed_length_on_the_same_prompts(options):
 
 def test_a_head_closes_a_part_of_the_gap_and_pays_for_its_steps(options):
     fixed, ceiling = (options[name].speedup.value for name in (FIXED_NAME, "ceiling"))
-    free, slow = (options[f"{HEAD}{width}"].speedup for width in (8, 64))
+    free, slow = (options[head_name(width)].speedup for width in (8, 64))
     assert free.value == pytest.approx(fixed + HEAD_SHARES[False][1] * (ceiling - fixed))
     assert slow.value < free.value and free.low < free.value < free.high
 
@@ -141,14 +144,18 @@ def test_a_rule_is_chosen_and_fitted_without_the_prompts_that_it_is_counted_on()
     """
     first, *others = half(0, 0.9), half(1, 0.3), half(2, 0.6)
     chosen = [
-        {each.name: each.value.split(" or ") for each in predict([first, other], TIMES, False)}
+        {
+            each.name: each.value.split(" or ")
+            for each in predict([first, other], TIMES, HEADS, False)
+        }
         for other in others
     ]
     for name in (FIXED_NAME, LOGISTIC, BETTER):
         (one, same), (another, again) = (each[name] for each in chosen)
         assert same == again and len({one, another, same}) == 3
     swapped = {
-        each.name: each.value.split(" or ") for each in predict([others[0], first], TIMES, False)
+        each.name: each.value.split(" or ")
+        for each in predict([others[0], first], TIMES, HEADS, False)
     }
     assert all(swapped[name] == chosen[0][name][::-1] for name in (FIXED_NAME, LOGISTIC, BETTER))
     assert not any(each["oracle"][0] for each in chosen)  # there is nothing to choose
@@ -162,7 +169,7 @@ def test_seconds_may_have_any_unit(halves):
         )
 
     seconds, milli = (
-        predict(halves, times(unit), True, Overheads(0.1 * unit, 0.4 * unit))
+        predict(halves, times(unit), {8: 0.02 * unit}, True, Overheads(0.1 * unit, 0.4 * unit))
         for unit in (1.0, 1000.0)
     )
     for one, other in zip(seconds, milli, strict=True):
@@ -177,7 +184,7 @@ def test_prompts_of_a_group_are_resampled_together(halves):
     heads may close.
     """
     alike = [replace(each, groups=[name] * 20) for name, each in zip("ab", halves, strict=True)]
-    for option in predict(alike, TIMES, greedy=False):
+    for option in predict(alike, TIMES, HEADS, greedy=False):
         if option.width is None:
             assert (
                 option.speedup.low
@@ -206,22 +213,24 @@ def test_a_heads_interval_has_the_least_and_the_most_that_heads_closed():
     """
     fixed = np.full(5, 2.0)
     ceiling = np.full(5, 3.0)
-    free = _head_option(f"{HEAD}8", fixed, ceiling, 0.0, (0.25, 0.5, 1.0))
-    assert free.width == 8 and free.name == f"{HEAD}8" and free.speedup == Interval(2.5, 2.25, 3.0)
+    free = _head_option(8, fixed, ceiling, 0.0, (0.25, 0.5, 1.0))
+    assert (
+        free.width == 8 and free.name == head_name(8) and free.speedup == Interval(2.5, 2.25, 3.0)
+    )
     assert free.gain == Interval(1.25, 1.125, 1.5)
-    slow = _head_option(f"{HEAD}64", fixed, ceiling, 0.1, (0.5, 0.5, 0.5))
+    slow = _head_option(64, fixed, ceiling, 0.1, (0.5, 0.5, 0.5))
     assert slow.speedup.value == slow.speedup.low == pytest.approx(
         1 / (1 / 2.5 + 0.1)
     ) and slow.gain.value == pytest.approx(1.0)
     reversed_ = _head_option(
-        f"{HEAD}8", ceiling, fixed, 0.0, (0.25, 0.5, 1.0)
+        8, ceiling, fixed, 0.0, (0.25, 0.5, 1.0)
     )  # a ceiling that is the slower one
     assert (
         reversed_.speedup == Interval(2.5, 2.0, 2.75)
         and reversed_.gain.low < reversed_.gain.value < reversed_.gain.high
     )
     noisy = _head_option(
-        f"{HEAD}8", np.array([2.0, 1.0, 3.0]), np.array([3.0, 2.0, 4.0]), 0.0, (0.0, 0.5, 1.0)
+        8, np.array([2.0, 1.0, 3.0]), np.array([3.0, 2.0, 4.0]), 0.0, (0.0, 0.5, 1.0)
     )
     assert noisy.speedup.low < 1.1 and noisy.speedup.high > 3.9  # the sample itself is no resample
     assert noisy.speedup.value == 2.5 and noisy.gain.value == 1.25
@@ -229,10 +238,9 @@ def test_a_heads_interval_has_the_least_and_the_most_that_heads_closed():
 
 def test_a_heads_steps_cost_as_often_as_the_ceilings(halves):
     """Its rule drafts as many tokens for each emitted token."""
-    rules = {LOGISTIC: 0.0, f"{HEAD}8": 0.0, f"{HEAD}16": 0.05, f"{HEAD}32": 0.1}
-    options = predict(halves, replace(TIMES, rules=rules), greedy=True)
+    options = predict(halves, TIMES, {8: 0.0, 16: 0.05, 32: 0.1}, greedy=True)
     made = {option.name: option.speedup.value for option in options}
-    free, some, twice = (1 / made[f"{HEAD}{width}"] for width in (8, 16, 32))
+    free, some, twice = (1 / made[head_name(width)] for width in (8, 16, 32))
     gap = made["ceiling"] - made[FIXED_NAME]
     assert 1 / free == pytest.approx(made[FIXED_NAME] + HEAD_SHARES[True][1] * gap)
     assert twice - free == pytest.approx(2 * (some - free)) and 1 < (some - free) / 0.05 < 20
@@ -240,10 +248,12 @@ def test_a_heads_steps_cost_as_often_as_the_ceilings(halves):
 
 def test_overheads_of_rounds_slow_down_drafts_and_those_of_tokens_the_target_alone(halves, options):
     slower = {
-        o.name: o.speedup.value for o in predict(halves, TIMES, False, Overheads(round_seconds=0.2))
+        o.name: o.speedup.value
+        for o in predict(halves, TIMES, HEADS, False, Overheads(round_seconds=0.2))
     }
     faster = {
-        o.name: o.speedup.value for o in predict(halves, TIMES, False, Overheads(alone_seconds=0.5))
+        o.name: o.speedup.value
+        for o in predict(halves, TIMES, HEADS, False, Overheads(alone_seconds=0.5))
     }
     assert slower[FIXED_NAME] < options[FIXED_NAME].speedup.value
     assert faster[FIXED_NAME] == pytest.approx(1.5 * options[FIXED_NAME].speedup.value)
@@ -264,7 +274,7 @@ def known(**speeds):
         "fixed": FIXED_NAME,
         "logistic": LOGISTIC,
         "better": BETTER,
-        "head": f"{HEAD}20",
+        "head": head_name(20),
     }
     speeds = {"plain": 1.0, "logistic": 0.0, "better": 0.0, "head": 0.0} | speeds
     fixed = speeds["fixed"]
@@ -298,10 +308,10 @@ def known(**speeds):
         ({"fixed": 1.5, "logistic": 1.6, "head": 1.62}, LOGISTIC, None),
         (
             {"fixed": 1.5, "logistic": 1.6, "head": 1.7},
-            f"{HEAD}20",
+            head_name(20),
             "specheads train head.width=20",
         ),
-        ({"fixed": 1.5, "head": 1.6, "better": 1.7}, f"{HEAD}20", "specheads distill"),
+        ({"fixed": 1.5, "head": 1.6, "better": 1.7}, head_name(20), "specheads distill"),
         ({"fixed": 0.8, "better": 0.9}, PLAIN, "specheads probe model.draft=<another draft>"),
     ],
 )

@@ -259,6 +259,7 @@ _ROLES = {
     "bard": "assistant",
 }
 _ROLES |= {"assistant": "assistant", "system": "system", "tool": "tool", "observation": "tool"}
+# What templates read.
 _KEPT = (
     "role",
     "content",
@@ -267,7 +268,7 @@ _KEPT = (
     "tool_call_id",
     "reasoning_content",
     "thinking",
-)  # what templates read
+)
 NO_QUESTION = ("assistant", "system", "developer")  # roles that a response does not follow
 
 

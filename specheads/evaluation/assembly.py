@@ -1,18 +1,12 @@
-"""The report of an evaluation: made of the outcome of its steps, as files, on the console, and on
-Weights & Biases.
-"""
+"""The report of an evaluation, assembled from the results of its steps."""
 
 import json
 import logging
 import shlex
-from collections.abc import Sequence
-from dataclasses import asdict, replace
-from pathlib import Path
-from typing import Any
+from dataclasses import replace
 
 import torch
 import yaml
-from rich.console import Console
 
 from specheads.decoding import stopping
 from specheads.decoding.verification import BlockVerification
@@ -22,19 +16,12 @@ from specheads.evaluation.replayed_sets import Results, recommendations
 from specheads.evaluation.report import LiveRow, Report, TextSample, Verdict
 from specheads.evaluation.rows import data_set, live_rows, reliability, text_samples
 from specheads.evaluation.setup import Setup, device_name, load_average, versions
-from specheads.evaluation.tables import (
-    batch_table,
-    live_table,
-    verdict_table,
-    winners_table,
-)
 from specheads.heads.head_folder import store_in_config
 from specheads.pair.pair import Pair
 from specheads.replay.information import information
 from specheads.replay.intervals import interval
 from specheads.replay.replay import recorded_head, replay
-from specheads.storage.files import without_home, write_json, write_whole
-from specheads.table import Table, print_table
+from specheads.storage.files import without_home
 
 logger = logging.getLogger(__name__)
 
@@ -162,7 +149,7 @@ def _texts(pair: Pair, results: Results, verdict: Verdict) -> list[TextSample]:
     return samples
 
 
-def context_of(setup: Setup, config: str | None = None, num_decoded: int = 0) -> dict[str, Any]:
+def context_of(setup: Setup, config: str | None = None, num_decoded: int = 0) -> dict[str, object]:
     """Return the description of the evaluation for its report.
 
     `num_decoded` prompts were decoded.
@@ -212,90 +199,3 @@ def recommend(setup: Setup, results: Results, report: Report) -> None:
                 verification = f" under {values['verification']} verification"
             what = f"threshold {values['threshold']:g}, for threshold=auto{verification}"
         logger.info("%s now holds %s", folder, what)
-
-
-def write_report(report: Report, folder: Path) -> list[Path]:
-    """Write report.html and report.json; return their paths."""
-    from specheads.evaluation.page.document import html_of  # imports plotly
-
-    return write_page(folder, "report", html_of(report), asdict(report))
-
-
-def write_page(folder: Path, name: str, html: str, content: Any) -> list[Path]:
-    """Write a page as <name>.html and its content as <name>.json; return their paths."""
-    folder.mkdir(parents=True, exist_ok=True)
-    written = [folder / f"{name}.html", folder / f"{name}.json"]
-    write_whole(written[0], lambda path: path.write_text(html, encoding="utf-8"))
-    write_json(written[1], content)
-    return written
-
-
-def print_report(report: Report, console: Console | None = None, verbose: bool = False) -> None:
-    """Print what to use and what that rests on.
-
-    With `verbose`, all tables of the test prompts before it.
-    """
-    console = console or Console()
-
-    def say(*texts: str, style: str = "") -> None:
-        for text in texts:
-            console.print(text, highlight=False, markup=False, style=style)
-
-    def show(*tables: Table) -> None:
-        for table in tables:
-            print_table(table, console)
-
-    tests = [data for data in report.data_sets if data.role == "test"]
-    ratios = conclusions.ratios_of(report)
-    if verbose:
-        show(
-            *(
-                winners_table(report, data, ratio)
-                for data in tests
-                for ratio in ratios
-                if conclusions.winners_at(data, ratio)
-            )
-        )
-        say(
-            *(
-                f"{data.name}: {conclusions.information_text(data.information)}."
-                for data in tests
-                if data.information
-            )
-        )
-        show(
-            *([live_table(report)] if report.live else []),
-            *(batch_table(report, batches) for batches in report.batches),
-        )
-        say(*report.doubts)
-    if (verdict := report.verdict) is not None:
-        answer = verdict.answer
-        say(f"Use: {answer.choices[answer.use].name}", style="bold")
-        say(conclusions.use_text(answer), verdict.rests_on, *verdict.decoded)
-        say(*([f"Timing unreliable here: {verdict.doubt}."] if verdict.doubt else []))
-        show(verdict_table(report, answer))
-        say(*([f"Skip the head: {answer.skip_head}."] if answer.skip_head else []))
-        say(f"Another ratio changes the winner: {conclusions.changes_text(report, verdict)}.")
-    for batches in [] if report.doubts else report.batches:
-        row = conclusions.fastest_of(batches)
-        speed = (
-            f"{row.name} was the fastest on these same prompts, {row.over_alone:.2f}× the target"
-            " alone"
-        )
-        say(f"{batches.concurrency} requests at once: {speed}.")
-    say(*conclusions.warnings_of(report))
-
-
-def log_report(report: Report, loggers: Sequence[Any]) -> None:
-    """Log the page to every W&B logger of Lightning; others have no place for it."""
-    from lightning.pytorch.loggers import WandbLogger  # slow to import
-
-    for logger in loggers:
-        if isinstance(logger, WandbLogger):
-            import wandb
-
-            from specheads.evaluation.page.document import html_of  # imports plotly
-
-            context = {key: value for key, value in report.context.items() if key != "config"}
-            logger.log_hyperparams(context | {"doubts": list(report.doubts)})
-            logger.experiment.log({"report": wandb.Html(html_of(report), inject=False)})
