@@ -62,10 +62,10 @@ def test_weights_that_are_left_open_are_fitted():
     fits = SimpleNamespace(logistic=lambda names: dict(zip(names, (0.5, -0.5), strict=True)))
     given = {"weights": {"max_prob": None, "bias": None}, "threshold": 0.4}
     assert Logistic.open_parameters(given) == {"weights"}
-    assert Logistic.fit(given, fits, None, None) == {
+    assert Logistic.fit(given, fits) == {
         "weights": {"max_prob": 0.5, "bias": -0.5},
         "threshold": 0.4,
     }
     for weights in ({"max_prob": 1.0}, None):
         assert Logistic.open_parameters({"weights": weights}) == frozenset()
-        assert Logistic.fit({"weights": weights}, fits, None, None) == {"weights": weights}
+        assert Logistic.fit({"weights": weights}, fits) == {"weights": weights}
