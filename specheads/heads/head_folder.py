@@ -71,7 +71,7 @@ def write_files(folder: Path, files: HeadFiles) -> Path:
 def store_in_config(
     folder: Path,
     dev_texts: Iterable[str] | None = None,
-    **values: Mapping[str, Any] | None,
+    **values: Mapping[str, object] | None,
 ) -> None:
     """Write values that were measured after a head's training into its config and card, and the
     `dev_texts` that it was calibrated on next to those that it learned from.
@@ -185,7 +185,7 @@ def _read_tensors(path: Path) -> dict[str, Tensor]:
         raise UserError(f"{error} Export the head again.") from None
 
 
-def _is_theirs(config: Any) -> bool:
+def _is_theirs(config: object) -> bool:
     """Whether the content of a `config.json` belongs to a checkpoint of SpecDec++'s authors."""
     ours = {
         "format_version",

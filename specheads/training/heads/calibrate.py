@@ -89,7 +89,7 @@ def unknown_prompts(
     if not unknown:
         raise UserError(
             "calibration needs dev prompts that heads did not learn from, but there are none among"
-            f" {len(dev)}; set data.num_dev, or give another data set; calibration=null"
+            f" {len(dev)}; set data.num_dev, or choose a different data set; calibration=null"
             " trains heads without calibration."
         )
     return unknown[:num_prompts]
