@@ -65,7 +65,14 @@ def counted(found: dict[str, Counter[str]]) -> Table:
         total = outcomes.total()
         noticed = outcomes["killed"] + outcomes["timeout"]
         left = total - noticed
-        row = [module, total, outcomes["killed"], outcomes["timeout"], left, noticed / total]
+        row = [
+            module,
+            total,
+            outcomes["killed"],
+            outcomes["timeout"],
+            left,
+            noticed / max(1, total),
+        ]
         rows.append(row)
     columns = [Column("module"), *(Column(name, "fixed:0") for name in COUNTS)]
     return Table("modules", "Mutants by module", [*columns, Column("noticed", "percent:1")], rows)
@@ -93,9 +100,10 @@ def main() -> None:
     results = [MUTMUT, "results", "--all", "true"]
     listed = subprocess.run(results, cwd=ROOT, check=True, capture_output=True, text=True).stdout
     found = outcomes_by_module(listed)
-    if given.names or any(outcomes[UNKNOWN] for outcomes in found.values()):
-        found = {name: each for name, each in found.items() if not each[UNKNOWN]}
-        print("Not all mutants were tested; run this again to continue. So far:")
+    untested = sum(outcomes.pop(UNKNOWN, 0) for outcomes in found.values())
+    found = {name: outcomes for name, outcomes in found.items() if outcomes}
+    if untested or not found:
+        print(f"{untested} mutants were not tested; run this again to continue. So far:")
     table = counted(found)
     print(text_of(table), *(lines := risen(table, RESULTS / "mutants.json")), sep="\n")
     write_result("mutants", [table], command="python tests/mutants.py", seeds=[], keep=given.keep)

@@ -3,7 +3,6 @@ import torch
 from fakes import constant_head
 
 from specheads import UserError
-from specheads.decoding.step_costs import StepCosts
 from specheads.decoding.stopping import DraftProduct, HeadThreshold
 
 
@@ -62,9 +61,6 @@ def test_the_product_of_the_drafts_probabilities():
     assert DraftProduct().needs == {"draft_prob"}
 
 
-COSTS = StepCosts(0.002, 0.01, 0.0005)
-
-
 class Fits:
     """In place of fits to a recording: they answer with fixed numbers, and keep what an automatic
     threshold was asked for.
@@ -73,8 +69,8 @@ class Fits:
     def __init__(self):
         self.asked = []
 
-    def auto_threshold(self, head, max_tokens, costs):
-        self.asked.append((head, max_tokens, costs))
+    def auto_threshold(self, max_tokens):
+        self.asked.append(max_tokens)
         return 0.25
 
 
@@ -83,17 +79,12 @@ def test_an_automatic_threshold_is_fitted_to_costs(bounds):
     fits = Fits()
     given = {"threshold": "auto", **bounds}
     assert HeadThreshold.open_parameters(given) == {"threshold"}
-    assert HeadThreshold.fit(given, fits, "head", COSTS) == {"threshold": 0.25, **bounds}
-    assert fits.asked == [("head", bounds.get("max_tokens", 20), COSTS)]
-    assert (
-        HeadThreshold.fit(given, fits, "head", None) == given
-    )  # the rule takes what the head recommends
+    assert HeadThreshold.fit(given, fits) == {"threshold": 0.25, **bounds}
+    assert fits.asked == [bounds.get("max_tokens", 20)]
     assert (
         HeadThreshold.open_parameters({"threshold": 0.5})
         == HeadThreshold.open_parameters({})
         == frozenset()
     )
-    assert (
-        HeadThreshold.fit({"threshold": 0.5}, fits, "head", COSTS) == {"threshold": 0.5}
-        and len(fits.asked) == 1
-    )
+    assert HeadThreshold.fit({"threshold": 0.5}, fits) == {"threshold": 0.5}
+    assert len(fits.asked) == 1
