@@ -25,13 +25,8 @@ logger = logging.getLogger(__name__)
 
 _SECONDS_TO_CONNECT = 5.0
 _MOST_DEATHS = 20  # workers that may die one after another without a finished lot
-_PASSED_ON = (
-    "HF_",
-    "HUGGINGFACE_",
-    "SPECHEADS_",
-    "VLLM_",
-    "PYTHONPATH",
-)  # beginnings of names of environment variables
+# Beginnings of names of environment variables
+_PASSED_ON = "HF_", "HUGGINGFACE_", "SPECHEADS_", "VLLM_", "PYTHONPATH"
 
 T = TypeVar("T")
 OpenStage = Callable[[dict[str, Any]], Path | Stage]
@@ -48,9 +43,8 @@ def on_workers(
     cluster that cannot be used.
     """
     try:
-        ray: Any = importlib.import_module(
-            "ray"
-        )  # its annotations do not know how its functions are called
+        # Its annotations do not know how its functions are called
+        ray: Any = importlib.import_module("ray")
     except ImportError:
         raise UserError(
             "runner=ray, but there is no Ray here; run pip install 'specheads[ray]'."
@@ -116,9 +110,8 @@ class _Worker:
     def make(self, lot: list[str]) -> int:
         """Make the shards of a lot that are missing; return the number of the lot's responses."""
         stage = cast(Stage, self.stage)
-        _with_host(
-            lambda: stage.make(stage.store.still_missing(lot), lambda *done: None)
-        )  # the driver shows progress
+        # The driver shows progress
+        _with_host(lambda: stage.make(stage.store.still_missing(lot), lambda *done: None))
         return stage.num_rows(lot)
 
     def complete(self) -> None:

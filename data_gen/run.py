@@ -120,9 +120,8 @@ def next_stage(
     where there is none yet.
     """
     settings = settings.for_pair(pair)
-    usable = [
-        prompt for prompt in prompts if prompt.split in SPLITS
-    ]  # final prompts are for evaluations
+    # Final prompts are for evaluations
+    usable = [prompt for prompt in prompts if prompt.split in SPLITS]
     wanted = [prompt for prompt in usable if prompt.split in splits]
 
     def complete(labels: bool) -> ShardStore | None:

@@ -39,10 +39,9 @@ SEEDS = 2**31  # llama-server's have 32 bits
 COMPARED = 10
 COMPARED_TOKENS = 8
 # Mean differences of log-probabilities, in nats, above which a warning or an error tells them.
-ROUNDED, ANOTHER = (
-    0.1,
-    0.5,
-)  # a file in 4 bits by llama.cpp: 0.04 to 0.05; noise of 5 % in weights: 0.4
+# A file in 4 bits by llama.cpp: 0.04 to 0.05; noise of 5 % in weights: 0.4
+ROUNDED = 0.1
+ANOTHER = 0.5
 _LISTED = 10.0  # seconds that a server may take to name its models
 _DELAYS = (1.0, 2.0, 4.0, 8.0, 16.0)  # seconds before further tries
 _TRY_AGAIN = (408, 425, 429, 500, 502, 503, 504)
@@ -262,9 +261,8 @@ def response_of(pair: Pair, made: Completion, most: int) -> Response:
         )
     end = next((place for place, token in enumerate(made.ids) if token in pair.stop_tokens), None)
     ids = made.ids if end is None else made.ids[: end + 1]
-    if (
-        end is None and made.reason == "stop" and len(ids) < most
-    ):  # some servers keep the token that ended it
+    # Some servers keep the token that ended it
+    if end is None and made.reason == "stop" and len(ids) < most:
         ends = pair.tokenizer.eos_token_id
         end = len(ids)
         ids = [*ids, ends if ends in pair.stop_tokens else min(pair.stop_tokens)]

@@ -23,9 +23,8 @@ from specheads.pair.reading import GivenTexts, read
 from specheads.pair.sampling import Warp, accept_prob, has_nan, nan_message, tokens_at
 from specheads.prompts.prompt import SPLITS, EncodedPrompt
 
-SLICE_ELEMENTS = (
-    2**22
-)  # probabilities of one model that are held at once on a CPU, whose cache takes about as many
+# Probabilities of one model that are held at once on a CPU, whose cache takes about as many
+SLICE_ELEMENTS = 2**22
 _DEVICE_ELEMENTS = 2**26  # other devices would wait for weights and launches with small slices
 # The columns of a response's labels: index i is response position i. Where several tokens were
 # sampled at each position, the columns `more_` have a list for each sample after the first.

@@ -130,9 +130,8 @@ def sampling_params(
             {"min_p": float(warp.min_p)} if warp.min_p else {}
         )
     if padded := range(pair.vocab_size, pair.target.config.get_text_config().vocab_size):
-        chosen["logit_bias"] = dict.fromkeys(
-            map(str, padded), -100.0
-        )  # tokens that the tokenizer does not know
+        # Tokens that the tokenizer does not know
+        chosen["logit_bias"] = dict.fromkeys(map(str, padded), -100.0)
     return chosen | {"max_tokens": most, "seed": int(uniform * seeds)}
 
 

@@ -109,9 +109,8 @@ def continuation(text: Sequence[int], max_ngram: int, limit: int) -> Sequence[in
     """
     ids = np.asarray(text)
     for size in range(min(max_ngram, len(text) - 1), 0, -1):
-        runs = np.lib.stride_tricks.sliding_window_view(
-            ids[:-1], size
-        )  # all except the run that ends the text
+        # All except the run that ends the text
+        runs = np.lib.stride_tricks.sliding_window_view(ids[:-1], size)
         places = np.flatnonzero((runs == ids[len(ids) - size :]).all(axis=1))
         if len(places):
             start = int(places[-1]) + size

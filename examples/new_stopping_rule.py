@@ -32,12 +32,8 @@ class UnsureTokens(specheads.stopping.StoppingRule):
         self.threshold = threshold
         self.patience = patience
         self.max_tokens = max_tokens
-        self.compile_key = (
-            "unsure_tokens",
-            threshold,
-            patience,
-            max_tokens,
-        )  # steps are compiled for these numbers
+        # Steps are compiled for these numbers
+        self.compile_key = "unsure_tokens", threshold, patience, max_tokens
 
     def start_prompt(self, batch: int, device: torch.device) -> RowState:
         """Return the state before the first round."""

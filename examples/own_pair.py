@@ -12,10 +12,9 @@ import specheads
 
 def main(target: str, draft: str, head: str, prompt: str) -> None:
     """Print a response as it is decoded, and what speculation was worth."""
-    pair, warp = (
-        specheads.load_pair(target=target, draft=draft),
-        specheads.Warp(temperature=0),
-    )  # greedy
+    # Greedy
+    pair = specheads.load_pair(target=target, draft=draft)
+    warp = specheads.Warp(temperature=0)
     rule = specheads.stopping.HeadThreshold(specheads.load_head(head), threshold=0.7)
     decoder = specheads.SpeculativeDecoder(pair, stopping=rule, warp=warp)
     decoder.warm_up()  # compiles now, so that the times below are those of decoding

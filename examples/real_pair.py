@@ -20,9 +20,8 @@ PAIRS = {
     "qwen3": ("Qwen/Qwen3-0.6B", "Qwen/Qwen3-8B"),
 }
 CHOSEN = "smollm2"
-SMALL = bool(
-    os.environ.get("SPECHEADS_SMALL")
-)  # the embedded pair with few prompts: does every step run?
+# The embedded pair with few prompts: does every step run?
+SMALL = bool(os.environ.get("SPECHEADS_SMALL"))
 
 if SMALL:
     pair = [

@@ -1,8 +1,8 @@
 """How far the ways of computing depart from each other: log probabilities, labels, heads, tokens.
 
 Both models of a pair read the same texts, prompts and sampled responses, in every way: whole,
-padded, a few tokens at a time from the KV cache, in rows of a batch, in compiled steps, with prepacked weights.
-Everything is compared with float32 reading each text whole.
+padded, a few tokens at a time from the KV cache, in rows of a batch, in compiled steps, with
+prepacked weights. Everything is compared with float32 reading each text whole.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -26,12 +26,10 @@ from specheads.training.loaders import ResumableData
 from specheads.training.trainer import new_trainer
 
 # The last batch of an epoch has one row: of two processes, one has none.
-VOCAB, ROWS, BATCH, STOP = (
-    10,
-    9,
-    4,
-    3,
-)
+VOCAB = 10
+ROWS = 9
+BATCH = 4
+STOP = 3
 RANDOM = np.random.default_rng(0)
 PROMPTS = [RANDOM.integers(0, VOCAB, size) for size in RANDOM.integers(2, 6, ROWS)]
 ANSWERS = [RANDOM.integers(0, VOCAB, size) for size in RANDOM.integers(1, 9, ROWS)]

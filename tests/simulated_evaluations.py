@@ -95,9 +95,8 @@ def recording(
     )
     logit = np.repeat(means, lengths) + 4 * rng.standard_normal(total)
     accepted = rng.random(total) < 1 / (1 + np.exp(-logit))
-    left = np.repeat(first + lengths, lengths) - np.arange(
-        total
-    )  # tokens to the end, this one among them
+    # Tokens to the end, this one among them
+    left = np.repeat(first + lengths, lengths) - np.arange(total)
     branch_length = np.where(accepted, 0, np.minimum(left - 1, MAX_TOKENS))
     ends = branch_length.cumsum()
     branches = np.repeat(means, np.add.reduceat(branch_length, first)) + 4 * rng.standard_normal(
@@ -146,9 +145,8 @@ class Population:
         self.size = size
         self.heads = {f"head {number}": AcceptanceHead(HeadConfig(8, 0)) for number in range(heads)}
         for head in self.heads.values():
-            torch.nn.init.normal_(
-                next(iter(head.parameters()))
-            )  # by its weights a recording knows it
+            # By its weights a recording knows it
+            torch.nn.init.normal_(next(iter(head.parameters())))
         errors = {head_fingerprint(head): error for head in self.heads.values()} | {
             "draft_prob": 6.0,
             "max_prob": 6.0,

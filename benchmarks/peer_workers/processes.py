@@ -124,9 +124,8 @@ class _PeerProcess:
             raise PeerError(f"{self.command.file} failed: {answer['error']}")
         self._signal(signal.SIGSTOP)
         with suppress(ChildProcessError):
-            os.waitpid(
-                self._process.pid, os.WUNTRACED
-            )  # until it stands still: a signal takes effect only later
+            # Until it stands still: a signal takes effect only later
+            os.waitpid(self._process.pid, os.WUNTRACED)
         return answer
 
     def _signal(self, number: signal.Signals) -> None:

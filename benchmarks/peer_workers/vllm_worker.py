@@ -53,11 +53,8 @@ def _make(setup: Mapping[str, object]) -> tuple[Mapping[str, str], Generate]:
         from specheads.integrations.vllm import register
 
         register()
-        given = {
-            "head": setup["head"],
-            "threshold": setup["threshold"],
-            "any_draft": True,
-        }  # the pair's draft, saved again
+        # The pair's draft, saved again
+        given = {"head": setup["head"], "threshold": setup["threshold"], "any_draft": True}
         options |= {"additional_config": {"specheads": given}, "async_scheduling": False}
     if setup["drafted"]:
         drafting = {"method": "draft_model", "model": setup["draft_folder"]}

@@ -16,13 +16,11 @@ from specheads.pair.pair import Pair
 from specheads.pair.reading import whole_states
 from specheads.pair.sampling import Warp, check_finite
 
-GROWN_BYTES = (
-    2**26
-)  # of the draft's memory of branches that are drafted together, unless a caller asks for more
+# Of the draft's memory of branches that are drafted together, unless a caller asks for more
+GROWN_BYTES = 2**26
 MOST_NODES = 2048  # tokens of branches of one text that are in memory at once
-LOGITS_ELEMENTS = (
-    4 * SLICE_ELEMENTS
-)  # of all branches that are drafted together; a pass over more takes longer per branch only
+# Of all branches that are drafted together; a pass over more takes longer per branch only
+LOGITS_ELEMENTS = 4 * SLICE_ELEMENTS
 
 
 @dataclass(frozen=True)
@@ -138,9 +136,8 @@ class TextReader:
         self._text: Sequence[int] = ()
         self._engine: EagerEngine | None = None
         self.hidden = torch.empty(0)  # (N, H), the states after each token of the text
-        self._written = torch.empty(
-            3, 0, dtype=torch.long
-        )  # of the branches' tokens in memory: branch, prefix and depth
+        # Of the branches' tokens in memory: branch, prefix and depth
+        self._written = torch.empty(3, 0, dtype=torch.long)
 
     @torch.no_grad()
     def read(self, text: Sequence[int]) -> Tensor:

@@ -395,7 +395,8 @@ class SpeculativeDecoder(Decoder):
         return other
 
     def draft_steps(self, count: int, context: int) -> Step:
-        """Return a call that runs `count` draft steps in a row as rounds do, after `context` positions.
+        """Return a call that runs `count` draft steps in a row as rounds do, after `context`
+        positions.
 
         Prepare the decoder first. Raises UserError for drafts that are not chains.
         """

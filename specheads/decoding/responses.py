@@ -1,5 +1,5 @@
-"""Responses of the target to many prompts, for data and recordings: continuous batches that a killed
-process resumes, with the engine and the memory that pay for so many tokens.
+"""Responses of the target to many prompts, for data and recordings: continuous batches that a
+killed process resumes, with the engine and the memory that pay for so many tokens.
 """
 
 import hashlib

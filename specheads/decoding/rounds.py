@@ -124,7 +124,9 @@ class TargetRounds(Rounds):
         return sampled
 
     def repeated_step(self) -> Callable[[], object]:
-        """Return a call that takes the step of a single row again and again, wherever memory ends."""
+        """Return a call that takes the step of a single row again and again, wherever memory
+        ends.
+        """
         token = torch.zeros((1, 1), dtype=torch.long, device=self._engine.lm.device)
         uniform = _float_zeros(self._engine, 1)
         return lambda: self._step(token, uniform)
@@ -310,7 +312,9 @@ class ChainRounds(Rounds):
         return None if expected is None else float(expected[request.row])
 
     def repeated_verification(self, num_drafted: int) -> Callable[[], object]:
-        """Return a call that verifies `num_drafted` tokens of a single row, wherever memory ends."""
+        """Return a call that verifies `num_drafted` tokens of a single row, wherever memory
+        ends.
+        """
         target = self._target
         memory = self._verified
         memory.probs.fill_(1 / target.lm.vocab_size)

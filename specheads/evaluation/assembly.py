@@ -156,9 +156,8 @@ def context_of(setup: Setup, config: str | None = None, num_decoded: int = 0) ->
     """
     settings = setup.settings
     pair = setup.pair
-    plain = json.loads(
-        json.dumps(dict(settings), default=repr)
-    )  # rules and other objects as Python shows them
+    # Rules and other objects as Python shows them
+    plain = json.loads(json.dumps(dict(settings), default=repr))
     return {
         "model": pair.name,
         "target": pair.target_id,

@@ -35,12 +35,10 @@ class BatchRun:
     """Requests that one setting decoded once, in the order in which they were handed in."""
 
     seconds: float  # the whole run: from handing in all requests to the end of the last response
-    stats: Sequence[
-        DecodeStats
-    ]  # their seconds: from the moment that a request gets a row to its last token
-    rounds: Sequence[
-        Sequence[Sequence[float]]
-    ]  # each response's rounds: tokens, seconds, and the wait before
+    # Their seconds: from the moment that a request gets a row to its last token
+    stats: Sequence[DecodeStats]
+    # Each response's rounds: tokens, seconds, and the wait before
+    rounds: Sequence[Sequence[Sequence[float]]]
 
     @property
     def tokens_per_second(self) -> float:
@@ -198,9 +196,8 @@ def _ready(
     decoders: list[Decoder] = [
         shared.with_stopping(each.live) if each.live else alone for each in settings
     ]
-    captures = isinstance(
-        shared.target_engine, GraphEngine
-    )  # steps for each combination of sizes that occurs
+    # Steps for each combination of sizes that occurs
+    captures = isinstance(shared.target_engine, GraphEngine)
     for decoder in decoders:
         _decoded(sweep, decoder, requests if captures else requests[:size], size, 0)
     logger.info(

@@ -113,9 +113,8 @@ class Candidate(RuleFields):
     verification: VerificationRule | None = None  # None: that of the evaluation
     # With another verification, the name of the same rule under that of the evaluation
     same_rule: str | None = None
-    arguments: Mapping[str, Any] = field(
-        default_factory=dict
-    )  # those of its class, as fitted, without a head
+    # Those of its class, as fitted, without a head
+    arguments: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def step_kind(self) -> str:
@@ -129,9 +128,8 @@ def step_kind(cls: type, head: str | None) -> str:
 
 
 TARGET_ALONE = Candidate(TARGET, "target alone", None, None, {"num_tokens": 0})
-ORACLE_BOUND = Candidate(
-    ORACLE, ORACLE, None, None, rule_name=ORACLE, bound=True
-)  # it knows every outcome
+# It knows every outcome
+ORACLE_BOUND = Candidate(ORACLE, ORACLE, None, None, rule_name=ORACLE, bound=True)
 
 
 def fixed_length(length: int) -> Candidate:
@@ -220,9 +218,8 @@ class CostTable:
         return (resamples @ counts.tokens) * alone_seconds[places] / (drafting + verifying)
 
 
-GRID = np.linspace(
-    0.02, 0.98, 25
-)  # thresholds between which the automatic one of a head is interpolated
+# Thresholds between which the automatic one of a head is interpolated
+GRID = np.linspace(0.02, 0.98, 25)
 
 
 @dataclass(frozen=True)

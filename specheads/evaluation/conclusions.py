@@ -339,8 +339,8 @@ def information_text(known: Information) -> str:
     }
     explained = ", ".join(f"{name} {share}" for name, share in shares.items())
     text = (
-        f"{known.entropy.value:.3f} nats per drafted token, of which {known.irreducible.value:.3f} are"
-        " irreducible"
+        f"{known.entropy.value:.3f} nats per drafted token, of which"
+        f" {known.irreducible.value:.3f} are irreducible"
     )
     return f"{text} and {known.reducible.value:.3f} reducible; of these explain: {explained}"
 

@@ -1,5 +1,5 @@
-"""What steps cost on this machine, by which a recording says how fast a rule decodes: steps timed by
-themselves, and the overhead of a round from a few that were decoded.
+"""What steps cost on this machine, by which a recording says how fast a rule decodes: steps
+timed by themselves, and the overhead of a round from a few that were decoded.
 """
 
 import logging

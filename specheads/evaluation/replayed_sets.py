@@ -280,9 +280,8 @@ def _clearly_faster(ratios: Sequence[np.ndarray]) -> bool:
     """
     gains = np.log(ratios)
     best = gains[:, 0].argmax()
-    gains /= np.maximum(
-        gains[:, 1:].std(axis=1, keepdims=True), 1e-9
-    )  # else the settings that are least known would decide
+    # Else the settings that are least known would decide
+    gains /= np.maximum(gains[:, 1:].std(axis=1, keepdims=True), 1e-9)
     return bool(np.mean((gains[:, 1:] - gains[:, :1]).max(axis=0) >= gains[best, 0]) <= BY_CHANCE)
 
 

@@ -142,9 +142,8 @@ class Winner(RuleFields):
     ratio: str
     speedup: Interval
     gain: Interval  # speed-up over that of the best fixed length, a ratio
-    gap_ceiling: (
-        Interval | None
-    )  # share of the way from the best fixed length to the informed ceiling
+    # Share of the way from the best fixed length to the informed ceiling
+    gap_ceiling: Interval | None
     dev_speedup: float = 0.0  # the speed-up on dev prompts, by which families are compared
     head_share: float | None = (
         None  # the cost of its head as a share of a draft step; the speed-up counts it
@@ -244,16 +243,13 @@ class Report:
     doubts: Sequence[str] = field(default_factory=list)
     live: Sequence[LiveRow] = field(default_factory=list)
     data_sets: Sequence[DataSet] = field(default_factory=list)
-    batches: Sequence[BatchTable] = field(
-        default_factory=list
-    )  # empty unless numbers of rows were asked for
-    texts: Sequence[TextSample] = field(
-        default_factory=list
-    )  # texts of the first set of test prompts
+    # Empty unless numbers of rows were asked for
+    batches: Sequence[BatchTable] = field(default_factory=list)
+    # Texts of the first set of test prompts
+    texts: Sequence[TextSample] = field(default_factory=list)
     verdict: Verdict | None = None  # None where nothing was replayed or decoded
-    notes: Sequence[str] = field(
-        default_factory=list
-    )  # what the reader should know, such as that a simple rule beats the head
+    # What the reader should know, such as that a simple rule beats the head
+    notes: Sequence[str] = field(default_factory=list)
     # Draft steps that a forward pass of the target costs here; None where steps were not timed
     ratio: Interval | None = None
 

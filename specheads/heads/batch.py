@@ -28,9 +28,8 @@ class HeadBatch:
     index: Tensor
     drafted: Tensor  # (N,) long, the token's id
     label: Tensor  # (N,), the token's acceptance probability
-    features: dict[str, Tensor] = field(
-        default_factory=dict
-    )  # (N, ...) by name, those that were stored
+    # (N, ...) by name, those that were stored
+    features: dict[str, Tensor] = field(default_factory=dict)
 
     def to(self, device: torch.device) -> "HeadBatch":
         return HeadBatch(**tree_map(lambda value: value.to(device), vars(self)))

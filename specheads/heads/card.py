@@ -26,10 +26,11 @@ FITTED = {
 USE = """```python
 import specheads
 head = specheads.load_head("{folder}")
-decoder = specheads.SpeculativeDecoder(pair, stopping=specheads.stopping.HeadThreshold(head{threshold}))
+rule = specheads.stopping.HeadThreshold(head{threshold})
+decoder = specheads.SpeculativeDecoder(pair, stopping=rule)
 ```
 
-In plain transformers, without specheads (the code that runs is `custom_generate/generate.py` in this folder):
+In plain transformers, without specheads (the code is `custom_generate/generate.py` in this folder):
 
 ```python
 target.generate(**inputs, custom_generate="{folder}", trust_remote_code=True, draft_model=draft)

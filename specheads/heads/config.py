@@ -29,10 +29,9 @@ KNOWN_INPUTS = {
 NEXT_TOKEN_SHARE = 8
 LEAST_WIDTH = 8
 LARGEST_WIDTH = 256
-LARGEST_SIZE, LARGEST_DEPTH = (
-    2**20,
-    1000,
-)  # larger ones are damage, and would take all memory before anything noticed
+# Larger ones are damage, and would take all memory before anything noticed
+LARGEST_SIZE = 2**20
+LARGEST_DEPTH = 1000
 _Size = Annotated[int, count(1, LARGEST_SIZE)]
 _Real = Annotated[float, Strict()]  # may be NaN: some metrics are not defined on few tokens
 

@@ -40,9 +40,8 @@ class HeadFiles:
 
     config: HeadConfig
     tensors: Mapping[str, Tensor]
-    golden: (
-        Mapping[str, Tensor] | None
-    )  # `inputs` and `logits`; None: a checkpoint of the SpecDec++ authors, which has none
+    # `inputs` and `logits`; None: a checkpoint of the SpecDec++ authors, which has none
+    golden: Mapping[str, Tensor] | None
     train_prompts: TrainPrompts | None
     folder: Path | None = None  # the folder that was read
 
@@ -62,9 +61,8 @@ def write_files(folder: Path, files: HeadFiles) -> Path:
     write_whole(
         folder / "README.md", lambda path: path.write_text(card(files.config), encoding="utf-8")
     )
-    write_json(
-        folder / "config.json", files.config.to_dict()
-    )  # last: a folder with one is complete
+    # Last: a folder with one is complete
+    write_json(folder / "config.json", files.config.to_dict())
     return folder
 
 
@@ -187,12 +185,8 @@ def _read_tensors(path: Path) -> dict[str, Tensor]:
 
 def _is_theirs(config: object) -> bool:
     """Whether the content of a `config.json` belongs to a checkpoint of SpecDec++'s authors."""
-    ours = {
-        "format_version",
-        "inputs",
-        "model_type",
-        "architectures",
-    }  # keys of heads of this project, or of models
+    # Keys of heads of this project, or of models
+    ours = {"format_version", "inputs", "model_type", "architectures"}
     return isinstance(config, dict) and "hidden_size" in config and not ours & config.keys()
 
 

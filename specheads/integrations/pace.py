@@ -288,9 +288,8 @@ class Pace:
     def step(self, ended: float, now: float | None = None) -> None:
         """Note the end of a draft step and, with `now`, that of the head's."""
         load = self._load(self._num_requests)
-        if self._num_steps or (
-            self._steady and not load.is_trial
-        ):  # of new requests the first step reads the prompts
+        # Of new requests the first step reads the prompts
+        if self._num_steps or (self._steady and not load.is_trial):
             (load.step if self._num_steps else load.first).add(ended - self._stepped)
         if now is not None:
             self._head.add(now - ended)
@@ -321,9 +320,8 @@ class Pace:
         if (bounds := self.bounds(num_requests)) is None:
             return min(BEGUN, longest)
         gains = num_requests * np.cumprod(self._passed / self._reached)
-        pays = gains >= bounds.each * num_requests + bounds.step * (
-            np.arange(PLACES) > 0
-        )  # the first step is taken anyway
+        # The first step is taken anyway
+        pays = gains >= bounds.each * num_requests + bounds.step * (np.arange(PLACES) > 0)
         length = PLACES if pays.all() else int(pays.argmin())
         return min(length + (length > 0 and load.fixed.rounds % LONGER == 0), longest)
 

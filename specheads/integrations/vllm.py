@@ -1,7 +1,11 @@
 """A head on top of vLLM's own draft model: it decides when the draft of each request ends, inside
 vLLM's drafting.
 
-    speculative_config={"method": "draft_model", "model": "<the draft>", "num_speculative_tokens": 8}
+    speculative_config={
+        "method": "draft_model",
+        "model": "<the draft>",
+        "num_speculative_tokens": 8,
+    }
     additional_config={"specheads": {"head": "<folder or hub id>"}}
 
 vLLM finds this module by the entry point `vllm.general_plugins` of an installed specheads. Drafts
@@ -173,9 +177,8 @@ class DraftStopping:
         embedding = self._embed(token).clone()
         hidden = embedding.new_zeros(3, self.head.config.hidden_size)
         progress = self._new_progress(3, device)
-        self._gains = torch.linspace(0, 1, KNOTS).to(
-            progress.state.survival
-        )  # a survival is its gain where a threshold is given
+        # A survival is its gain where a threshold is given
+        self._gains = torch.linspace(0, 1, KNOTS).to(progress.state.survival)
         rest = embedding, progress, self._gains, self._gains[0].clone()
         example = (token, self._known(draft.compute_logits(hidden)), hidden, rest)
         # One thread: these loops are short, and a second pool of threads would compete with
@@ -384,9 +387,8 @@ def register() -> None:
     if getattr(module.DraftModelProposer, "takes_heads", False):
         return
     config = import_module("vllm.config").VllmConfig
-    if isinstance(
-        runner := getattr(config, "use_v2_model_runner", None), property
-    ):  # each worker asks for it
+    # Each worker asks for it
+    if isinstance(runner := getattr(config, "use_v2_model_runner", None), property):
 
         def use_v2_model_runner(self: VllmObject) -> bool:
             assert runner.fget is not None

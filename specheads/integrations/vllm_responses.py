@@ -40,12 +40,8 @@ def lines_of(python: str, content: Json, log_path: Path) -> Generator[Json]:
     with tempfile.NamedTemporaryFile("w", suffix=".json") as file, log_path.open("w") as log:
         json.dump(content, file)
         file.flush()
-        command = [
-            python,
-            "-P",
-            __file__,
-            file.name,
-        ]  # -P: the folder of the script is not for imports
+        # -P: the folder of the script is not for imports
+        command = [python, "-P", __file__, file.name]
         with subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True
         ) as process:

@@ -26,10 +26,9 @@ OUTPUT = "lm_head.weight"
 # keys of config.json; weights in 8 bits have a form
 SIZE = "draft_vocab_size"
 FORM = "stored_form"
-_BYTES, _STEPS = (
-    ".q",
-    ".d",
-)  # of a weight in 8 bits, in place of its tensor: (O, I) uint8, and (O, I / 32) float16
+# Of a weight in 8 bits, in place of its tensor: (O, I) uint8, and (O, I / 32) float16
+_BYTES = ".q"
+_STEPS = ".d"
 _BORROWS = "borrows_embedding"  # an attribute of a model
 _WEIGHTS = "model.safetensors"
 
@@ -147,8 +146,8 @@ def stored_as(
     dtype: torch.dtype,
     form: str | None = None,
 ) -> dict[str, Tensor]:
-    """Return `weights` of a draft in the form of its folder: in `dtype`, linear maps in 8 bits with the
-    form Q8_0, and kept tokens.
+    """Return `weights` of a draft in the form of its folder: in `dtype`, linear maps in 8 bits
+    with the form Q8_0, and kept tokens.
     """
     kept = kept_tokens(model)
     stored = {name: weight.to(dtype) for name, weight in weights.items()}

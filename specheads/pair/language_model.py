@@ -39,10 +39,8 @@ _MATRIX_INSTRUCTIONS = ("amx_bf16", "bf16", "sve_bf16")
 _VECTOR_INSTRUCTIONS = ("avx512_bf16",)
 
 _FACTORS = ("lm_head_multiplier", "output_multiplier")  # what configs call a factor of logits
-_DIVISORS = (
-    "logits_scaling",
-    "logits_mup_width_multiplier",
-)  # and what divides them, or the states that they are computed from
+# And what divides them, or the states that they are computed from
+_DIVISORS = "logits_scaling", "logits_mup_width_multiplier"
 _CAPS = ("final_logit_softcapping", "logits_soft_cap", "output_logit_soft_cap")
 
 
@@ -69,18 +67,16 @@ class LanguageModel:
         # On Hopper and later cuDNN's attention is torch's first choice. It builds a plan for each
         # new shape, which takes a good part of a second, and its gradients under masks have been
         # NaN (pytorch issue 196678).
-        torch.backends.cuda.enable_cudnn_sdp(
-            False
-        )  # a flag of the process, which touches no device
+        # A flag of the process, which touches no device
+        torch.backends.cuda.enable_cudnn_sdp(False)
         self.model = model
         self.temperature = temperature
         self.config = model.config.get_text_config()
         self.input_embedding = model.get_input_embeddings()
         self.output_embedding = model.get_output_embeddings()
         self.vocab_size = vocab_size or self.output_embedding.weight.shape[0]
-        self.factor = _logit_factor(self.config) * (
-            getattr(model, "logit_scale", None) or 1.0
-        )  # Cohere's is of the model
+        # Cohere's is of the model
+        self.factor = _logit_factor(self.config) * (getattr(model, "logit_scale", None) or 1.0)
         self.softcap = next(
             (cap for name in _CAPS if (cap := getattr(self.config, name, None)) is not None), None
         )
@@ -137,9 +133,8 @@ class LanguageModel:
     def body(self) -> nn.Module:
         """The model without its output embedding."""
         base_model: Any = self.model.base_model
-        return (
-            base_model.model if base_model is self.model else base_model
-        )  # Llama 4's prefix names no part of it
+        # Llama 4's prefix names no part of it
+        return base_model.model if base_model is self.model else base_model
 
     def hidden_states(self, tokens: Tensor, **kwargs: Any) -> Tensor:
         """Return the hidden states (B, T, H) that the output embedding reads, for `tokens` (B,
@@ -259,9 +254,8 @@ class LanguageModel:
 
 def _logit_factor(config: PreTrainedConfig) -> float:
     """Return what a model multiplies its output embedding's result by, before any cap."""
-    divisors = (
-        () if config.model_type.startswith("hyperclovax") else _DIVISORS
-    )  # which multiplies by its `logits_scaling`
+    # Which multiplies by its `logits_scaling`
+    divisors = () if config.model_type.startswith("hyperclovax") else _DIVISORS
     factors = _FACTORS if divisors else (*_FACTORS, *_DIVISORS)
     product = math.prod(getattr(config, name, None) or 1.0 for name in factors)
     return float(product / math.prod(getattr(config, name, None) or 1.0 for name in divisors))

@@ -45,9 +45,8 @@ def check_available(what: str, location: str | Path, revision: str | None = None
     times.
     """
     path = unabbreviated(location)
-    if ":" in path or (
-        Path(path).is_dir() if what == "head" else Path(path).exists()
-    ):  # a model may be a file
+    # A model may be a file
+    if ":" in path or (Path(path).is_dir() if what == "head" else Path(path).exists()):
         return
     remedy = (
         "train one with specheads train, or use head=latest"

@@ -75,9 +75,8 @@ def memory_parts(
     keys = 0
     width = 0
     for config in lm.layer_configs:
-        num_queries = (
-            getattr(config, "num_attention_heads", None) or hidden
-        )  # without attention: about as for a head of one
+        # Without attention: about as for a head of one
+        num_queries = getattr(config, "num_attention_heads", None) or hidden
         num_heads = getattr(config, "num_key_value_heads", None) or num_queries
         keys += num_heads * (getattr(config, "head_dim", None) or config.hidden_size // num_queries)
         width = max(

@@ -13,9 +13,8 @@ from torch.nn.utils.rnn import pad_sequence
 # Padded tokens that a model reads at once: on two CPU cores 2048 and 16384 take 1.1 and 1.3 times
 # as long
 BATCH_TOKENS = 4096
-SLICE_ELEMENTS = (
-    2**24
-)  # logits or probabilities of one model that are held at once: 64 MiB in float32
+# Logits or probabilities of one model that are held at once: 64 MiB in float32
+SLICE_ELEMENTS = 2**24
 
 
 def by_length(lengths: Sequence[int]) -> list[int]:

@@ -117,15 +117,12 @@ class Pair:
         None  # how instructions are wrapped instead, "[INST] {instruction} [/INST]"
     )
     known_to_draft: Tensor | None = None  # (V,) bool, the tokens that the draft knows; None: all
-    chat_template_kwargs: Mapping[str, Any] = field(
-        default_factory=dict
-    )  # more arguments of the chat template
-    loaded_at: datetime = field(
-        default_factory=datetime.now
-    )  # for templates that write today's date into prompts
-    said: set[str] = field(
-        default_factory=set, repr=False, compare=False
-    )  # lines of the log that are not repeated
+    # More arguments of the chat template
+    chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    # For templates that write today's date into prompts
+    loaded_at: datetime = field(default_factory=datetime.now)
+    # Lines of the log that are not repeated
+    said: set[str] = field(default_factory=set, repr=False, compare=False)
 
     def __repr__(self) -> str:
         return (
@@ -308,9 +305,10 @@ class Pair:
 
         Raises UserError for an unknown token.
         """
+        # Says nothing of lengths
         ids = self.tokenizer(text, add_special_tokens=add_special_tokens, verbose=False)[
             "input_ids"
-        ]  # says nothing of lengths
+        ]
         ids = ids[:-1] if add_special_tokens and self.appends_end else ids
         if (last := max(ids, default=0)) >= self.vocab_size:
             token = self.tokenizer.decode([last])
@@ -386,8 +384,8 @@ def load_pair(
         )
     if new_draft and (config.quantization or config.draft_quantization):
         raise UserError(
-            f"the draft '{new_draft.name}' is made of a target whose weights are not quantized; leave"
-            " out model.quantization and model.draft_quantization."
+            f"the draft '{new_draft.name}' is made of a target whose weights are not quantized;"
+            " leave out model.quantization and model.draft_quantization."
         )
     config.check_available(draft=new_draft is None)
     tokenizer, known = _tokenizer(config, new_draft)
@@ -670,8 +668,8 @@ def known_tokens(
 
 @torch.no_grad()
 def _fit_to_vocabulary(draft: PreTrainedModel, known: Tensor) -> None:
-    """Give a draft in memory embeddings of all tokens of the target: the mean of the known ones for those
-    not `known` (V,) bool.
+    """Give a draft in memory embeddings of all tokens of the target: the mean of the known ones
+    for those not `known` (V,) bool.
     """
     if borrows_embedding(draft):
         return  # the target's own embeddings, which must not change

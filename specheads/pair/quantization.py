@@ -24,9 +24,8 @@ class _Quantization:
 
     package: str
     num_bytes: float
-    config: (
-        str | Mapping[str, Any]
-    )  # the class of torchao's config, or the arguments of bitsandbytes'
+    # The class of torchao's config, or the arguments of bitsandbytes'
+    config: str | Mapping[str, Any]
 
     def make(self) -> Any:
         import transformers

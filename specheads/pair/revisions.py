@@ -168,14 +168,12 @@ def from_pretrained(
             f"the {what} {str(location)!r} could not be loaded; expected a local folder, or a hub"
             f" id that is reachable or cached. Reason: {_reason(location, what, error)}"
         ) from error
-    main = (
-        loaded[0] if isinstance(loaded, tuple) else loaded
-    )  # output_loading_info=True asks for what was read, too
+    # Output_loading_info=True asks for what was read, too
+    main = loaded[0] if isinstance(loaded, tuple) else loaded
     config = getattr(main, "config", main)
     if isinstance(config, PreTrainedConfig) and getattr(config, "_commit_hash", None) is None:
-        config._commit_hash = _cached_commit(
-            location, revision
-        )  # transformers 5.23 does not say it
+        # Transformers 5.23 does not say it
+        config._commit_hash = _cached_commit(location, revision)
     return loaded
 
 

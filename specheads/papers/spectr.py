@@ -128,9 +128,8 @@ class SpecTr(TreeVerification):
             torch.finfo(torch.float64).tiny
         )
         passes = torch.where(there & (sampled_prob > 0), share.clamp_max(1.0), 0.0)
-        reach = torch.nn.functional.pad((1 - passes).cumprod(dim=1), (1, 0), value=1.0)[
-            :, :-1
-        ]  # all before were rejected
+        # All before were rejected
+        reach = torch.nn.functional.pad((1 - passes).cumprod(dim=1), (1, 0), value=1.0)[:, :-1]
         moves = torch.zeros(len(block.tokens), dtype=torch.float64, device=target.device)
         moves = moves.index_add(0, node.flatten(), (reach * passes).flatten())
         scale = torch.where(beta > 0, taken / beta.clamp_min(torch.finfo(torch.float64).tiny), 0.0)

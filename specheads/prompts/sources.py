@@ -27,10 +27,8 @@ from specheads.settings import Count, argument, check_arguments
 from specheads.storage.files import cache_folder, write_whole
 
 # Shares of the library's files; the embedded pairs were trained on the rest.
-_DEV_SHARE, _TEST_SHARE = (
-    0.50,
-    0.25,
-)
+_DEV_SHARE = 0.50
+_TEST_SHARE = 0.25
 _DEV_FILES = 0.12  # share of the held-out "dev" files whose prompts are the head's dev set
 
 # Test prompts that recipes were compared on: data.num_test is no more, and the final split begins

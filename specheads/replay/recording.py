@@ -45,12 +45,10 @@ SCHEMA = pa.schema(
         "response_ids": pa.list_(pa.int32()),
         "limit": pa.int32(),  # number of tokens at which the response would have ended
         "finished": pa.bool_(),  # whether it ended with an end-of-sequence token
-        "accepted": pa.list_(
-            pa.bool_()
-        ),  # (Q, N), whether a token came from an accepted draft token
-        "branch_draw": pa.list_(
-            pa.int16()
-        ),  # the sample and the position that each branch belongs to, and its number of tokens
+        # (Q, N), whether a token came from an accepted draft token
+        "accepted": pa.list_(pa.bool_()),
+        # The sample and the position that each branch belongs to, and its number of tokens
+        "branch_draw": pa.list_(pa.int16()),
         "branch_start": pa.list_(pa.int32()),
         "branch_length": pa.list_(pa.int16()),
         "branch_ids": pa.list_(pa.int32()),  # one branch after another
@@ -80,9 +78,8 @@ class Recording:
     branch_first: Tensor  # (Q, N) long, a branch's first node
     branch_length: Tensor  # (Q, N) long
     tokens: Tensor  # (nodes,) long
-    features: dict[
-        str, Tensor
-    ]  # (nodes,) each: the features of a node, and by name the predictions for it
+    # (nodes,) each: the features of a node, and by name the predictions for it
+    features: dict[str, Tensor]
     max_tokens: int  # the longest draft that can be replayed
 
     @property

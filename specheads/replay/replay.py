@@ -136,9 +136,8 @@ def head_logits(recording: Recording, head: RecordedHead) -> tuple[Tensor, Tenso
     the nodes of the predictions.
     """
     node, after, accepted, furthest = recording.labels()
-    if (
-        head.config.predicts == "input_token"
-    ):  # it predicts after it has read the token, which no round does with its last one
+    # It predicts after it has read the token, which no round does with its last one
+    if head.config.predicts == "input_token":
         read = after >= 0
         node = after[read]
         accepted = accepted[read]
@@ -200,9 +199,8 @@ class _Walk:
         self.state = tree_map(lambda *parts: torch.cat(parts), *states)
         self.start = torch.zeros_like(row)  # the round's start, as a response position
         self.drafted = torch.zeros_like(row)
-        self.depth = torch.full_like(
-            row, -1
-        )  # how deep in the branch; -1: still along the response
+        # How deep in the branch; -1: still along the response
+        self.depth = torch.full_like(row, -1)
         self.rounds: list[tuple[Tensor, ...]] = []
 
     @torch.no_grad()
@@ -327,9 +325,8 @@ def oracle(recording: Recording) -> Replayed:
             emitted = ~accepted  # positions that the target emits itself
             if not recording.finished[number]:
                 emitted[-1] = True
-            ends = np.append(
-                np.flatnonzero(emitted), length
-            )  # a last round may end without a token of the target
+            # A last round may end without a token of the target
+            ends = np.append(np.flatnonzero(emitted), length)
             starts = np.append(0, ends[:-1] + 1)
             drafted = (ends - starts)[starts < length]
             starts = starts[starts < length]

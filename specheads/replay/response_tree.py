@@ -31,10 +31,8 @@ CACHED = (
     # Logits whose features are computed at once on a CPU: of 160 distributions at once they take
     # 1.8 times as long
 )
-COLUMNS = (
-    *RECORDED,
-    "law_prob",
-)  # per node; law_prob: the token's probability under the draft's warped distribution
+# Per node; law_prob: the token's probability under the draft's warped distribution
+COLUMNS = *RECORDED, "law_prob"
 
 
 @dataclass(frozen=True)
@@ -238,14 +236,8 @@ NODES_AT_ONCE = 512
 # Of a branch, below which the target does not read on: no ceiling drafts on that is rejected so
 # surely
 LEAST_SURVIVAL = 0.05
-DEPTHS = (
-    1,
-    2,
-    3,
-    5,
-    8,
-    12,
-)  # to which branches are read before those with less survival are left out
+# To which branches are read before those with less survival are left out
+DEPTHS = 1, 2, 3, 5, 8, 12
 
 
 def node_states(

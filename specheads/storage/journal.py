@@ -28,10 +28,8 @@ class Journal:
         Incomplete and damaged lines are dropped.
         """
         # As JSON returns it: tuples become lists.
-        self.path, provenance = (
-            path,
-            json.loads(json.dumps(provenance)),
-        )
+        self.path = path
+        provenance = json.loads(json.dumps(provenance))
         header, *lines = _lines(path) or [{}]
         earlier = header.get("provenance") if isinstance(header, dict) else None
         kept = [line for line in lines if _is_entry(line)] if earlier == provenance else []

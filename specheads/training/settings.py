@@ -125,9 +125,10 @@ class Training(Warped):
 
     seed: Seed = setting(0, "the seed of everything that is random")
     loader: Loader = setting(Loader(), "how batches are loaded")
+    # See TrainerSettings.cache_key
     trainer: TrainerSettings = setting(
         TrainerSettings(), "the arguments of lightning.Trainer", decides=False
-    )  # see TrainerSettings.cache_key
+    )
     checkpoint_steps: PositiveCount = setting(
         200,
         "the number of optimizer steps between two checkpoints; one more is written at the end of"

@@ -196,9 +196,8 @@ def test_a_model_that_gives_nan_is_named(broken):
 
 def test_logits_of_a_padded_vocabulary_are_left_out():
     wide = tiny_pair(12)
-    narrow = replace(
-        wide, tokenizer=tiny_pair(9).tokenizer
-    )  # both models have three logits that no token uses
+    # Both models have three logits that no token uses
+    narrow = replace(wide, tokenizer=tiny_pair(9).tokenizer)
     prompts, responses = random_texts(vocab_size=9)
     uniforms = uniform(6, 14)
     made = label_responses(narrow, prompts, responses, uniforms, Warp())

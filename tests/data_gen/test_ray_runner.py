@@ -66,9 +66,8 @@ def test_a_mistake_of_a_worker_names_its_machine(tmp_path, monkeypatch):
 
     with pytest.raises(UserError, match=f"{socket.gethostname()}: data.num_train=-1 is wrong"):
         _Worker(fail, {}, check(tmp_path)).begin()
-    worker = _Worker(
-        lambda argument: argument["folder"], {"folder": tmp_path}, check(tmp_path)
-    )  # it is done
+    # It is done
+    worker = _Worker(lambda argument: argument["folder"], {"folder": tmp_path}, check(tmp_path))
     worker.begin()
     assert worker.folder() == str(tmp_path) and worker.missing() == ("", 0, [])
 
@@ -159,9 +158,8 @@ def test_a_machine_without_enough_for_a_worker_is_refused_by_the_key():
     for resources, key in (({"CPU": 2, "GPU": 1}, "cpus"), ({"CPU": 4}, "gpus")):
         with pytest.raises(UserError, match=rf"ray\.{key}_per_worker=\d, but this machine has \d"):
             ray_runner._check_size(resources, DataGeneration(runner="ray", **needs))
-        ray_runner._check_size(
-            resources, DataGeneration(runner="ray", ray_address="auto", **needs)
-        )  # it may grow
+        # It may grow
+        ray_runner._check_size(resources, DataGeneration(runner="ray", ray_address="auto", **needs))
 
 
 def test_an_address_where_nobody_listens_is_refused_at_once(tmp_path):

@@ -33,7 +33,11 @@ import socket, sys, xllamacpp
 with socket.create_server(("127.0.0.1", 0)) as free:
     port = free.getsockname()[1]
 params = xllamacpp.CommonParams()
-params.model.path, params.n_ctx, params.n_parallel, params.port, params.warmup = sys.argv[1], 1024, 2, port, False
+params.model.path = sys.argv[1]
+params.n_ctx = 1024
+params.n_parallel = 2
+params.port = port
+params.warmup = False
 params.cache_type_k = params.cache_type_v = xllamacpp.ggml_type.GGML_TYPE_F32
 params.flash_attn_type = xllamacpp.llama_flash_attn_type.LLAMA_FLASH_ATTN_TYPE_DISABLED
 server = xllamacpp.Server(params)
@@ -350,14 +354,12 @@ def test_the_key_is_sent(nano, stand_in, url, monkeypatch):
 def test_the_end_of_a_response(nano):
     end = min(nano.stop_tokens)
     assert response_of(nano, Completion([3, 4], "length", []), 2).finished is False
-    cut = response_of(
-        nano, Completion([3, end, 4], "length", []), 3
-    )  # its server does not know what ends a response
+    # Its server does not know what ends a response
+    cut = response_of(nano, Completion([3, end, 4], "length", []), 3)
     assert (cut.ids, cut.finished) == ([3, end], True)
     kept = response_of(nano, Completion([3, end], "stop", []), 5)
-    added = response_of(
-        nano, Completion([3], "stop", []), 5
-    )  # its server keeps the token that ended it
+    # Its server keeps the token that ended it
+    added = response_of(nano, Completion([3], "stop", []), 5)
     assert kept == added and added.finished and added.ids == [3, end]
 
 
@@ -421,9 +423,8 @@ def test_llama_server(nano, prompts, tmp_path):
 
     Log-probabilities agree to the rounding of float32.
     """
-    if not (
-        find_spec("xllamacpp") and find_spec("gguf")
-    ):  # its library and this process's cannot be loaded together
+    # Its library and this process's cannot be loaded together
+    if not (find_spec("xllamacpp") and find_spec("gguf")):
         pytest.skip("there is no xllamacpp")
     from gguf_writer import write_gguf
 

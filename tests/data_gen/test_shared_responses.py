@@ -147,9 +147,8 @@ def test_a_labelled_cache_is_used_for_responses_alone(pairs, tmp_path, generated
     folder = make(pairs[0], tmp_path)
     generated.clear()
     assert only_responses(pairs[0], tmp_path) == folder
-    other = only_responses(
-        pairs[1], tmp_path
-    )  # of the other draft: no labels are needed, its responses are
+    # Of the other draft: no labels are needed, its responses are
+    other = only_responses(pairs[1], tmp_path)
     assert other != folder and not generated
 
 

@@ -48,12 +48,16 @@ class SamplingParams:
 
 
 class LLM:
-    """Ends the second request before the first, and so on; a response counts on from the request's seed, every third stops."""
+    """Ends the second request before the first, and so on.
+
+    A response counts on from the request's seed, every third stops.
+    """
 
     def __init__(self, **given):
         (HERE / "model.json").write_text(json.dumps(given))
         self.llm_engine, self.waiting, self.asked = self, [], []
-        self.left = int((HERE / "dies_after").read_text()) if (HERE / "dies_after").exists() else 10**9
+        dies_after = HERE / "dies_after"
+        self.left = int(dies_after.read_text()) if dies_after.exists() else 10**9
 
     def add_request(self, name, prompt, params):
         self.waiting.append((name, prompt["prompt_token_ids"], params.given))
@@ -70,10 +74,13 @@ class LLM:
         self.left -= 1
         name, ids, given = self.waiting.pop(1 if self.left % 2 and len(self.waiting) > 1 else 0)
         stop = given["stop_token_ids"][0] if int(given["seed"]) % 3 == 0 else None
-        tokens = [(given["seed"] + place) % 500 + 10 for place in range(given["max_tokens"] if stop is None else 3)]
+        count = given["max_tokens"] if stop is None else 3
+        tokens = [(given["seed"] + place) % 500 + 10 for place in range(count)]
         tokens = tokens if stop is None else [*tokens, stop]
-        output = SimpleNamespace(token_ids=tokens, finish_reason="length" if stop is None else "stop")
-        return [SimpleNamespace(finished=False), SimpleNamespace(finished=True, request_id=f"{name}-x", outputs=[output])]
+        reason = "length" if stop is None else "stop"
+        output = SimpleNamespace(token_ids=tokens, finish_reason=reason)
+        ended = SimpleNamespace(finished=True, request_id=f"{name}-x", outputs=[output])
+        return [SimpleNamespace(finished=False), ended]
 '''
 
 

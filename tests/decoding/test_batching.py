@@ -136,9 +136,8 @@ def test_rows_emit_what_a_decoder_for_one_prompt_emits(rule, warp):
     ("warp", "engine", "sizes"),
     [
         pytest.param(GREEDY, "cuda_graph", (2, 7), id="greedy-cuda_graph"),
-        pytest.param(
-            SAMPLED, "compiled", (3,), id="sampled-compiled", marks=needs_compiler
-        ),  # each size takes 10 seconds
+        # Each size takes 10 seconds
+        pytest.param(SAMPLED, "compiled", (3,), id="sampled-compiled", marks=needs_compiler),
         pytest.param(
             GREEDY,
             "compiled",
@@ -290,9 +289,8 @@ def test_the_seconds_of_a_row_reach_from_its_start_to_its_last_token(monkeypatch
     CountingClock.count = 0
     rows = batched(decoder, PROMPTS, 1, 10)
     assert sum(row.stats.seconds + 1 + len(row.rounds) for row in rows) == CountingClock.count
-    assert all(
-        made.wait_seconds == 0 for row in rows for made in row.rounds
-    )  # one that is alone waits for nobody
+    # One that is alone waits for nobody
+    assert all(made.wait_seconds == 0 for row in rows for made in row.rounds)
     waits = {
         made.wait_seconds for row in batched(decoder, PROMPTS, 3, 10, SEEDS) for made in row.rounds
     }

@@ -45,9 +45,8 @@ def test_forked_processes_leave_the_steps_that_the_parent_loads(caplog):
     # The processes' own lines are theirs: here steps are only loaded.
     assert "loaded ChainStep" in caplog.text and "loaded VerifyStep" in caplog.text
     assert "compiled ChainStep" not in caplog.text and "compiled VerifyStep" not in caplog.text
-    assert (
-        len([path for path in folder().iterdir() if path.is_file()]) == 4
-    )  # the verification of one token is one
+    # The verification of one token is one
+    assert len([path for path in folder().iterdir() if path.is_file()]) == 4
     assert (
         compiled.generate([0, 1, 2], 20).tokens.tolist()
         == decoder("eager").generate([0, 1, 2], 20).tokens.tolist()

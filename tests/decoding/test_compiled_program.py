@@ -64,9 +64,8 @@ def test_a_compiled_program_computes_what_its_module_computes(tmp_path):
             tokens, start, places, memory, inputs = arguments(count, size)
             expected = module(tokens, start, places, [tuple(x.clone() for x in memory[0])], inputs)
             call = loaded.bind(module, memory)
-            for _ in range(
-                2
-            ):  # the first call finds the compiled code, the second one is a call of it
+            # The first call finds the compiled code, the second one is a call of it
+            for _ in range(2):
                 memory[0][0].zero_()
                 actual = call(tokens, start, places, inputs)
                 assert isinstance(actual[1], Pair)

@@ -9,9 +9,8 @@ from specheads.decoding.step_times import _step_weights, counted_share
 from specheads.pair.language_model import LanguageModel
 
 HIDDEN = 32
-HEAD = AcceptanceHead(
-    HeadConfig(HIDDEN, depth=0, predicts="input_token")
-)  # 32 weights and a bias, float32
+# 32 weights and a bias, float32
+HEAD = AcceptanceHead(HeadConfig(HIDDEN, depth=0, predicts="input_token"))
 
 
 def counted(name):
@@ -45,6 +44,5 @@ def test_the_share_is_of_multiply_adds_or_of_bytes_whichever_is_larger():
     share = (HIDDEN + 1) / total("llama, tied")
     assert counted_share(HEAD, LanguageModel(model.float())) == pytest.approx(share)
     assert counted_share(HEAD, LanguageModel(model.to(torch.bfloat16))) == pytest.approx(2 * share)
-    assert counted_share(HEAD, LanguageModel(model.double())) == pytest.approx(
-        share
-    )  # half the bytes, as many multiply-adds
+    # Half the bytes, as many multiply-adds
+    assert counted_share(HEAD, LanguageModel(model.double())) == pytest.approx(share)

@@ -116,9 +116,10 @@ def test_stop_tokens_come_in_any_form(form):
     free = decoder.generate([1, 2, 3], 30, stop_tokens=()).tokens.tolist()
     expected = free[: free.index(free[12]) + 1]
     assert decoder.generate([1, 2, 3], 30, stop_tokens=form(free[12])).tokens.tolist() == expected
+    # Read once, for all prompts
     batch = decoder.generate_batch(
         [[1, 2, 3]] * 3, max_batch=2, max_new_tokens=30, stop_tokens=form(free[12])
-    )  # read once, for all prompts
+    )
     assert [generation.tokens.tolist() for generation in batch] == [expected] * 3
 
 
@@ -235,9 +236,8 @@ def test_strings_ids_tensors_and_messages_are_prompts(nano):
         "{{ bos_token }}{% for m in messages %}{{ m.content }}{% endfor %}"
     )
     try:
-        assert (
-            nano.encode([{"role": "user", "content": text}]).tolist() == expected
-        )  # one begin token, not two
+        # One begin token, not two
+        assert nano.encode([{"role": "user", "content": text}]).tolist() == expected
         assert nano.encode_instruction(text) == expected
     finally:
         nano.tokenizer.chat_template = None
@@ -432,9 +432,8 @@ def test_a_head_gets_the_training_features_in_the_decoder(
     spy = Spy(5)
     lag = 1 if predicts == "input_token" else 0
     out = decode(pair, prompts[0], spy, Warp(1.0, 50), max_new_tokens=40, seed=1)
-    assert (
-        out.stats.num_discarded > 0 and out.stats.num_accepted > 0
-    )  # both kinds of rewinding happen
+    # Both kinds of rewinding happen
+    assert out.stats.num_discarded > 0 and out.stats.num_accepted > 0
     seen = iter(spy.seen)
     emitted = []
     compared = 0

@@ -66,6 +66,5 @@ def test_every_setting_gives_the_targets_greedy_tokens(nano64, references, rules
             out = decoder.generate(prompt, NUM_TOKENS)
             assert out.tokens.tolist() == expected, f"{describe(settings[index])} on {prompt}"
             drafted[index] += out.stats.num_drafted
-    assert drafted == sorted(drafted) and len(set(drafted)) == len(
-        drafted
-    )  # the settings did differ
+    # The settings did differ
+    assert drafted == sorted(drafted) and len(set(drafted)) == len(drafted)

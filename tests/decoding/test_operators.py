@@ -212,11 +212,9 @@ def test_attention_to_tensors_in_any_memory_layout(dtype):
 
 def test_attention_with_large_scores():
     """A softmax that subtracts nothing would overflow."""
-    query, key, value = (
-        100 * numbers(2, 6, 3, 16),
-        100 * numbers(2, 2, 20, 16),
-        numbers(2, 2, 20, 16),
-    )
+    query = 100 * numbers(2, 6, 3, 16)
+    key = 100 * numbers(2, 2, 20, 16)
+    value = numbers(2, 2, 20, 16)
     actual = attention(query, key, value, causal(3, 20)).double()
     expected = expected_attention(query, key, value, causal(3, 20))
     torch.testing.assert_close(actual, expected, atol=1e-2, rtol=0)
@@ -237,7 +235,9 @@ def test_an_attending_token_has_the_same_bits_in_every_number_of_tokens(dtype, t
 
 def test_masked_positions_leave_no_trace():
     """What lies in the memory beyond a text is never seen, in whichever bucket it is read."""
-    query, key, value = numbers(1, 6, 3, 24), numbers(1, 2, 64, 24), numbers(1, 2, 64, 24)
+    query = numbers(1, 6, 3, 24)
+    key = numbers(1, 2, 64, 24)
+    value = numbers(1, 2, 64, 24)
     mask = causal(3, 64)[:1]
     mask[..., 40:] = False
     whole = attention(query, key, value, mask)
@@ -296,7 +296,8 @@ def test_operators_are_traced_with_open_sizes():
     open_sizes = ({1: torch.export.Dim.DYNAMIC}, {2: torch.export.Dim.DYNAMIC})
     example = (numbers(1, 5, 24), numbers(1, 1, 9, 24))
     exported = torch.export.export(module, example, dynamic_shapes=open_sizes).module()
-    x, key = numbers(1, 3, 24), numbers(1, 1, 17, 24)
+    x = numbers(1, 3, 24)
+    key = numbers(1, 1, 17, 24)
     assert torch.equal(exported(x, key), module(x, key))
 
 

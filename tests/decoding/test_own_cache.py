@@ -14,12 +14,8 @@ from specheads.decoding.engine.own_cache import MOST_AGAIN, MOST_COPIES
 from specheads.pair.language_model import LanguageModel
 
 GREEDY = Warp(temperature=0)
-NAMES = [
-    "lfm2",
-    "mamba",
-    "rwkv",
-    "gpt_neo",
-]  # convolutions, one token at a time, states in a list, local attention
+# Convolutions, one token at a time, states in a list, local attention
+NAMES = ["lfm2", "mamba", "rwkv", "gpt_neo"]
 
 
 def language_model(name, **more):
@@ -135,9 +131,8 @@ def test_branches_of_texts_are_read_without_memory(pair):
             *branches.tokens[number, :place].tolist(),
         ]
         expected = lm.hidden_states(torch.tensor([path]), use_cache=False)[0, -1]
-        torch.testing.assert_close(
-            states, expected, atol=1e-5, rtol=1e-3
-        )  # GPT-Neo's attention runs in float32
+        # GPT-Neo's attention runs in float32
+        torch.testing.assert_close(states, expected, atol=1e-5, rtol=1e-3)
 
 
 def test_other_engines_and_trees_are_refused(monkeypatch):

@@ -31,9 +31,10 @@ FAMILIES = {
     "llama": CONFIGS["llama"],
     "qwen2": CONFIGS["qwen2"],  # with biases
     "mistral": MistralConfig(**SIZES, intermediate_size=48, sliding_window=12),
+    # A small last part
     "inputs in groups": LlamaConfig(
         **SIZES | {"hidden_size": 64, "head_dim": 16}, intermediate_size=288
-    ),  # a small last part
+    ),
     "sizes between vectors": LlamaConfig(
         hidden_size=70,
         intermediate_size=94,
@@ -188,9 +189,8 @@ def test_a_step_whose_weights_are_packed_in_groups_rounds_as_float32_does(form, 
         (each.double() - exact).square().mean().sqrt()
         for each in (together, parts(step(tokens, packed=False))[0])
     ]
-    assert (
-        errors[0] < 2.5 * errors[1]
-    )  # sums over groups without the offset m are larger than those with it
+    # Sums over groups without the offset m are larger than those with it
+    assert errors[0] < 2.5 * errors[1]
     for count in COUNTS[:-1]:
         assert torch.equal(step(tokens[:, :count], packed=True)[0], together[:, :count])
 
@@ -204,10 +204,12 @@ def test_rows_of_a_batch_are_computed_each_with_its_memory():
     mask = torch.ones(3, 1, 4, 16, dtype=torch.bool).tril(diagonal=5)
     mask[1, :, :, :2] = False  # a row that begins later
     angles = lm.model.model.rotary_emb(hidden, torch.arange(5, 9)[None])
-    whole_keys, whole_values = torch.randn(3, 2, 32, 8), torch.randn(3, 2, 32, 8)
+    whole_keys = torch.randn(3, 2, 32, 8)
+    whole_values = torch.randn(3, 2, 32, 8)
 
     def compute(rows):
-        keys, values = whole_keys[rows].clone(), whole_values[rows].clone()
+        keys = whole_keys[rows].clone()
+        values = whole_values[rows].clone()
         memory = Cache(layers=[ChainLayer(keys, values, 16, torch.tensor(5))])
         output = copied.compute(0, layer, hidden[rows], mask[rows], angles, memory)
         return output, keys, values

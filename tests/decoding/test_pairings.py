@@ -91,9 +91,8 @@ def check_greedy(pair, references, way, rule, engine, stop=None):
         out = decoder.generate(prompt, NUM_TOKENS)
         assert out.tokens.tolist() == expected
         assert sum(len(record.tokens) for record in out.rounds) == NUM_TOKENS
-    assert (
-        decoder.draft_engine.num_prepared + decoder.target_engine.num_prepared == prepared
-    )  # nothing in mid-generation
+    # Nothing in mid-generation
+    assert decoder.draft_engine.num_prepared + decoder.target_engine.num_prepared == prepared
     return out
 
 
@@ -182,16 +181,12 @@ def test_rules_of_a_decoder_share_its_compiled_steps():
         decoder.warm_up()
         before = decoder.draft_engine.num_prepared
         decoder.with_stopping(stopping.FixedLength(6)).generate([0, 1, 2], 8)
-        assert (
-            decoder.draft_engine.num_prepared == before or way == "graph"
-        )  # whose pending tokens are more
+        # Whose pending tokens are more
+        assert decoder.draft_engine.num_prepared == before or way == "graph"
 
 
-SAMPLED = [
-    ("batch", "multi_round"),
-    ("multi", "spectr"),
-    ("known_text", "tree_match"),
-]  # those of every run, without a head
+# Those of every run, without a head
+SAMPLED = [("batch", "multi_round"), ("multi", "spectr"), ("known_text", "tree_match")]
 LOGISTIC = {"log_draft_prob": 1.0, "bias": 1.0}
 STOPS = {
     "fixed_length": lambda head: stopping.FixedLength(2),

@@ -172,9 +172,8 @@ def test_more_samples_and_responses_leave_the_first_ones_unchanged():
 
 def test_responses_end_at_the_window_of_the_smaller_model():
     pair = stopping_pair(None, window=64)
-    pair = replace(
-        pair, draft=tiny_llama(12, seed=2, window=16)
-    )  # its labels are computed by both models
+    # Its labels are computed by both models
+    pair = replace(pair, draft=tiny_llama(12, seed=2, window=16))
     assert pair.window == 16
     for response in respond(pair, [[1] * 12, [2] * 5], uniform(2, 20), Warp(), 20):
         assert len(response.ids) <= 11
@@ -216,9 +215,8 @@ def test_steps_report_exactly_the_tokens_of_the_responses():
     uniforms = uniform(12, 20)
     responses = respond(stopping_pair([3, 7]), prompts, uniforms, Warp(), 20, on_step, batch_size=5)
     assert sum(counts) == sum(len(response.ids) for response in responses)
-    assert (
-        counts == sorted(counts, reverse=True) and counts[0] == 5
-    )  # a row that ends makes room at once
+    # A row that ends makes room at once
+    assert counts == sorted(counts, reverse=True) and counts[0] == 5
     assert expected[-1] == 0 and all(
         left <= 12 * 20 - made for left, made in zip(expected, np.cumsum(counts), strict=True)
     )
@@ -267,9 +265,8 @@ def test_a_killed_process_goes_on_with_the_tokens_that_it_has(tmp_path, monkeypa
         responder(pair, prompts, 20, 5).respond(prompts, numbers, Warp(), killed_at(99), path)
         == whole
     )
-    assert len(steps) > 9 and sum(steps) == sum(
-        len(response.ids) for response in whole
-    )  # no token was made twice
+    # No token was made twice
+    assert len(steps) > 9 and sum(steps) == sum(len(response.ids) for response in whole)
     caplog.set_level(logging.INFO)
     assert (
         responder(pair, prompts[3:], 20, 5).respond(
@@ -321,7 +318,6 @@ def test_uniform_numbers_depend_on_seed_and_prompt_alone():
         row_uniforms(0, "ffffffffffffffff", 8),
     ]
     others += [row_uniforms(5, "00ff", 8, response=1), row_uniforms(5, "00ff", 8, response=2)]
-    assert (
-        np.unique(np.stack([numbers, *others])).size == 6 * 16
-    )  # response and draft numbers differ as well
+    # Response and draft numbers differ as well
+    assert np.unique(np.stack([numbers, *others])).size == 6 * 16
     np.testing.assert_array_equal(row_uniforms(5, "00ff", 8, num_samples=3)[:2], numbers)

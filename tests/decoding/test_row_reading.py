@@ -25,10 +25,9 @@ SIZES |= {
     "intermediate_size": 48,
 }
 FAMILIES = {**CONFIGS, "mistral": MistralConfig(**SIZES, sliding_window=12)}
-LENGTHS, NUM_READ = (
-    (7, 1, 30),
-    (3, 2, 1),
-)  # of the rows' texts, and tokens of each that are read together
+# Of the rows' texts, and tokens of each that are read together
+LENGTHS = (7, 1, 30)
+NUM_READ = (3, 2, 1)
 
 
 def logits_of(output, *inputs):

@@ -99,9 +99,8 @@ class Uses(RuleBasedStateMachine):
 
     @rule(asked=lists, rows=st.integers(2, 3))
     def batch(self, asked, rows):
-        outs = self.decoder.generate_batch(
-            asked, max_batch=rows, max_new_tokens=LONGEST
-        )  # in memory of its own
+        # In memory of its own
+        outs = self.decoder.generate_batch(asked, max_batch=rows, max_new_tokens=LONGEST)
         assert [out.tokens.tolist() for out in outs] == [
             self.right(prompt).tokens for prompt in asked
         ]

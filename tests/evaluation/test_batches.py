@@ -173,9 +173,8 @@ def test_the_numbers_of_rows_are_those_computed_by_hand():
     assert fast.speedup.low <= fast.speedup.value <= fast.speedup.high
     # Tokens of the fast setting: 0.2, 0.2, 0.2, 0.2, then 0.45, 0.45, 0.15, 0.15 seconds.
     assert fast.token_ms["p50"] == pytest.approx(200)
-    assert fast.token_ms["p90"] == pytest.approx(
-        450
-    )  # places 6 and 7 of the sorted ones, counted from 0
+    # Places 6 and 7 of the sorted ones, counted from 0
+    assert fast.token_ms["p90"] == pytest.approx(450)
     assert fast.first_token_ms["p50"] == pytest.approx(500)  # of 300, 500, 500, 1000
     assert alone.first_token_ms["p99"] == pytest.approx(800)
     assert fast.tokens_per_round == pytest.approx(8 / 5)

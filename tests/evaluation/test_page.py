@@ -223,11 +223,8 @@ def test_the_setting_that_dev_prompts_chose_is_marked_and_not_the_fastest_in_hin
     slow = order[0]
     fast = order[-1]
     heads = [row for row in order if row.head]
-    swap = {
-        id(slow): 9.0,
-        id(fast): 0.1,
-        id(heads[0]): 8.0,
-    }  # on dev prompts it was the other way round
+    # On dev prompts it was the other way round
+    swap = {id(slow): 9.0, id(fast): 0.1, id(heads[0]): 8.0}
     winners = [replace(row, dev_speedup=swap.get(id(row), row.dev_speedup)) for row in data.winners]
     other = with_verdict(
         replace(report, doubts=[], data_sets=[report.data_sets[0], replace(data, winners=winners)])
@@ -278,18 +275,16 @@ def browser(tmp_path_factory):
 def opened(request, browser, path):
     width, height, mobile = SIZES[request.param]
     size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": mobile}
-    browser.execute_cdp_cmd(
-        "Emulation.setDeviceMetricsOverride", size
-    )  # a window is never as narrow as a phone
+    # A window is never as narrow as a phone
+    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
     browser.get(path.as_uri())
     browser.execute_script(UNFOLD)
     drawn = (
         "return [...document.querySelectorAll('.plot')].every(one =>"
         " one.querySelector('.main-svg'))"
     )
-    with contextlib.suppress(
-        TimeoutException
-    ):  # figures come after the page, later where a machine is busy; a test says which did not
+    # Figures come after the page, later where a machine is busy; a test says which did not
+    with contextlib.suppress(TimeoutException):
         WebDriverWait(browser, 30).until(lambda driver: driver.execute_script(drawn))
     return browser
 
@@ -406,8 +401,8 @@ def test_a_table_has_the_numbers_of_each_plot(opened):
         lambda driver: driver.execute_script(rows) == driver.execute_script(counts)
     )
     first = (
-        "return"
-        " document.querySelector('.plot[data-figure=reliability]').parentElement.querySelector('.numbers').textContent"
+        "return document.querySelector('.plot[data-figure=reliability]')"
+        ".parentElement.querySelector('.numbers').textContent"
     )
     select = "const one = document.querySelector('select'); one.value = %d; "
     select += "one.dispatchEvent(new Event('change', {bubbles: true}))"

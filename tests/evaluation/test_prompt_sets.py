@@ -79,12 +79,8 @@ def test_train_prompts_of_a_head_are_left_out_and_others_take_their_place(folder
     with caplog.at_level(logging.INFO):
         sets = sets_of(nano, mine=learned)
         recorded = sets.recorded
-    assert rows_of(recorded["rows, dev"]) == [
-        20,
-        22,
-        23,
-        24,
-    ]  # what it was calibrated on is a dev prompt as any other
+    # What it was calibrated on is a dev prompt as any other
+    assert rows_of(recorded["rows, dev"]) == [20, 22, 23, 24]
     assert rows_of(recorded["rows"]) == [26, 29, 31, 32, 33, 34, 35, 36]
     assert rows_of(sets.decoded) == [26, 29, 31]
     assert (
@@ -289,9 +285,8 @@ def test_a_trained_head_is_evaluated_on_rows_that_it_never_saw(folder, nano, mon
     assert learned.dev.tolist() == sorted(map(text_hash, texts_of([20, 21])))
     monkeypatch.setattr(evaluate, "load_configured_pair", lambda cfg: nano)
     report = evaluate.evaluate_rules(cfg)
-    assert (
-        report.context["prompts"]["humaneval"]["num_left_out"] == 24
-    )  # 20 and 2, and two more that rules are tuned on
+    # 20 and 2, and two more that rules are tuned on
+    assert report.context["prompts"]["humaneval"]["num_left_out"] == 24
     assert [data.num_prompts for data in report.data_sets] == [4, 8, 8]
     assert (
         "24 prompts of humaneval were left out" in " ".join(report.notes)

@@ -138,7 +138,8 @@ def test_winners_are_reported_on_other_prompts(simulation, sets, results):
     data = data_set(final, results)
     assert [row.name for row in data.rules] == [rule.name for rule in simulation.of.rules]
     assert data.winners == list(winners.values()) and data.num_prompts == 60
-    row, counts = data.rules[5], final.counts[5]
+    row = data.rules[5]
+    counts = final.counts[5]
     assert row.discard_rate.value == pytest.approx(counts.discarded.sum() / counts.tokens.sum())
     assert row.speedup[RATIO].low < row.speedup[RATIO].value < row.speedup[RATIO].high
 

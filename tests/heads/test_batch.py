@@ -75,9 +75,8 @@ def test_a_look_ahead_head_predicts_the_drafted_token_at_every_position():
     item = mixed(coded_rows(1, 200), "next_token", 0.4)[0, 0]
     assert (item["index"] == 3 + np.arange(200)).all()
     assert (item["drafted"] == 2000 + np.arange(200)).all()
-    assert (
-        0 < (item["tokens"][item["index"]] != item["drafted"]).sum() < 200
-    )  # where the text goes on with the target's token
+    # Where the text goes on with the target's token
+    assert 0 < (item["tokens"][item["index"]] != item["drafted"]).sum() < 200
 
 
 @pytest.mark.parametrize("predicts", KINDS)

@@ -87,9 +87,8 @@ def test_a_form_without_indices_counts_a_token_at_every_index_that_it_can_have()
 
 def test_an_index_with_few_samples_stays_close_to_all_tokens_and_without_samples_to_the_head():
     logits, accepted, furthest = samples(4000)
-    few = torch.where(
-        torch.arange(4000) < 12, 2, 0
-    )  # twelve tokens reach index 2, none of them accepted
+    # Twelve tokens reach index 2, none of them accepted
+    few = torch.where(torch.arange(4000) < 12, 2, 0)
     accepted = accepted & (few == 0)
     fitted = IndexCalibration.fit(logits, accepted, few, num_indices=4, prior=1000)
     alone = fit_logistic(logits[few == 2, None], accepted[few == 2].double())
@@ -242,6 +241,5 @@ def test_a_calibration_does_not_change_the_metrics_of_a_head():
     before = head_fingerprint(head)
     head.config = replace(head.config, calibration=TRUE.to_dict())
     assert head_fingerprint(head) == before and recorded_head(head).name == raw.name
-    assert recorded_head(head) != raw and recorded_head(head) == recorded_head(
-        head
-    )  # but what is tuned for one is not the other's
+    # But what is tuned for one is not the other's
+    assert recorded_head(head) != raw and recorded_head(head) == recorded_head(head)

@@ -349,9 +349,8 @@ def pair():
 def save_at(folder, age, revision="r2"):
     save_head(new_head(replace(CONFIG, draft={"id": "d", "revision": revision})), folder, inputs())
     stamp = 2_000_000_000 - age
-    os.utime(
-        folder / "model.safetensors", (stamp, stamp)
-    )  # an evaluation writes into the config, which makes no head newer
+    # An evaluation writes into the config, which makes no head newer
+    os.utime(folder / "model.safetensors", (stamp, stamp))
     return folder
 
 

@@ -63,11 +63,8 @@ def test_the_table_names_what_every_kind_of_head_may_read():
         "input_token": ("hidden", "max_prob", "entropy", "second_prob"),
         "next_token": ("hidden", "embedding", "draft_prob", "max_prob", "entropy", "second_prob"),
     }
-    assert RECORDED == (
-        "draft_prob",
-        "max_prob",
-        "entropy",
-    )  # columns of recordings on disk, in their order
+    # Columns of recordings on disk, in their order
+    assert RECORDED == ("draft_prob", "max_prob", "entropy")
     for kind, inputs in DEFAULT_INPUTS.items():
         assert set(inputs) <= set(KNOWN_INPUTS[kind])
     for name, feature in FEATURES.items():

@@ -178,9 +178,8 @@ def pair():
 
 def test_a_head_fits_the_draft_it_was_trained_for(pair):
     AcceptanceHead(config(draft={"id": "tiny-draft", "revision": "r2"})).check_fits(pair)
-    AcceptanceHead(config(draft={"id": "moved/elsewhere", "revision": "r2"})).check_fits(
-        pair
-    )  # the weights are what counts
+    # The weights are what counts
+    AcceptanceHead(config(draft={"id": "moved/elsewhere", "revision": "r2"})).check_fits(pair)
     AcceptanceHead(config()).check_fits(pair)  # it does not say for which
 
 

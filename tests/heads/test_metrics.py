@@ -120,9 +120,8 @@ def test_brier_is_the_expected_squared_error_against_samples():
 def test_calibration_of_an_example_worked_by_hand():
     probs = torch.tensor([0.05, 0.15, 0.45, 0.35, 1.0, 0.8], dtype=torch.float64)
     labels = torch.tensor([0.0, 0.5, 1.0, 0.0, 0.75, 1.0], dtype=torch.float64)
-    curve = calibration(
-        probs, labels, num_bins=5
-    )  # [0, 0.2) [0.2, 0.4) [0.4, 0.6) [0.6, 0.8) [0.8, 1]; the fourth is empty
+    # [0, 0.2) [0.2, 0.4) [0.4, 0.6) [0.6, 0.8) [0.8, 1]; the fourth is empty
+    curve = calibration(probs, labels, num_bins=5)
     torch.testing.assert_close(curve.share, torch.tensor([2, 1, 1, 2], dtype=torch.float64) / 6)
     torch.testing.assert_close(
         curve.predicted, torch.tensor([0.1, 0.35, 0.45, 0.9], dtype=torch.float64)

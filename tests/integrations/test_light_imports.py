@@ -37,7 +37,10 @@ class Finder:
 
 sys.meta_path.insert(0, Finder())
 # Libraries that ask whether an optional package is installed must be told that it is not.
-importlib.util.find_spec = lambda name, package=None: None if blocked(name) else present(name, package)
+def find_spec(name, package=None):
+    return None if blocked(name) else present(name, package)
+
+importlib.util.find_spec = find_spec
 """
 ROOT = Path(__file__).parents[2]
 RULES = str(ROOT / "conf" / "stopping")
@@ -53,20 +56,23 @@ head = specheads.AcceptanceHead(specheads.HeadConfig(pair.draft_lm.hidden_size, 
 SHARED = {"${fixed_lengths}": 3, "${thresholds}": 0.5}
 
 def closed(value):
-    # One value in place of what a config leaves open (null), of several values, and of other keys of the config.
+    # One value in place of what a config leaves open (null), of several values, and of other keys
+    # of the config.
     if isinstance(value, dict):
         return {key: closed(part) for key, part in value.items()}
     value = SHARED[value] if isinstance(value, str) and value in SHARED else value
     return 0.5 if value is None else value[0] if isinstance(value, list) else value
 
 configs = [yaml.safe_load(path.read_text()) for path in Path(sys.argv[1]).glob("*.yaml")]
-rules = [config for config in configs if ".stopping." in config.get("_target_", "")]  # the others are policies of batches
+# The others are policies of batches.
+rules = [config for config in configs if ".stopping." in config.get("_target_", "")]
 assert len(rules) >= 9, rules
 for arguments in rules:
     module, _, name = arguments.pop("_target_").rpartition(".")
     rule = getattr(importlib.import_module(module), name)
     known = inspect.signature(rule).parameters
-    optional = {key for key, value in arguments.items() if value is None and known[key].default is None}
+    unset = {key for key, value in arguments.items() if value is None}
+    optional = {key for key in unset if known[key].default is None}
     arguments = {key: closed(value) for key, value in arguments.items() if key not in optional}
     arguments |= {"head": head} if "head" in known else {}
     decoder = specheads.SpeculativeDecoder(pair, stopping=rule(**arguments), engine="eager")
@@ -77,7 +83,7 @@ CODES = {
     "vllm": "import specheads.integrations.vllm",
     "transformers": "import specheads.integrations.transformers",
     "every stopping rule on nano": EVERY_RULE,
-    "an evaluation": "import specheads.evaluation.evaluate, specheads.evaluation.assembly, specheads.evaluation.presentation",
+    "an evaluation": ("from specheads.evaluation import evaluate, assembly, presentation"),
     "an export": "import specheads.commands.export",
 }
 # What some of them may import, too: neither draws, logs or reads data sets before it has to.

@@ -174,9 +174,8 @@ def test_other_numbers_of_requests_begin_with_what_is_known():
     if world.pace._by_head != by_head:
         world.pace._load(8).by_head.rounds += 1
         world.pace.length(8, LONGEST)
-    assert (
-        1.5 * known.step < world.pace.bounds(8).step < 2 * known.step
-    )  # twice the tokens, some of whose time grows
+    # Twice the tokens, some of whose time grows
+    assert 1.5 * known.step < world.pace.bounds(8).step < 2 * known.step
     for _ in range(3):  # and go on with it until they have their own
         world.round(8)
         assert world.pace.bounds(8) is not None

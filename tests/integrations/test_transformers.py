@@ -159,9 +159,8 @@ def test_the_code_in_the_folder_decodes_the_same(nano, many, folder, heard):
         tokens, rounds = ours(nano, folder, prompt, 24)
         assert actual[0, len(prompt) :].tolist() == tokens
         drafts = heard.pop()
-        assert type(drafts).__module__.startswith(
-            "transformers_modules."
-        )  # the folder's copy, not this project's
+        # The folder's copy, not this project's
+        assert type(drafts).__module__.startswith("transformers_modules.")
         assert [drafted for drafted, _ in drafts._rounds] == [drafted for drafted, _ in rounds]
 
 
@@ -222,9 +221,8 @@ def test_what_users_of_generate_expect(nano, prompts, simple):
         assert nano.tokenizer.decode(ended[0, len(prompt) : -LONGEST_ROUND]).find(words) < 0
         enough = StoppingCriteriaList([NoMore(len(prompt) + 5)])
         cut = nano.target.generate(**given, **folder, stopping_criteria=enough)
-        assert torch.equal(
-            cut, plain[:, : cut.shape[1]]
-        )  # asked after each round, as transformers does
+        # Asked after each round, as transformers does
+        assert torch.equal(cut, plain[:, : cut.shape[1]])
         assert (
             len(prompt) + 5 <= cut.shape[1] <= min(len(prompt) + 5 + LONGEST_ROUND, plain.shape[1])
         )

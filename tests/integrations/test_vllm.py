@@ -332,9 +332,8 @@ def test_a_head_that_would_be_ignored_is_refused(method, uses_v2, message):
     asked = vllm_object(additional_config={"specheads": {"head": "h"}}, speculative_config=spec)
     with pytest.raises(UserError, match=message):
         _check_asked(asked, uses_v2)
-    _check_asked(
-        vllm_object(additional_config={}, speculative_config=spec), uses_v2
-    )  # nobody asks for a head
+    # Nobody asks for a head
+    _check_asked(vllm_object(additional_config={}, speculative_config=spec), uses_v2)
     _check_asked(
         vllm_object(
             additional_config=asked.additional_config,
@@ -384,6 +383,5 @@ def test_without_a_threshold_drafts_end_by_the_pace(nano, folder, texts, monkeyp
         and min(load.by_head.rounds, load.fixed.rounds) >= KNOWN
     )
     assert [BEGUN] * len(texts) in drafted[:10]  # without the head
-    assert sum(map(sum, drafted[-30:])) <= 0.8 * sum(
-        map(sum, drafted[:30])
-    )  # nothing was ever accepted
+    # Nothing was ever accepted
+    assert sum(map(sum, drafted[-30:])) <= 0.8 * sum(map(sum, drafted[:30]))

@@ -38,10 +38,8 @@ TOKEN = "hf_NotForOthersNotForOthers"
 KEY = "0123456789abcdef0123456789abcdef01234567"
 SECRETS = {"user name": USER, "token": TOKEN, "key": KEY}
 SMALL = ["data.max_new_tokens=8", "trainer.max_epochs=1"]
-TWO = [
-    "trainer.devices=2",
-    "trainer.accelerator=cpu",
-]  # Lightning starts the installed script a second time
+# Lightning starts the installed script a second time
+TWO = ["trainer.devices=2", "trainer.accelerator=cpu"]
 REPLAYED = ["num_prompts=2", "num_live_prompts=1", "max_new_tokens=8"]
 
 

@@ -113,9 +113,8 @@ def test_a_folder_brings_the_same_draft_back(pair, tmp_path):
     assert torch.equal(
         logits_of(load_draft(folder, pair, "float32")), logits_of(replace(pair).draft_lm)
     )
-    shape = weightless_model(
-        ModelSource(folder)
-    )  # of which a user is told how much memory it needs
+    # Of which a user is told how much memory it needs
+    shape = weightless_model(ModelSource(folder))
     assert shape.num_parameters() == again.draft.num_parameters() and len(kept_tokens(shape)) == 7
     assert (
         not borrows_embedding(again.draft)

@@ -70,9 +70,8 @@ def test_auto_is_the_faster_type_of_a_cpu(stored, with_instructions, monkeypatch
     for of_checkpoint, wanted in (expected | {torch.float64: torch.float64}).items():
         folder = stored(of_checkpoint)
         assert load_model(ModelSource(folder)).dtype == wanted
-        assert (
-            weightless_model(ModelSource(folder)).dtype == wanted
-        )  # as the keys of caches name it
+        # As the keys of caches name it
+        assert weightless_model(ModelSource(folder)).dtype == wanted
         assert load_model(ModelSource(folder, dtype=torch.float16)).dtype == torch.float16
     monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: False)
     assert load_model(ModelSource(stored(torch.bfloat16))).dtype == torch.float32
@@ -81,9 +80,8 @@ def test_auto_is_the_faster_type_of_a_cpu(stored, with_instructions, monkeypatch
 def test_auto_leaves_the_type_to_the_checkpoint_on_a_gpu(monkeypatch):
     assert chosen_dtype(ModelSource("nowhere", device="cuda"))[0] == "auto"
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    assert (
-        chosen_dtype(ModelSource("nowhere", device_map="auto"))[0] == "auto"
-    )  # the target is spread over GPUs
+    # The target is spread over GPUs
+    assert chosen_dtype(ModelSource("nowhere", device_map="auto"))[0] == "auto"
 
 
 def test_bfloat16_without_instructions_works_and_is_said_once(with_instructions, caplog):

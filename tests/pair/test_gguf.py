@@ -64,9 +64,8 @@ def test_a_file_becomes_a_folder_once(written, cache, caplog):
     caplog.set_level("INFO", "specheads")
     folder = resolve(file)
     assert folder.startswith(str(cache))
-    assert (
-        resolve(str(file)) == folder == resolve(file.parent)
-    )  # also as the only file of its folder
+    # Also as the only file of its folder
+    assert resolve(str(file)) == folder == resolve(file.parent)
     assert sum("converting" in line for line in caplog.messages) == 1
     read = AutoModelForCausalLM.from_pretrained(folder, dtype="auto")
     for name, weight in model.state_dict().items():

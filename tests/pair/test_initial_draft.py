@@ -14,9 +14,8 @@ TOKENS = torch.arange(14)[None] % VOCAB_SIZE
 @pytest.mark.parametrize("family", CONFIGS)
 def test_a_model_of_some_layers_is_the_target_without_the_others(family):
     target = family_pair(family).target
-    near = (
-        1e-5 if family == "gemma2" else 1e-12
-    )  # the scale of its embeddings is float32 in one of them
+    # The scale of its embeddings is float32 in one of them
+    near = 1e-5 if family == "gemma2" else 1e-12
     for layers in ([0], [1]):
         model = TargetLayers(layers).make(target)
         expected = without_layers(target, [1 - layers[0]])(TOKENS).logits

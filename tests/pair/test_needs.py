@@ -51,15 +51,17 @@ def test_memory_follows_types_and_quantization(monkeypatch, published):
     memory = pair_needs(pair_config("qwen3-0.6b-to-qwen3-8b", dtype="float32", quantization="nf4"))[
         1
     ]
+    # 0.596 * 4, 8.19 / 2
     assert memory.startswith(
         "it needs 6.48 GB of memory (2.38 GB + 4.1 GB) for weights in float32 and nf4,"
-    )  # 0.596 * 4, 8.19 / 2
+    )
     memory = pair_needs(
         pair_config("qwen3-0.6b-to-qwen3-8b", device="cpu", draft_quantization="int8")
     )[1]
+    # Rounded, not stored so
     assert memory.startswith(
         "it needs 17.6 GB of memory (1.19 GB + 16.4 GB) for weights in bfloat16,"
-    )  # rounded, not stored so
+    )
 
 
 def test_a_target_without_weights_takes_no_memory(published):
@@ -102,8 +104,8 @@ def test_memory_is_announced_with_its_parts(monkeypatch, caplog):
     memory_of("work", lm, {"logits": 4e9})
     assert caplog.messages == [
         (
-            "work: about 4 GB more memory is needed, but 3.5 GB are available; take smaller batches,"
-            " shorter texts or smaller models"
+            "work: about 4 GB more memory is needed, but 3.5 GB are available; take smaller"
+            " batches, shorter texts or smaller models"
         )
     ]
 
@@ -175,9 +177,8 @@ def test_a_gated_model_is_an_error_that_says_how_to_get_access(gate, tmp_path, w
     assert (done.stdout + done.stderr).count(said) == 1
 
 
-@pytest.mark.parametrize(
-    "name", ["llama", "gemma4_text"]
-)  # whose layers have keys of different sizes
+# Whose layers have keys of different sizes
+@pytest.mark.parametrize("name", ["llama", "gemma4_text"])
 def test_keys_and_values_are_those_of_all_layers(name):
     lm = architectures.tiny_pair(name).target_lm
     cache = lm.model(torch.arange(5)[None], use_cache=True).past_key_values

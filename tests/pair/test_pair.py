@@ -41,9 +41,8 @@ def test_a_pair_of_folders_is_the_pair_of_that_name(nano, copies):
         nano.draft_revision,
         nano.target_revision,
     )
-    assert response_provenance(pair, [], Warp(), 0) == response_provenance(
-        nano, [], Warp(), 0
-    )  # so data is found again
+    # So data is found again
+    assert response_provenance(pair, [], Warp(), 0) == response_provenance(nano, [], Warp(), 0)
     assert pair.stop_tokens == nano.stop_tokens == {1}
     tokens = torch.arange(5, 25)[None]
     assert torch.equal(pair.target(tokens).logits, nano.target(tokens).logits)
@@ -327,9 +326,8 @@ def test_the_fingerprint_follows_how_instructions_are_wrapped():
         word_pair(chat_template=text, instruction_format="User: {instruction}")
         for text in (PLAIN, BEGINNING)
     )
-    assert (
-        plain.encoding_fingerprint() == beginning.encoding_fingerprint()
-    )  # the template is not used
+    # The template is not used
+    assert plain.encoding_fingerprint() == beginning.encoding_fingerprint()
 
 
 THINKING = "User: {{ messages[0].content }}{% if enable_thinking %} [INST]{% endif %}"

@@ -21,10 +21,9 @@ PAIRS = {
     for name, c in CONFIGS.items()
     if ":" not in c["draft"] and c["draft"] != "???"
 }
-NUM_TOKENS, NUM_ROWS = (
-    30,
-    40,
-)  # that the tokenizer knows, and that the embeddings have, as published ones are padded, too
+# That the tokenizer knows, and that the embeddings have, as published ones are padded, too
+NUM_TOKENS = 30
+NUM_ROWS = 40
 PROMPTS = ["3 1 4 1 5", "2 7 1 8", "1 1 2 3 5 8 13 21"]
 CHAT = (
     "{% for message in messages %}{{ '1 ' + message['content'] }}{% endfor %} 2{% if"
@@ -89,9 +88,8 @@ def test_a_pair_of_these_shapes_decodes_as_transformers_generates(folders):
             max_new_tokens=16,
             do_sample=False,
             pad_token_id=0,
-            suppress_tokens=list(
-                range(NUM_TOKENS, NUM_ROWS)
-            ),  # which no tokenizer knows, and the engine leaves out
+            # Which no tokenizer knows, and the engine leaves out
+            suppress_tokens=list(range(NUM_TOKENS, NUM_ROWS)),
         )
         assert decoder.generate(ids, 16).tokens.tolist() == out[0, len(ids) :].tolist()
 
@@ -105,7 +103,6 @@ def test_instructions_are_wrapped_as_the_config_of_the_pair_says(folders):
         name, bool(pair.tokenizer.chat_template)
     )
     assert pair.chats == expected
-    wrapped = (
-        [1, 7, 8, 2] if pair.tokenizer.chat_template else [0, 7, 8, 0] if expected else [7, 8]
-    )  # 0: [INST], [/INST]
+    # 0: [INST], [/INST]
+    wrapped = [1, 7, 8, 2] if pair.tokenizer.chat_template else [0, 7, 8, 0] if expected else [7, 8]
     assert pair.encode_instruction("7 8") == wrapped

@@ -145,9 +145,8 @@ def test_the_target_needs_no_more_memory_for_the_best_beam_than_for_a_chain(pair
     assert sizes[0] == sizes[1]
 
 
-@pytest.mark.parametrize(
-    "where", ["lm_head", "base_model.embed_tokens"]
-)  # at the first level, and where token 4 was read
+# At the first level, and where token 4 was read
+@pytest.mark.parametrize("where", ["lm_head", "base_model.embed_tokens"])
 def test_a_beam_search_that_meets_nan_is_told_of_the_draft(where):
     pair = tiny_pair(VOCAB, scale=1.5)
     pair.draft.get_submodule(where).weight[4] = torch.nan

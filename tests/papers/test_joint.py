@@ -29,12 +29,8 @@ def chain(drafted, wanted, lengths=None):
         ([0.5, 0.5], [0.25, 0.5], 0.5, 0),  # 0.5 does not exceed 0.5
         ([0.9, 0.9], [1.0, 1.0], 1.0, 0),  # nothing exceeds 1
         ([0.9, 0.9, 0.9], [1e-9, 1e-9, 1e-9], 0.0, 3),  # all that is possible exceeds 0
-        (
-            [0.5, 0.5],
-            [0.0, 1.0],
-            0.0,
-            0,
-        ),  # a token that is impossible under the target is never accepted
+        # A token that is impossible under the target is never accepted
+        ([0.5, 0.5], [0.0, 1.0], 0.0, 0),
     ],
 )
 def test_the_longest_prefix_that_is_likely_enough_is_accepted(drafted, wanted, threshold, accepted):

@@ -38,9 +38,8 @@ def test_the_draft_of_the_pair_is_the_target_without_layers():
     pair = tiny_pair(4)
     other = papers.LayerSkip([1]).pair(pair)
     assert other.draft is not pair.draft and other.target is pair.target
-    assert (
-        other.draft_revision == "r1-1" and other.draft_id == "tiny-target without layers 1"
-    )  # heads know it by them
+    # Heads know it by them
+    assert other.draft_revision == "r1-1" and other.draft_id == "tiny-target without layers 1"
 
 
 def test_a_draft_step_costs_the_share_of_the_parameters_that_are_read():

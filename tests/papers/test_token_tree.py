@@ -156,18 +156,16 @@ def test_independent_chains_are_sampled_from_the_distribution_and_merged(pair):
 
 
 def test_a_rule_whose_drafts_exceed_the_memory_is_refused(pair):
-    SpeculativeDecoder(pair, engine="eager").with_stopping(
-        stopping.FixedLength(30)
-    )  # a chain ends within the window
+    # A chain ends within the window
+    SpeculativeDecoder(pair, engine="eager").with_stopping(stopping.FixedLength(30))
     for way in (papers.Beam(3), papers.Multi(2)):
         with pytest.raises(UserError, match="memory for paths of 20"):
             SpeculativeDecoder(pair, way, stopping.FixedLength(3), engine="eager").with_stopping(
                 stopping.FixedLength(30)
             )
     decoder = SpeculativeDecoder(pair, papers.Multi(4), stopping.FixedLength(3), engine="eager")
-    SpeculativeDecoder(pair, papers.Tree(), engine="eager").with_stopping(
-        stopping.FixedLength(30)
-    )  # a tree has its own limit
+    # A tree has its own limit
+    SpeculativeDecoder(pair, papers.Tree(), engine="eager").with_stopping(stopping.FixedLength(30))
     with pytest.raises(
         UserError,
         match="FixedLength drafts up to 30 tokens, but this decoder has memory for paths of 20",

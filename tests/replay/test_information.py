@@ -56,9 +56,8 @@ def test_entropy_and_noise_are_those_of_the_true_probabilities(recording, found)
 
 def test_a_predictor_explains_what_it_knows(found):
     shares = {name: each.value for name, each in found.explained.items()}
-    assert (
-        shares["knows"] == pytest.approx(1, abs=1e-3) == shares["too sure"]
-    )  # slope and offset are fitted
+    # Slope and offset are fitted
+    assert shares["knows"] == pytest.approx(1, abs=1e-3) == shares["too sure"]
     assert shares["blind"] == pytest.approx(0, abs=2e-3) and shares[LOGISTIC] == pytest.approx(
         0, abs=5e-3
     )

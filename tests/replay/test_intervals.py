@@ -38,9 +38,8 @@ def test_prompts_of_a_group_are_in_a_resample_equally_often():
         assert (
             sum(per_group[name][:, 0] for name in names) == len(names)
         ).all()  # as many groups as there are
-    assert (
-        len(np.unique(counts[1:], axis=0)) == 10 * 3
-    )  # two of four groups, with repetition, and one of three
+    # Two of four groups, with repetition, and one of three
+    assert len(np.unique(counts[1:], axis=0)) == 10 * 3
 
 
 def test_a_number_of_prompts_is_that_many_groups_of_one():
@@ -125,9 +124,8 @@ def test_sums_are_of_prompts_and_rates_are_of_the_sample_itself():
     decoded = sums(parts, resamples)
     assert decoded.tokens.tolist() == [40, 20, 60] and decoded.drafted.tolist() == [12, 16, 8]
     assert decoded.discarded.tolist() == [5, 4, 6] and decoded.target_calls.tolist() == [10, 8, 12]
-    assert decoded.tokens_per_second.tolist() == pytest.approx(
-        [40 / 9, 20 / 4, 60 / 14]
-    )  # without the reading of prompts
+    # Without the reading of prompts
+    assert decoded.tokens_per_second.tolist() == pytest.approx([40 / 9, 20 / 4, 60 / 14])
     rates = decoded.rates()
     assert rates["discard_rate"].value == 5 / 40 and rates["verification_rate"].value == 10 / 40
     assert (rates["block_efficiency"], rates["acceptance_rate"]) == (4.0, 7 / 12)
@@ -155,7 +153,6 @@ def test_of_several_estimates_the_best_is_above_its_interval_as_seldom_as_one_is
         resamples = np.concatenate([[best], best + rng.normal(size=NUM_RESAMPLES)])
         for best_of in found:
             found[best_of] += interval(resamples, best_of).low > 0
-    assert (
-        found[20] / 2_000 < 0.025 + 4 * (0.025 * 0.975 / 2_000) ** 0.5
-    )  # passes by chance but for 3 of 100,000 seeds
+    # Passes by chance but for 3 of 100,000 seeds
+    assert found[20] / 2_000 < 0.025 + 4 * (0.025 * 0.975 / 2_000) ** 0.5
     assert found[1] / 2_000 > 0.3

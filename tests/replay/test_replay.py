@@ -161,9 +161,10 @@ def test_in_sampling_counts_agree_with_decoding_in_the_mean(pair, heads, tmp_pat
         decoder = SpeculativeDecoder(pair, stopping=rule, warp=warp, engine="eager")
         asked = [ids for _, ids in prompts(count)] * repeats
         seeds = np.arange(repeats).repeat(count).tolist()
+        # As one by one, but sooner
         decoded = decoder.generate_batch(
             asked, max_batch=len(asked), max_new_tokens=length, seeds=seeds
-        )  # as one by one, but sooner
+        )
         live = [
             [decoded[repeat * count + number].rounds for number in range(count)]
             for repeat in range(repeats)
@@ -271,9 +272,8 @@ def test_the_greedy_oracle_discards_nothing_and_calls_once_per_difference(pair, 
             differ.sum() + ~differ[-1] if recording.finished[number] else differ[:-1].sum() + 1
         )
         assert counts.target_calls[number] == int(expected)
-        by_draft = int(
-            recording.finished[number] and not differ[-1]
-        )  # the last round has no token of the target
+        # The last round has no token of the target
+        by_draft = int(recording.finished[number] and not differ[-1])
         assert counts.drafted[number] == length - counts.target_calls[number] + by_draft
     rules = [stopping.FixedLength(k) for k in range(1, 21)]
     for ratio in (1.5, 5, 20):

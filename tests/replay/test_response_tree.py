@@ -109,9 +109,8 @@ def test_states_of_nodes_are_those_of_plain_forward_passes(name):
     assert all_tokens.tolist() == expected
     for text, state in zip(texts, states, strict=True):
         reference = pair.target_lm.hidden_states(torch.tensor([text]), use_cache=False)[0, -1]
-        tolerance = (
-            1e-5 if name in ("bloom", "gemma2") else 1e-10
-        )  # these compute attention in float32 whatever their weights are
+        # These compute attention in float32 whatever their weights are
+        tolerance = 1e-5 if name in ("bloom", "gemma2") else 1e-10
         torch.testing.assert_close(state, reference, rtol=0, atol=tolerance)
 
 
@@ -163,9 +162,8 @@ def test_greedy_branches_are_the_drafts_own_greedy_text_where_the_models_differ(
         for i, token in enumerate(response)
     ]
     assert row["accepted"].tolist() == same and 0 < sum(same) < 20
-    assert row["branch_start"].tolist() == [
-        i for i in range(19) if not same[i]
-    ]  # what the limit ends is not drafted
+    # What the limit ends is not drafted
+    assert row["branch_start"].tolist() == [i for i in range(19) if not same[i]]
     for _, start, tokens, _ in branches_of(row):
         read = text + response[:start]
         for token in tokens:
@@ -252,7 +250,10 @@ def test_responses_that_are_recorded_together_are_recorded_as_alone(
     name, num_positions, monkeypatch
 ):
     monkeypatch.setattr(branches, "GROWN_BYTES", 0)  # so that they are drafted in parts
-    """In float64, of different lengths, one of them without a branch; features are kept in float32."""
+    """In float64, of different lengths, one of them without a branch.
+
+    Features are kept in float32.
+    """
     pair = family_pair(name)
     generator = np.random.default_rng(6)
     settings = RecordSettings(8, 4)
@@ -268,9 +269,8 @@ def test_responses_that_are_recorded_together_are_recorded_as_alone(
         )
         for number, (before, after) in enumerate(lengths)
     ]
-    texts.append(
-        replace(texts[0], response=texts[0].response[:1], limit=1)
-    )  # what the limit ends is not drafted
+    # What the limit ends is not drafted
+    texts.append(replace(texts[0], response=texts[0].response[:1], limit=1))
     together = record_responses(pair, texts, Warp(0.8), num_positions)
     assert (
         len(together) == 5 and not len(together[4]["branch_ids"]) and len(together[0]["branch_ids"])

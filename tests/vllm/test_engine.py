@@ -47,7 +47,8 @@ def expected(engine):
 
 def drafted_lengths(engine):
     """Note the lengths of all drafts from now on."""
-    drafter = engine.llm_engine.engine_core.engine_core.model_executor.driver_worker.worker.model_runner.drafter
+    executor = engine.llm_engine.engine_core.engine_core.model_executor
+    drafter = executor.driver_worker.worker.model_runner.drafter
     lengths = []
     propose = drafter.propose
 
@@ -108,9 +109,8 @@ def test_vllm_bounds_drafts_by_the_number_of_requests(engine, expected):
     lengths = drafted_lengths(made)
     params = [greedy(16 + 3 * number) for number in range(len(PROMPTS))]
     assert tokens(made.generate(PROMPTS, params, use_tqdm=False)) == expected
-    assert (
-        lengths.count(0) > len(lengths) / 2 and 0 < max(lengths) <= 3
-    )  # four at once until the last ones are left
+    # Four at once until the last ones are left
+    assert lengths.count(0) > len(lengths) / 2 and 0 < max(lengths) <= 3
 
 
 @pytest.mark.parametrize("method", ["greedy", "probabilistic"])
@@ -148,9 +148,8 @@ def test_the_first_two_sampled_tokens_follow_the_target(engine, folders, method,
     order = pairs.flatten().sort(descending=True).indices
     mean = (count * pairs).flatten()[order]
     seen = observed.flatten()[order]
-    cells = torch.clamp(
-        ((mean.cumsum(0) - mean) / 8).long(), max=int(count / 8) - 1
-    )  # cells of at least 8 expected pairs
+    # Cells of at least 8 expected pairs
+    cells = torch.clamp(((mean.cumsum(0) - mean) / 8).long(), max=int(count / 8) - 1)
     size = int(cells.max()) + 1
     means, counts = (
         torch.zeros(size, dtype=torch.float64).index_add_(0, cells, each) for each in (mean, seen)
@@ -192,9 +191,11 @@ from specheads.integrations.vllm import register
 register()
 target, options = json.loads(sys.argv[1])
 try:
-    engine = vllm.LLM(model=target, dtype="float32", max_model_len=128, max_num_seqs=4, enforce_eager=True, **options)
+    limits = {"max_model_len": 128, "max_num_seqs": 4}
+    engine = vllm.LLM(model=target, dtype="float32", enforce_eager=True, **limits, **options)
     params = vllm.SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True, detokenize=False)
-    print(json.dumps({"ids": list(engine.generate(["def read(a):\\n"], params, use_tqdm=False)[0].outputs[0].token_ids)}))
+    answered = engine.generate(["def read(a):\\n"], params, use_tqdm=False)
+    print(json.dumps({"ids": list(answered[0].outputs[0].token_ids)}))
 except Exception as error:
     print(json.dumps({"error": f"{type(error).__name__}: {error}"}))
 """

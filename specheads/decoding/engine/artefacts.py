@@ -180,9 +180,8 @@ def load_or_compile(
             content = path.read_bytes()
             code = content[32:]
             if hashlib.sha256(code).digest() != content[:32]:
-                raise ValueError(
-                    "it was damaged, as its checksum differs"
-                )  # its code would run nevertheless
+                # Its code would run nevertheless
+                raise ValueError("it was damaged, as its checksum differs")
             return CompiledProgram.from_bytes(code), True
         # A damaged or outdated file fails in many ways; compiling repairs it.
         except Exception as error:  # noqa: BLE001
@@ -287,9 +286,8 @@ def name_of(lm: LanguageModel, epilogue: Epilogue, *settings: object) -> str | N
 def machine() -> tuple[str, ...]:
     """Return the versions and processors that compiled code depends on."""
     gpus = [torch.cuda.get_device_name(number) for number in range(torch.cuda.device_count())]
-    path = Path(
-        "/proc/cpuinfo"
-    )  # code for one processor may not run on another that shares the folder
+    # Code for one processor may not run on another that shares the folder
+    path = Path("/proc/cpuinfo")
     lines = path.read_text().splitlines() if path.is_file() else [platform.processor()]
     features = sorted(
         {line for line in lines if line.startswith(("flags", "Features", "model name"))}

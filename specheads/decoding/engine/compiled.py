@@ -57,9 +57,8 @@ _WIDTHS = ("one token", "a few tokens", "many tokens", "two tokens")
 # Example tokens for "a few": sizes of 1, and those next to them, would be compiled as constants
 _FEW = 5
 
-Runner = Callable[
-    [Tensor, Tensor, Tensor, tuple[TensorTree, ...]], TensorTree
-]  # it takes tokens, start, places and inputs; see StepModule
+# It takes tokens, start, places and inputs; see StepModule
+Runner = Callable[[Tensor, Tensor, Tensor, tuple[TensorTree, ...]], TensorTree]
 _Runners = dict[tuple[Hashable, ...], Runner]  # by shape
 
 
@@ -126,10 +125,9 @@ class StepModule(nn.Module):
         super().__init__()
         self.model = operations.lm.model
         self.others = nn.ModuleList(modules_in(epilogue.compile_key))
-        self.operations, self.step = (
-            operations,
-            (epilogue, kind),
-        )  # a tuple: weights have no other names by the epilogue
+        # A tuple: weights have no other names by the epilogue
+        self.operations = operations
+        self.step = (epilogue, kind)
 
     def forward(
         self,
@@ -196,17 +194,15 @@ class CompiledEngine(EagerEngine):
     ) -> None:
         whole = _rounded_capacity(capacity + spare_capacity, self.bucket)
         super().__init__(lm, capacity, whole - capacity, num_rows, layers)
-        self._reach = (
-            whole - self.bucket
-        )  # the most that a step reads: code compiled for a part may not fit the whole
+        # The most that a step reads: code compiled for a part may not fit the whole
+        self._reach = whole - self.bucket
         self.strict = strict
         self.operations = operations
         self._compiled: dict[Hashable, Runner] = {}
         self._runners: dict[Hashable, _Runners] = {}  # by step
         self._prepared: dict[CompiledStep, _Runners] = {}  # the same by the function that runs it
-        self._watched = {
-            lm.model: Weights(lm.model)
-        }  # prepared steps may read weights where they are
+        # Prepared steps may read weights where they are
+        self._watched = {lm.model: Weights(lm.model)}
         if num_rows == 1:
             self._allocate()
         self._memory = self._keys_and_values()
@@ -403,9 +399,8 @@ class CompiledEngine(EagerEngine):
     ) -> None:
         key = self._key(epilogue, kind, args)
         if key not in self._compiled and (self, *key) not in jobs:
-            with suppress(
-                Exception
-            ):  # a step that cannot be prepared is reported where it is needed
+            # A step that cannot be prepared is reported where it is needed
+            with suppress(Exception):
                 jobs[self, *key] = self._job(epilogue, kind, args)[0]
 
     def _prepare(self, epilogue: Epilogue, kind: StepKind, args: tuple[TensorTree, ...]) -> Runner:
@@ -475,9 +470,8 @@ class CompiledEngine(EagerEngine):
         def compile_program() -> CompiledProgram:
             logger.info("compiling %s", what)
             of_step: Any = epilogue
-            open_inputs = (
-                [(0,), *of_step.open_inputs] if kind.rows else []
-            )  # first those of the tokens' places
+            # First those of the tokens' places
+            open_inputs = [(0,), *of_step.open_inputs] if kind.rows else []
             open_sizes = {0: 0, 2: 0} if kind.rows else {0: 1, 2: 0} if width in (1, 2) else {2: 0}
             return CompiledProgram.compile(
                 module,

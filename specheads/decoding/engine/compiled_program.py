@@ -218,9 +218,8 @@ class Weights:
         held = [each for part in parts for each in (part._parameters, part._buffers, part._modules)]
         self._held = [(each, tuple(each.values())) for each in held]
         self._roots = [module._parameters for module in modules]
-        self._tensors = _parts_of(
-            modules
-        )  # held, so that no other one can take the place of one in memory
+        # Held, so that no other one can take the place of one in memory
+        self._tensors = _parts_of(modules)
         self._are_plain = not any(map(is_made_of_tensors, self._tensors))
         self._places = [_place_of(tensor) for tensor in self._tensors]
         # Views, which see what is written later. On other devices a comparison would wait, and
@@ -252,9 +251,8 @@ class Weights:
         )
         if not are_held:
             return False
-        tensors = (
-            self._tensors if self._are_plain else _parts_of(modules)
-        )  # others exchange what they are made of
+        # Others exchange what they are made of
+        tensors = self._tensors if self._are_plain else _parts_of(modules)
         return [_place_of(tensor) for tensor in tensors] == self._places and torch.equal(
             self._now(), self._sample
         )

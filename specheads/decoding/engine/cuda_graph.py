@@ -39,9 +39,8 @@ from specheads.pair.sampling import at_least_float32
 logger = logging.getLogger(__name__)
 
 PART = 128  # keys; sizes of memory that a captured step reads are multiples of it
-_MASKED = (
-    -1e30
-)  # added to a masked score; with infinity, a part that is masked throughout would be NaN
+# Added to a masked score; with infinity, a part that is masked throughout would be NaN
+_MASKED = -1e30
 _WARM_UPS = 3  # runs before a capture, in which libraries allocate what they need
 
 _Step = Callable[[], TensorTree]  # reads and writes the same tensors whenever it is called
@@ -84,9 +83,8 @@ class _GraphRecorder:
         with torch.cuda.device(self._device), _no_garbage_collection():
             current = torch.cuda.current_stream(self._device)
             self._stream.wait_stream(current)
-            with torch.cuda.stream(
-                self._stream
-            ):  # also left if a capture fails, which torch's own context does not do
+            # Also left if a capture fails, which torch's own context does not do
+            with torch.cuda.stream(self._stream):
                 for _ in range(_WARM_UPS):
                     step()
                 graph = torch.cuda.CUDAGraph()
@@ -180,9 +178,8 @@ def _attend(
     share = heads // key.shape[1]
 
     def in_parts(memory: Tensor) -> Tensor:
-        return (
-            memory[:, :, : num_parts * PART].unflatten(2, (num_parts, PART)).flatten(0, 1)
-        )  # (B G, P, PART, D)
+        # (B G, P, PART, D)
+        return memory[:, :, : num_parts * PART].unflatten(2, (num_parts, PART)).flatten(0, 1)
 
     rows = query.reshape(batch * groups, 1, share * tokens, query.shape[-1]).expand(
         -1, num_parts, -1, -1
@@ -191,9 +188,8 @@ def _attend(
     bias = bias.masked_fill(~mask, max(_MASKED, torch.finfo(query.dtype).min))[
         :, 0, :, : num_parts * PART
     ]
-    bias = bias.unflatten(2, (num_parts, PART)).transpose(1, 2)[
-        :, None, :, None
-    ]  # (B or 1, 1, P, 1, T, PART)
+    # (B or 1, 1, P, 1, T, PART)
+    bias = bias.unflatten(2, (num_parts, PART)).transpose(1, 2)[:, None, :, None]
     bias = (
         bias.expand(batch, groups, -1, share, -1, -1)
         if mask.shape[0] > 1
@@ -342,9 +338,8 @@ class GraphEngine(CompiledEngine):
         tensors = add_leaves((tokens, inputs), [])
         held = _HeldInputs(tensors)
         earlier = [tensor.clone() for tensor in tensors]
-        held.fill(
-            given
-        )  # warm-ups write memory, too: at the places of this call, not at those of an earlier one
+        # Warm-ups write memory, too: at the places of this call, not at those of an earlier one
+        held.fill(given)
         step = partial(compiled_step, tokens, start, places, inputs)
         try:
             updates = getattr(epilogue, "updates_last_input", False)
@@ -352,14 +347,12 @@ class GraphEngine(CompiledEngine):
                 partial(_update, step, inputs[-1]) if updates else step
             )
         except RuntimeError as error:  # a forward pass that waits for the device cannot be captured
-            self._recorder = _recorder_for(
-                self.lm.device
-            )  # a capture that failed may leave its pool unusable
+            # A capture that failed may leave its pool unusable
+            self._recorder = _recorder_for(self.lm.device)
             if is_out_of_memory(error):
                 raise
-            cause = (
-                error.__context__ or error
-            )  # the end of a capture only says that something failed in it
+            # The end of a capture only says that something failed in it
+            cause = error.__context__ or error
             reason = next(iter(str(cause).strip().splitlines()), "")
             if self.strict:
                 raise UserError(
@@ -385,6 +378,5 @@ class GraphEngine(CompiledEngine):
     def _forget(self) -> None:
         super()._forget()
         self._inputs.clear()
-        self._recorder = _recorder_for(
-            self.lm.device
-        )  # results of the dropped graphs may still lie in their pool
+        # Results of the dropped graphs may still lie in their pool
+        self._recorder = _recorder_for(self.lm.device)

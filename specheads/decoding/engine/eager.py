@@ -383,9 +383,8 @@ class EagerEngine:
         `accepted_nodes`, in that order.
         """
         count = len(accepted_nodes)
-        stay = next(
-            (i for i, node in enumerate(accepted_nodes) if i != node), count
-        )  # those before it are in place already
+        # Those before it are in place already
+        stay = next((i for i, node in enumerate(accepted_nodes) if i != node), count)
         if stay < count:
             moved = torch.tensor(accepted_nodes[stay:]) + base
             tensors = self._key_value_tensors()

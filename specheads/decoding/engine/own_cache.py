@@ -39,16 +39,11 @@ MOST_AGAIN = 16  # tokens that a forward pass reads a second time; more are read
 # needs none
 MOST_COPIES = 64
 
-_CACHES = (
-    "past_key_values",
-    "cache_params",
-    "state",
-    "past_buckets_states",
-)  # what models call their caches
+# What models call their caches
+_CACHES = "past_key_values", "cache_params", "state", "past_buckets_states"
 _KINDS = {"full_attention", "sliding_attention"}  # of layers that static memory knows
-_LENGTHS = re.compile(
-    "window|chunk|local_att|index_|compress|mem_len|axial"
-)  # in names of what a config limits attention by
+# In names of what a config limits attention by
+_LENGTHS = re.compile("window|chunk|local_att|index_|compress|mem_len|axial")
 _KNOWN_LENGTHS = re.compile("^(use_|max_window_layers|sliding_window$)|sliding_window_pattern")
 # Of kinds whose states are the same however many tokens are read at once; sparse attention chooses
 # others, once texts are long.
@@ -185,9 +180,8 @@ def _is_right_statically(lm: LanguageModel, tokens: Tensor, expected: Tensor) ->
     )
     states.append(rows_states(lm, memory, tokens[0, 8:10, None], places, size, None)[:, 0])
     engine.pretend(9)
-    seen = torch.eye(
-        4, dtype=torch.bool, device=device
-    )  # a root, a token that branches off, and two that continue the text
+    # A root, a token that branches off, and two that continue the text
+    seen = torch.eye(4, dtype=torch.bool, device=device)
     seen[:, 0] = True
     seen[3, 2] = True
     tree = TreeSlots(9, torch.tensor([0, 1, 1, 2], device=device), seen)
@@ -319,9 +313,8 @@ class OwnCacheEngine(EagerEngine):
         )
         self._cache = output.get(self._name)
         self._has_cache = self._cache is not None
-        self._num_read = (
-            end if self._has_cache else 0
-        )  # a model without a cache reads all of its text each time
+        # A model without a cache reads all of its text each time
+        self._num_read = end if self._has_cache else 0
         return output.last_hidden_state.to(self.lm.device)
 
     def rewind(self, length: int) -> None:

@@ -20,20 +20,14 @@ from specheads.heads.portable.network import Network
 from specheads.pair.language_model import LanguageModel
 from specheads.pair.sampling import Sampling, computing_with
 
-Memory = list[
-    tuple[Tensor, Tensor]
-]  # keys and values (R, heads, capacity, head size) of each layer
+# Keys and values (R, heads, capacity, head size) of each layer
+Memory = list[tuple[Tensor, Tensor]]
 
 # Without a mask these make one of as many places as the text is long, for which the host would wait
 # for the device.
 _MAKES_MASKS = ("opt", "bloom")  # BLOOM up to transformers 5.20
-_OTHER_ATTENTION = (
-    "dropout",
-    "is_causal",
-    "position_bias",
-    "softcap",
-    "cache",
-)  # options that only transformers' attention has
+# Options that only transformers' attention has
+_OTHER_ATTENTION = "dropout", "is_causal", "position_bias", "softcap", "cache"
 
 
 # What an attention function of transformers returns: the output (B, T, heads, D) and, if it has
@@ -354,17 +348,15 @@ def computing(operations: Operations) -> Iterator[None]:
         attention_mask: Tensor | None = None,
         **options: Any,
     ) -> AttentionOutput:
-        return operations.attention(
-            plain, module, query, key, value, attention_mask, **options
-        )  # some models name the mask
+        # Some models name the mask
+        return operations.attention(plain, module, query, key, value, attention_mask, **options)
 
     ALL_ATTENTION_FUNCTIONS["sdpa"] = attention
     try:
         with computing_with(operations), scoring_with(operations.head_logits):
             yield
     finally:
-        del ALL_ATTENTION_FUNCTIONS[
-            "sdpa"
-        ]  # the library's own attention, which ours hid, is visible again
+        # The library's own attention, which ours hid, is visible again
+        del ALL_ATTENTION_FUNCTIONS["sdpa"]
         if ALL_ATTENTION_FUNCTIONS["sdpa"] is not plain:  # someone else's was hidden
             ALL_ATTENTION_FUNCTIONS["sdpa"] = plain

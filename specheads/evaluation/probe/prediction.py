@@ -53,7 +53,8 @@ FIXED_LENGTHS = candidates({FIXED: RULES[FIXED]}, {}, None)
 # Of the way from the best fixed length to the informed ceiling, what trained heads closed on mini
 # at ratios 5 to 20, with less than 1 % of a draft step for their cost, by whether decoding is
 # greedy: the least and the most on two sets of prompts, and a value between them
-# (docs/measurements/archive.md, what rules are worth). A probe of mini is therefore no test of them.
+# (docs/measurements/archive.md, what rules are worth). A probe of mini is therefore no test of
+# them.
 HEAD_SHARES = {False: (0.29, 0.32, 0.37), True: (0.38, 0.43, 0.52)}
 MORE_OVERLAP = 0.1  # half of what distillation added to the overlap of nano's and mini's drafts
 

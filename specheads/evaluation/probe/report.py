@@ -82,12 +82,8 @@ def _options(probed: Probed) -> Table:
 
 def html_of(probed: Probed) -> str:
     """Return the page as text."""
-    from specheads.evaluation.page.document import (
-        Panel,
-        context_section,
-        rendered,
-        section,
-    )  # imports jinja and plotly
+    # Imports jinja and plotly
+    from specheads.evaluation.page.document import Panel, context_section, rendered, section
 
     options = section(
         "options",

@@ -119,8 +119,8 @@ class HeadCandidates(AssistedCandidateGenerator):
         """Return the text (1, T) followed by a draft, and the processed logits (1, drafted, V).
 
         transformers calls the draft's `generate` for every draft, which prepares the same things
-        again and costs as much as two steps of a small draft. Here it does so for the first one; the
-        steps of later ones are those of transformers' `_sample`.
+        again and costs as much as two steps of a small draft. Here it does so for the first one;
+        the steps of later ones are those of transformers' `_sample`.
         """
         model = self.assistant_model
         text = given[self.input_ids_key]

@@ -1,6 +1,11 @@
 """Adaptive speculative decoding in `generate`, as transformers loads it from a folder.
 
-    target.generate(**inputs, custom_generate="<folder or hub id>", trust_remote_code=True, draft_model=draft)
+    target.generate(
+        **inputs,
+        custom_generate="<folder or hub id>",
+        trust_remote_code=True,
+        draft_model=draft,
+    )
 
 `draft_model` is the model that the head in the folder was trained for; where the hub's commits of
 both are known, they must be equal, unless `any_draft=True`. `threshold`, `min_tokens` and

@@ -104,6 +104,5 @@ class Network(nn.Module):
         if it is only rounding.
         """
         difference = (self.score(inputs) - golden).abs().max().item()
-        return (
-            None if difference < 1e-3 * (1 + golden.abs().max().item()) else difference
-        )  # also where it is NaN
+        # Also where it is NaN
+        return None if difference < 1e-3 * (1 + golden.abs().max().item()) else difference

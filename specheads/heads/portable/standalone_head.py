@@ -150,9 +150,8 @@ class DraftRound:
 
         Return whether it is the last one of the draft.
         """
-        index = self.num_drafted - (
-            self.head.config["predicts"] == "input_token"
-        )  # the index of what the head predicts
+        # The index of what the head predicts
+        index = self.num_drafted - (self.head.config["predicts"] == "input_token")
         if index >= 0:
             place = torch.tensor([index], device=self.head.readout.weight.device)
             self.survival *= self.head.acceptance(features, place).item()

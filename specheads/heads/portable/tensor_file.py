@@ -25,10 +25,11 @@ def write_tensors(tensors: Mapping[str, Tensor], path: Path) -> None:
     """Write tensors on the CPU, and their checksum: the only metadata, as several are written in a
     random order.
     """
+    # May share memory
     whole = {
         name: tensor.clone(memory_format=torch.contiguous_format)
         for name, tensor in tensors.items()
-    }  # may share memory
+    }
     save_file(whole, path, metadata={"sha256": checksum_of(whole)})
 
 
@@ -41,9 +42,8 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
         with safe_open(path, "pt") as file:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
             known = (file.metadata() or {}).get("sha256")
-        if known is not None and known != checksum_of(
-            tensors
-        ):  # files of earlier versions have none
+        # Files of earlier versions have none
+        if known is not None and known != checksum_of(tensors):
             raise ValueError(
                 "its tensors are not those that were written, as their checksum differs"
             )

@@ -186,9 +186,8 @@ class TreeDrafter(RowDrafter):
         limit = min(limit, self.rule.max_tokens)
         self.tree = Draft()
         self._was_read = limit >= 1
-        self._states: dict[int, tuple[State, int]] = {
-            ROOT: (state, 0)
-        }  # each node's level with its states (c, ...), and its row
+        # Each node's level with its states (c, ...), and its row
+        self._states: dict[int, tuple[State, int]] = {ROOT: (state, 0)}
         self.begin(committed, limit)
         if self._was_read:
             self._grow(committed[self.engine.length :], state, limit, uniforms, ends)
@@ -369,9 +368,8 @@ class _TreeRounds(Rounds):
         nodes, token = self._distribution(block).decide(numbers[:-1], numbers[-1:])
         nans = [has_nan(block.target_probs).any(), torch.zeros_like(token, dtype=torch.bool)[0]]
         if block.draft_probs is not None:
-            sampled = (block.samples >= 0).any(
-                dim=1
-            )  # other rows are left over from an earlier draft
+            # Other rows are left over from an earlier draft
+            sampled = (block.samples >= 0).any(dim=1)
             nans[1] = (has_nan(block.draft_probs) & sampled).any()
         next_token, target_nan, draft_nan, *path = torch.cat(
             [token, torch.stack(nans).long(), nodes]

@@ -33,9 +33,8 @@ class Draft:
     tokens: list[int] = field(default_factory=list)
     parents: list[int] = field(default_factory=list)
     depth: list[int] = field(default_factory=list)  # 0 for a child of the context
-    order: list[int] = field(
-        default_factory=list
-    )  # nodes as they were sampled; one that was sampled twice occurs twice
+    # Nodes as they were sampled; one that was sampled twice occurs twice
+    order: list[int] = field(default_factory=list)
     # (<=N + 1, V), row p + 1 the warped distribution that the children of node p were sampled from,
     # row 0 that of the context's; None where no token was sampled.
     draft_probs: Tensor | None = None

@@ -13,20 +13,16 @@ from specheads.training.distill.muon import matrices_of_layers
 from specheads.training.distill.settings import Distillation
 
 GIB = 2**30
-SHARDED = (
-    "fsdp",
-    "deepspeed",
-    "model_parallel",
-)  # how the strategies begin that spread a draft over devices
+# How the strategies begin that spread a draft over devices
+SHARDED = "fsdp", "deepspeed", "model_parallel"
 
 
 def trained_bytes(draft: PreTrainedModel) -> int:
     """Return the bytes of a draft's weights in training, with gradients and the optimizer's state
     (Rajbhandari et al. 2020).
     """
-    by_muon = sum(
-        weight.numel() for weight in matrices_of_layers(draft)
-    )  # which has one moment in float32, and AdamW two
+    # Which has one moment in float32, and AdamW two
+    by_muon = sum(weight.numel() for weight in matrices_of_layers(draft))
     return 16 * sum(weight.numel() for weight in draft.parameters()) - 4 * by_muon
 
 

@@ -13,11 +13,8 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 from transformers import PreTrainedModel
 
-_QUINTIC = (
-    3.4445,
-    -4.7750,
-    2.0315,
-)  # of x, x^3 and x^5: in five turns singular values from 0.001 to 1 come close to 1 (Jordan)
+# Of x, x^3 and x^5: in five turns singular values from 0.001 to 1 come close to 1 (Jordan)
+_QUINTIC = 3.4445, -4.7750, 2.0315
 # 0.2: the root mean square of AdamW's steps (Liu et al.)
 _TURNS = 5
 _MOMENTUM = 0.95
@@ -48,9 +45,8 @@ class MuonAndAdamW(torch.optim.AdamW):
         weight_decay: float,
         dtype: torch.dtype,
     ) -> None:
-        super().__init__(
-            weights, lr, weight_decay=weight_decay
-        )  # one group: sharded checkpoints know weights by their order
+        # One group: sharded checkpoints know weights by their order
+        super().__init__(weights, lr, weight_decay=weight_decay)
         self._matrices = set(map(id, matrices))
         self._dtype = dtype
 
@@ -76,14 +72,12 @@ class MuonAndAdamW(torch.optim.AdamW):
     def _move(self, weight: Tensor, gradient: Tensor, lr: float, weight_decay: float) -> None:
         state = self.state[weight]
         if not state:
-            state.update(
-                step=torch.zeros(()), momentum=torch.zeros_like(weight)
-            )  # AdamW expects steps when it is loaded
+            # AdamW expects steps when it is loaded
+            state.update(step=torch.zeros(()), momentum=torch.zeros_like(weight))
         momentum = state["momentum"].lerp_(gradient, 1 - _MOMENTUM)
         direction = gradient.lerp(momentum, _MOMENTUM)
-        if isinstance(
-            direction, DTensor
-        ):  # FSDP2: every process computes the whole, and keeps its part
+        # FSDP2: every process computes the whole, and keeps its part
+        if isinstance(direction, DTensor):
             whole = orthogonalized(direction.full_tensor(), self._dtype)
             direction = distribute_tensor(whole, direction.device_mesh, direction.placements)
         else:

@@ -128,9 +128,8 @@ class Distillation(Training):
     @property
     def initial_draft(self) -> "TargetLayers | None":
         """What makes the draft before training; None: it is the pair's."""
-        from specheads.pair.initial_draft import (
-            TargetLayers,
-        )  # imports transformers, which takes seconds
+        # Imports transformers, which takes seconds
+        from specheads.pair.initial_draft import TargetLayers
 
         return None if self.init_layers is None else TargetLayers(self.init_layers)
 

@@ -118,7 +118,9 @@ class HeadModule(CurveModule):
             head, metric = name.split("/")
             self.test_results[head][metric] = value
         # On the prompts that the heads learned from.
-        known, inputs, predicted = [], [], []
+        known = []
+        inputs = []
+        predicted = []
         for batch in islice(self.trainer.datamodule.batches("train", shared=False), TRAIN_BATCHES):
             batch = batch.to(self.device)
             known.append(batch.label.cpu())

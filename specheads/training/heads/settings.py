@@ -32,16 +32,12 @@ T = TypeVar("T")
 # tokens are accepted: the context to learn from is the target's response. Measured on nano:
 # docs/measurements/archive.md, kinds of heads.
 Predicts = Literal["next_token", "input_token"]
-KINDS: Mapping[str, Predicts] = {
-    "lookahead": "next_token",
-    "specdecpp": "input_token",
-}  # what the heads of each kind predict
+# What the heads of each kind predict
+KINDS: Mapping[str, Predicts] = {"lookahead": "next_token", "specdecpp": "input_token"}
 RESPONSE_SHARE = {"input_token": 0.15, "next_token": 1.0}
 REJECT_WEIGHT = {"input_token": 6.0, "next_token": 1.0}
-LARGEST_RESPONSE_SHARE = {
-    "input_token": 0.99,
-    "next_token": 1.0,
-}  # at 1, an input_token head would have nothing to predict
+# At 1, an input_token head would have nothing to predict
+LARGEST_RESPONSE_SHARE = {"input_token": 0.99, "next_token": 1.0}
 
 
 def checked_share(predicts: str, response_share: float | None) -> float:

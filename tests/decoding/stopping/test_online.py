@@ -44,13 +44,8 @@ def logit(prob):
     return math.log(prob / (1 - prob))
 
 
-ROUNDS = (
-    ([0.9, 0.8, 0.3, 0.6], 2),
-    ([0.7, 0.95], 2),
-    ([0.4], 0),
-    ([0.5] * 6, 6),
-    ([], 0),
-)  # largest probabilities, accepted
+# Largest probabilities, accepted
+ROUNDS = ([0.9, 0.8, 0.3, 0.6], 2), ([0.7, 0.95], 2), ([0.4], 0), ([0.5] * 6, 6), ([], 0)
 
 
 def test_an_online_logistic_learns_from_tokens_with_a_known_outcome():
@@ -107,10 +102,9 @@ def test_an_online_head_learns_from_the_tokens_that_it_predicted(predicts):
 
 @pytest.mark.parametrize("predicts", ["next_token", "input_token"])
 def test_an_online_head_begins_as_the_head_and_corrects_it(predicts):
-    head, values = (
-        entropy_head(predicts),
-        features(entropy=math.log(4), max_prob=0.6),
-    )  # 0.8 of each token
+    # 0.8 of each token
+    head = entropy_head(predicts)
+    values = features(entropy=math.log(4), max_prob=0.6)
     plain = HeadThreshold(head, 0.5)
     stubborn = OnlineHead(head, 0.5, prior=1e9)
     quick = OnlineHead(head, 0.5, prior=1.0)
@@ -123,9 +117,8 @@ def test_an_online_head_begins_as_the_head_and_corrects_it(predicts):
         ]
         lengths.append([count for count, _ in results])
         states = [
-            rule.start_round(
-                rule.end_round(state, torch.tensor([count]), torch.tensor([count]))
-            )  # all is accepted
+            # All is accepted
+            rule.start_round(rule.end_round(state, torch.tensor([count]), torch.tensor([count])))
             for rule, (count, state) in zip((plain, stubborn, quick), results, strict=True)
         ]
     expected = 4 if predicts == "next_token" else 5

@@ -33,9 +33,8 @@ def random_head(predicts):
         HeadConfig(HIDDEN, 1, predicts, ("hidden", "max_prob"), HIDDEN, calibration=calibration)
     )
     nn.init.normal_(head.readout.weight)
-    return head.double().requires_grad_(
-        False
-    )  # in float32, products of nine rows and of one differ on some processors
+    # In float32, products of nine rows and of one differ on some processors
+    return head.double().requires_grad_(False)
 
 
 NEXT = random_head("next_token")
@@ -117,9 +116,8 @@ def test_a_batch_equals_its_rows_one_by_one(rule):
         [random_features(batch, generator) for _ in range(rule.max_tokens)]
         for _ in range(num_rounds)
     ]
-    limits = torch.randint(
-        0, 25, (num_rounds, batch), generator=generator
-    )  # some rounds draft nothing
+    # Some rounds draft nothing
+    limits = torch.randint(0, 25, (num_rounds, batch), generator=generator)
     outcomes = torch.randint(0, 12, (num_rounds, batch), generator=generator)
     together, state = play(rule, rounds, limits, outcomes)
     assert rule.max_tokens < 6 or together.unique().numel() > 3  # the rounds do differ
@@ -131,9 +129,8 @@ def test_a_batch_equals_its_rows_one_by_one(rule):
         alone, last = play(rule, row_rounds, limits[:, row : row + 1], outcomes[:, row : row + 1])
         assert together[:, row].tolist() == alone[:, 0].tolist()
         for many, single in zip(tree_leaves(_read(state)), tree_leaves(_read(last)), strict=True):
-            if (
-                many.dim() < 2 or many.shape[1] != rule.max_tokens
-            ):  # what a round's buffer holds is over with it
+            # What a round's buffer holds is over with it
+            if many.dim() < 2 or many.shape[1] != rule.max_tokens:
                 assert torch.allclose(many[row].double(), single[0].double(), atol=1e-9, rtol=1e-6)
 
 

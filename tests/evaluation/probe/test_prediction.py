@@ -126,9 +126,8 @@ def test_gains_are_over_the_fixed_length_on_the_same_prompts(options):
         assert option.gain.value == pytest.approx(option.speedup.value / fixed.speedup.value)
     ceiling = options["ceiling"]
     width = (ceiling.speedup.high - ceiling.speedup.low) / fixed.speedup.value
-    assert (
-        ceiling.gain.high - ceiling.gain.low < width
-    )  # prompts that are easy for one are easy for the other
+    # Prompts that are easy for one are easy for the other
+    assert ceiling.gain.high - ceiling.gain.low < width
 
 
 def test_a_head_closes_a_part_of_the_gap_and_pays_for_its_steps(options):
@@ -222,9 +221,8 @@ def test_a_heads_interval_has_the_least_and_the_most_that_heads_closed():
     assert slow.speedup.value == slow.speedup.low == pytest.approx(
         1 / (1 / 2.5 + 0.1)
     ) and slow.gain.value == pytest.approx(1.0)
-    reversed_ = _head_option(
-        8, ceiling, fixed, 0.0, (0.25, 0.5, 1.0)
-    )  # a ceiling that is the slower one
+    # A ceiling that is the slower one
+    reversed_ = _head_option(8, ceiling, fixed, 0.0, (0.25, 0.5, 1.0))
     assert (
         reversed_.speedup == Interval(2.5, 2.0, 2.75)
         and reversed_.gain.low < reversed_.gain.value < reversed_.gain.high
@@ -300,11 +298,8 @@ def known(**speeds):
             LOGISTIC,
             "specheads evaluate head=null stopping=[fixed_length,logistic]",
         ),
-        (
-            {"fixed": 1.5, "logistic": 1.56},
-            FIXED_NAME,
-            None,
-        ),  # what is predicted for rules is too much
+        # What is predicted for rules is too much
+        ({"fixed": 1.5, "logistic": 1.56}, FIXED_NAME, None),
         ({"fixed": 1.5, "logistic": 1.6, "head": 1.62}, LOGISTIC, None),
         (
             {"fixed": 1.5, "logistic": 1.6, "head": 1.7},
@@ -370,11 +365,8 @@ def test_of_several_heads_the_fastest_is_meant_and_none_is_needed():
         ({"fixed": 1.01}, PLAIN, False),  # what is just noticeable is not more than noticeable
         ({"fixed": 1.0, "better": 1.05}, PLAIN, False),
         ({"fixed": 1.0, "better": 1.06}, PLAIN, True),
-        (
-            {"fixed": 0.9, "better": 0.99},
-            PLAIN,
-            False,
-        ),  # better than with this draft, and no better than without one
+        # Better than with this draft, and no better than without one
+        ({"fixed": 0.9, "better": 0.99}, PLAIN, False),
         ({"fixed": 0.9, "better": 1.0}, PLAIN, False),
         ({"fixed": 1.5, "better": 1.52}, FIXED_NAME, False),
     ],
@@ -407,9 +399,8 @@ def test_times_that_contradict_decoding_or_vary_are_doubted():
         == "The best fixed length is predicted to be 0.70 times as fast as the target alone, but"
         f" K=3 was 1.50 times as fast when decoded (4 prompts); {remedy}."
     )
-    assert (
-        len(doubts(1.25, 1.0)) == len(doubts(0.8, 1.0)) == 1
-    )  # a quarter too much, and as much too little
+    # A quarter too much, and as much too little
+    assert len(doubts(1.25, 1.0)) == len(doubts(0.8, 1.0)) == 1
     assert (
         busy == "The machine was busy: a step of the target took 2.00 times its median on average,"
         f" normally at most {LARGEST_SPREAD}; {remedy}."

@@ -153,9 +153,8 @@ def test_a_step_is_that_of_all_its_tokens_in_one_batch(pair, tmp_path, monkeypat
     keys = data.batches("train", shuffle=True).keys(0)
     logged = []
     sizes = [len(ANSWERS[row]) for _, row in keys]
-    assert (
-        len({sizes[i] + sizes[i + 1] for i in (0, 2, 4)}) == 3
-    )  # or the mean of the batches would be the same
+    # Or the mean of the batches would be the same
+    assert len({sizes[i] + sizes[i + 1] for i in (0, 2, 4)}) == 3
     for step in (keys[:6], keys[6:]):
         losses, overlaps = other.losses([data.splits["train"][key] for key in step])
         same_pair.draft.zero_grad()

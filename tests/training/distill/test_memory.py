@@ -9,15 +9,13 @@ from specheads.training.distill.memory import check_config
 from specheads.training.distill.settings import Distillation
 
 SHAPES = {"draft": "synthetic:llama3.2-1b", "target": "synthetic:llama3.1-8b"}
-DRAFT, TARGET, LAYER = (
-    1_235_814_400,
-    8_030_261_248,
-    218_112_000,
-)  # weights; of the target, one layer
+# Weights; of the target, one layer
+DRAFT = 1_235_814_400
+TARGET = 8_030_261_248
+LAYER = 218_112_000
 NORMS = 33 * 2_048  # of the draft; its embeddings are its output
-STATE = 16 * DRAFT - 4 * (
-    DRAFT - 128_256 * 2_048 - NORMS
-)  # bytes; AdamW has two moments of a weight, Muon one of a matrix
+# Bytes; AdamW has two moments of a weight, Muon one of a matrix
+STATE = 16 * DRAFT - 4 * (DRAFT - 128_256 * 2_048 - NORMS)
 LAYER_STATE = 16 * (TARGET - 31 * LAYER) - 4 * (LAYER - 2 * 4_096)
 
 

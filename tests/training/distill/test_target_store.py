@@ -66,9 +66,8 @@ def test_the_rest_is_the_probability_of_all_other_tokens():
     torch.testing.assert_close(reduced.log_probs.exp().sum(-1), torch.ones(5, dtype=torch.float64))
     torch.testing.assert_close(reduced.same_outcomes(log_probs), reduced.log_probs)
     whole = most_likely(log_probs, 99)
-    assert (
-        whole.ids.shape == (5, VOCAB) and (whole.log_probs[:, -1] < -600).all()
-    )  # nothing is left
+    # Nothing is left
+    assert whole.ids.shape == (5, VOCAB) and (whole.log_probs[:, -1] < -600).all()
 
 
 def test_gradients_of_a_rest_are_those_of_its_probability():

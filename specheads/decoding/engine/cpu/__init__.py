@@ -124,9 +124,8 @@ def packed_reader(lm: LanguageModel) -> LanguageModel:
     """Return a model that reads on packed copies, as steps do, if all its layers have them and
     products gain by them.
     """
-    is_right = (
-        lm.device.type == "cpu" and lm.output_embedding.weight.dtype == torch.float32
-    )  # 16 bits gain nothing
+    # 16 bits gain nothing
+    is_right = lm.device.type == "cpu" and lm.output_embedding.weight.dtype == torch.float32
     has_layers = sum(map(is_layer, lm.model.modules())) == lm.config.num_hidden_layers
     if (
         not is_right
@@ -291,9 +290,8 @@ def _load_library(path: Path) -> ctypes.PyDLL:
     """
     _build(path)
     try:
-        return ctypes.PyDLL(
-            str(path), ctypes.RTLD_GLOBAL
-        )  # whose functions are called with Python's lock held
+        # Whose functions are called with Python's lock held
+        return ctypes.PyDLL(str(path), ctypes.RTLD_GLOBAL)
     except OSError as error:
         logger.warning("the operators in %s cannot be loaded and are built again: %s", path, error)
         path.unlink(missing_ok=True)

@@ -30,24 +30,18 @@ from specheads.pair.quantization import on_lattice
 logger = logging.getLogger(__name__)
 
 _NUM_SAMPLED = 4096  # numbers of a weight that tell how it will be packed
-_LATTICES = {
-    torch.uint8: ("Q4_1", "Q4_0"),
-    torch.int8: ("Q8_0",),
-}  # by the type in which they are packed
-_BYTES = {
-    torch.uint8: 0.625,
-    torch.int8: 1.125,
-}  # that one of its weights takes, with its part of d and m
+# By the type in which they are packed
+_LATTICES = {torch.uint8: ("Q4_1", "Q4_0"), torch.int8: ("Q8_0",)}
+# That one of its weights takes, with its part of d and m
+_BYTES = {torch.uint8: 0.625, torch.int8: 1.125}
 _TYPES = {torch.float32, torch.bfloat16}  # of weights that are packed
 _SPARE_MEMORY = 0.8  # share of the available memory that copies may take
 
 # Layers of transformers that compute x + o(attention(rotated(q(norm x)), ...)), then x +
 # down(silu(gate(norm x)) * up(norm x)).
 _LAYERS = ("LlamaDecoderLayer", "MistralDecoderLayer", "Qwen2DecoderLayer")
-_READ_TOGETHER = (
-    ("q_proj", "k_proj", "v_proj"),
-    ("gate_proj", "up_proj"),
-)  # of other layers, the maps that read the same input
+# Of other layers, the maps that read the same input
+_READ_TOGETHER = ("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj")
 
 
 def _storage(*weights: Tensor) -> torch.dtype:
@@ -176,13 +170,11 @@ def is_layer(module: nn.Module) -> bool:
     others = (attention.o_proj, mlp.gate_proj, mlp.up_proj, mlp.down_proj)
     dtypes = {weight.dtype for weight in layer.parameters()}
     return (
-        all(
-            type(each) is nn.Linear and each.in_features % 2 == 0 for each in (*inputs, *others)
-        )  # no row needs padding
+        # No row needs padding
+        all(type(each) is nn.Linear and each.in_features % 2 == 0 for each in (*inputs, *others))
         and len(dtypes) == 1
-        and not any(
-            is_made_of_tensors(weight) for weight in layer.parameters()
-        )  # such as quantized ones
+        # Such as quantized ones
+        and not any(is_made_of_tensors(weight) for weight in layer.parameters())
         and dtypes <= _TYPES
         and len({each.bias is None for each in inputs}) == 1
         and all(each.bias is None for each in others)
