@@ -59,6 +59,7 @@ def folder(tmp_path, monkeypatch, library):
     (tmp_path / "adapter").mkdir()
     (tmp_path / "adapter" / "adapter_config.json").write_text('{"peft_type": "LORA"}')
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("SPECHEADS_ENGINE", "eager")  # compiling takes longer than all else here
     return tmp_path
 
 
