@@ -18,7 +18,7 @@ from specheads.replay.intervals import Groups, halves, interval, resample_counts
 class Calibrated:
     """How well a head's predictions fit the tokens of rounds on dev prompts.
 
-    Errors are of the predictions as they are (`raw`), with the calibration that the head had
+    Errors are of the uncalibrated predictions (`raw`), with the calibration that the head had
     (`before`), if any, and with the best one of FORMS (`cross_fitted`), see `compared`.
     """
 
@@ -36,7 +36,7 @@ def compared(
     groups: Groups,
     earlier: IndexCalibration | None = None,
 ) -> Calibrated:
-    """Return how the forms of a calibration compare with the predictions as they are, or with an
+    """Return how the forms of a calibration compare with the uncalibrated predictions, or with an
     `earlier` calibration.
 
     On the prompts that it was fitted on, a calibration looks better than it is, so each half of the

@@ -323,7 +323,7 @@ def test_a_row_that_refers_to_another_data_set_is_refused(tmp_path):
     path.write_text("".join(json.dumps({"turns": [turn]}) + "\n" for turn in ("x", text)))
     with pytest.raises(
         UserError,
-        match="line 2 refers to another data set in place of its text; run the prepare.py that",
+        match="line 2 refers to a different data set in place of its text; run the prepare.py that",
     ):
         configured("speed-bench", f"data.path={path}").load(chats=True)
 

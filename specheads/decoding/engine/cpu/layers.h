@@ -84,7 +84,7 @@ inline void inner_products(const float* queries,
 #pragma GCC unroll 4
   for (int q = 0; q < number; q++) {
     store_totals(sums[q], scores + q * stride);
-    // Rounded once, as in vectors; compilers are told not to do so by themselves.
+    // Fused explicitly, as in vectors: a compiler flag keeps scalar code from fusing.
     for (int64_t i = whole; i < size; i++) {
       for (int k = 0; k < kKeys; k++) {
         float& score = scores[q * stride + k];
