@@ -46,6 +46,12 @@ class Sampling:
         """Return the k-th largest number (..., 1) of each row of `x` (..., V)."""
         return x.topk(k, dim=-1).values[..., -1:]
 
+    def kept_softmax(self, logits: Tensor, least: Tensor) -> Tensor:
+        """Return the probabilities (..., V) of the logits (..., V) that are at least `least`
+        (..., 1); the others have none.
+        """
+        return logits.masked_fill(logits < least, -torch.inf).softmax(dim=-1)
+
     def nucleus(self, probs: Tensor, top_p: float) -> Tensor:
         """Return `probs` (..., V) of the first smallest set of likely tokens whose mass reaches
         `top_p`, renormalised.
@@ -141,8 +147,9 @@ class Warp:
         logits = logits / self.temperature if self.temperature != 1 else logits  # not a copy more
         if 0 < self.top_k < logits.shape[-1]:
             least = active().kth_largest(logits, self.top_k)
-            logits = logits.masked_fill(logits < least, -torch.inf)
-        probs = logits.softmax(dim=-1)
+            probs = active().kept_softmax(logits, least)
+        else:
+            probs = logits.softmax(dim=-1)
         if self.top_p < 1:
             probs = active().nucleus(probs, self.top_p)
         if self.min_p > 0:

@@ -321,6 +321,30 @@ def test_a_row_with_a_nan_has_no_kth_largest(place):
 
 
 @pytest.mark.parametrize("size", SIZES)
+def test_the_softmax_of_kept_logits(size, threads):
+    x = 4 * random_tensor(3, 2, size)
+    hidden = x.masked_fill(x < x.median(), -torch.inf)
+    hidden[..., 0] = 0  # a row without any finite logit has no distribution
+    for logits in (x, x.round(), torch.zeros_like(x), x.mT.contiguous().mT, hidden):
+        for k in {1, 2, min(50, size), size} & set(range(1, size + 1)):
+            least = logits.topk(k).values[..., -1:]
+            actual = operators.kept_softmax(logits, least)
+            expected = TORCH.kept_softmax(logits.double(), least.double())
+            torch.testing.assert_close(actual.double(), expected, atol=1e-6, rtol=0)
+            assert torch.equal(actual == 0, expected == 0)  # the same ties survive
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+def test_a_row_without_a_distribution_is_nan(value):
+    logits = torch.zeros(4, 300)
+    logits[1, 299] = value
+    logits[2, :] = -torch.inf
+    actual = operators.kept_softmax(logits, operators.kth_largest(logits, 1))
+    assert actual.isnan().all(dim=1).tolist() == [False, True, True, False]
+    assert torch.equal(actual[::3], TORCH.kept_softmax(logits, logits.amax(-1, keepdim=True))[::3])
+
+
+@pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("top_p", [1e-3, 0.5, 0.9, 1 - 1e-9, 1.0])
 def test_the_nucleus(size, top_p):
     x = numbers(3, 2, size)

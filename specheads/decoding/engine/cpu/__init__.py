@@ -60,6 +60,7 @@ _RESULTS: dict[str, Callable[..., Tensor]] = {
     "decoder_layer": lambda hidden, *others: torch.empty_like(hidden),
     "head_network": lambda inputs, *others: inputs.new_empty(inputs.shape[:-1]),
     "kth_largest": lambda x, k: x.new_empty(*x.shape[:-1], 1),
+    "kept_softmax": lambda logits, least: torch.empty_like(logits),
     "nucleus": lambda probs, top_p: torch.empty_like(probs),
     "most_likely": lambda x: x.new_empty(x.shape[:-1], dtype=torch.long),
     "token_at": lambda probs, uniform: torch.empty_like(uniform, dtype=torch.long),
@@ -172,10 +173,17 @@ class CpuOperations(Operations):
             return super().token_at(probs, uniform)
         return torch.ops.specheads.token_at(probs, uniform)
 
-    def nucleus(self, probs: Tensor, top_p: float) -> Tensor:
+    def _may_round(self, x: Tensor) -> bool:
         # Compiled code rounds sums in another order anyway; what runs uncompiled keeps its bits.
-        may_round = self._in_bulk or torch.compiler.is_compiling()
-        if probs.dtype != torch.float32 or not may_round:
+        return x.dtype == torch.float32 and (self._in_bulk or torch.compiler.is_compiling())
+
+    def kept_softmax(self, logits: Tensor, least: Tensor) -> Tensor:
+        if not self._may_round(logits):
+            return super().kept_softmax(logits, least)
+        return torch.ops.specheads.kept_softmax(logits, least)
+
+    def nucleus(self, probs: Tensor, top_p: float) -> Tensor:
+        if not self._may_round(probs):
             return super().nucleus(probs, top_p)
         return torch.ops.specheads.nucleus(probs, top_p)
 

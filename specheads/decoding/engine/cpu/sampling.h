@@ -55,6 +55,46 @@ inline float kth_largest_of(const float* row, int64_t size, int64_t k) {
   return kth(kept, kept + count);
 }
 
+// The softmax of the logits that are at least `least`; the others have probability 0. A NaN makes
+// the whole row NaN.
+inline void kept_softmax_of(const float* row, float least, int64_t size, float* probs) {
+  constexpr int64_t lanes = kLanes;
+  const Vector hidden(-std::numeric_limits<float>::infinity());
+  int64_t* starts = scratch<int64_t, 9>(size / lanes + 1);
+  int64_t count = 0;
+  Vector most = hidden;
+  const auto hide = [&](const Vector& logits) {
+    return Vector::blendv(logits, hidden, logits < Vector(least));
+  };
+  const auto load = [&](int64_t start) {
+    if (start + lanes <= size) return Vector::loadu(row + start);
+    return Vector::set(hidden, Vector::loadu(row + start, size - start), size - start);
+  };
+  for (int64_t start = 0; start < size; start += lanes) {
+    const Vector kept = hide(load(start));
+    Vector(0).store(probs + start, std::min(lanes, size - start));
+    if ((kept == hidden).zero_mask() == 0) continue;
+    starts[count++] = start;
+    most = at::vec::maximum(most, kept);
+  }
+  const auto larger = [](const Vector& x, const Vector& y) { return at::vec::maximum(x, y); };
+  const Vector largest(at::vec::vec_reduce_all<float>(larger, most, lanes));
+  Vector sums(0);
+  for (int64_t i = 0; i < count; i++) {
+    const Vector weights = (hide(load(starts[i])) - largest).exp();
+    weights.store(probs + starts[i], std::min(lanes, size - starts[i]));
+    sums = sums + weights;
+  }
+  const float total = total_of(sums);
+  // Without a kept logit, with an infinite one or with a NaN there is no distribution.
+  if (!(total > 0))
+    return std::fill(probs, probs + size, std::numeric_limits<float>::quiet_NaN());
+  for (int64_t i = 0; i < count; i++) {
+    const int64_t number = std::min(lanes, size - starts[i]);
+    (Vector::loadu(probs + starts[i], number) / Vector(total)).store(probs + starts[i], number);
+  }
+}
+
 // The fewest of the most likely tokens that have probability `top_p` together, renormalised; a
 // row of NaN stays one.
 inline void nucleus_of(const float* row, double top_p, int64_t size, float* result) {
@@ -194,6 +234,19 @@ AtenTensorHandle kth_largest(const at::TensorBase& x, int64_t k) {
       x, shape, [&](const float* row, int64_t, float* to) { *to = kth_largest_of(row, size, k); });
 }
 
+// The probabilities (..., V) of logits (..., V) of which those below `least` (..., 1) are hidden.
+AtenTensorHandle kept_softmax(const at::TensorBase& logits, const at::TensorBase& least) {
+  const int64_t size = logits.size(-1);
+  TORCH_CHECK(
+      least.scalar_type() == logits.scalar_type() && least.numel() * size == logits.numel(),
+      "logits are ", logits.sizes(), ", bounds are ", least.scalar_type(), " ", least.sizes());
+  const at::TensorBase bounds = least.contiguous();
+  const float* bound = bounds.const_data_ptr<float>();
+  return of_rows<float>(logits, logits.sizes(), [&](const float* row, int64_t number, float* to) {
+    kept_softmax_of(row, bound[number], size, to);
+  });
+}
+
 // The probabilities (..., V) of the nucleus of probs (..., V).
 AtenTensorHandle nucleus(const at::TensorBase& probs, double top_p) {
   TORCH_CHECK(0 < top_p && top_p <= 1, "top_p is ", top_p);
@@ -229,6 +282,7 @@ AtenTensorHandle token_at(const at::TensorBase& probs, const at::TensorBase& uni
 }  // namespace specheads_kernels
 
 SPECHEADS_OPERATOR(kth_largest, "(Tensor x, int k) -> Tensor")
+SPECHEADS_OPERATOR(kept_softmax, "(Tensor logits, Tensor least) -> Tensor")
 SPECHEADS_OPERATOR(nucleus, "(Tensor probs, float top_p) -> Tensor")
 SPECHEADS_OPERATOR(most_likely, "(Tensor x) -> Tensor")
 SPECHEADS_OPERATOR(token_at, "(Tensor probs, Tensor uniform) -> Tensor")
