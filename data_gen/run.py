@@ -374,7 +374,7 @@ class LabelStage(Stage):
 
 def cache_provenance(
     pair: Pair, prompts: Sequence[Prompt], settings: DataGeneration, labelled: bool
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """Return everything that decides a cache's content.
 
     Responses depend on the draft only by the length of its window.

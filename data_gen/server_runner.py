@@ -104,7 +104,7 @@ class Server:
         self.model = model or served[0]
         self._seconds = seconds
 
-    def complete(self, ids: Sequence[int], params: Mapping[str, Any]) -> Completion:
+    def complete(self, ids: Sequence[int], params: Mapping[str, object]) -> Completion:
         """Return the completion of a prompt.
 
         Raises UserError if the server fails, read another prompt, or returns no ids.
@@ -135,7 +135,7 @@ class Server:
         )
 
     def _ask(
-        self, path: str, body: Mapping[str, Any] | None = None, delays: Sequence[float] = _DELAYS
+        self, path: str, body: Mapping[str, object] | None = None, delays: Sequence[float] = _DELAYS
     ) -> dict[str, Any]:
         """Return the answer to GET, or to POST with a body.
 

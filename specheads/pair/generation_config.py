@@ -66,7 +66,7 @@ class TargetWarp(Warp):
         return warp
 
 
-def _or_targets(value: Any) -> Any:
+def _or_targets(value: object) -> object:
     """Return the values of a config as a TargetWarp.
 
     Those that are not there, or None, are the target's.

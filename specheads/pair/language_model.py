@@ -132,11 +132,11 @@ class LanguageModel:
     @property
     def body(self) -> nn.Module:
         """The model without its output embedding."""
-        base_model: Any = self.model.base_model
+        base_model = self.model.base_model
         # Llama 4's prefix names no part of it
         return base_model.model if base_model is self.model else base_model
 
-    def hidden_states(self, tokens: Tensor, **kwargs: Any) -> Tensor:
+    def hidden_states(self, tokens: Tensor, **kwargs: object) -> Tensor:
         """Return the hidden states (B, T, H) that the output embedding reads, for `tokens` (B,
         T).
         """

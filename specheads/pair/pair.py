@@ -40,6 +40,8 @@ from specheads.pair.revisions import (
 )
 from specheads.storage.files import without_home
 
+Message = Mapping[str, object]  # of a conversation: its role, content and the like
+
 logger = logging.getLogger(__name__)
 
 _TEXT = (  # to which both tokenizers must give the same ids
@@ -47,7 +49,7 @@ _TEXT = (  # to which both tokenizers must give the same ids
 )
 # What `generate` does to outputs and no warp does, and the value besides None with which it does
 # nothing.
-_UNDONE: dict[str, Any] = {
+_UNDONE: dict[str, object] = {
     **dict.fromkeys(
         (
             "repetition_penalty",
@@ -118,7 +120,7 @@ class Pair:
     )
     known_to_draft: Tensor | None = None  # (V,) bool, the tokens that the draft knows; None: all
     # More arguments of the chat template
-    chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    chat_template_kwargs: Mapping[str, object] = field(default_factory=dict)
     # For templates that write today's date into prompts
     loaded_at: datetime = field(default_factory=datetime.now)
     # Lines of the log that are not repeated
@@ -232,9 +234,7 @@ class Pair:
             and len(prompt)
             and all(isinstance(each, Mapping) for each in prompt)
         ):
-            ids = self._ids(
-                self.render(cast(Sequence[dict[str, Any]], prompt)), add_special_tokens=False
-            )
+            ids = self._ids(self.render(cast(Sequence[Message], prompt)), add_special_tokens=False)
         else:
             try:
                 ids = checked_ids(
@@ -270,7 +270,7 @@ class Pair:
         return self._ids(self.render([{"role": "user", "content": text}]), add_special_tokens=False)
 
     def encode_chat(
-        self, messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]] | None = None
+        self, messages: Sequence[Message], tools: Sequence[Mapping[str, object]] | None = None
     ) -> list[int]:
         """Return the ids of a conversation, through the chat template.
 
@@ -320,7 +320,7 @@ class Pair:
         return ids[1:] if begin is not None and ids[:2] == [begin, begin] else ids
 
     def render(
-        self, messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]] | None = None
+        self, messages: Sequence[Message], tools: Sequence[Mapping[str, object]] | None = None
     ) -> str:
         """Return chat messages as text with the begin token.
 
@@ -364,7 +364,7 @@ def load_pair(
     *,
     only_draft: bool = False,
     new_draft: TargetLayers | None = None,
-    **keys: Any,
+    **keys: object,
 ) -> Pair:
     """Load a pair by config name (`"mini"`), with `keys` of PairConfig in place of those, or by
     `draft=` and `target=`.
@@ -547,7 +547,7 @@ def load_draft(
     return LanguageModel(model, pair.vocab_size, draft_temperature(model.config))
 
 
-def _check_spread(device_map: Mapping[str, Any], target_id: str) -> None:
+def _check_spread(device_map: Mapping[str, object], target_id: str) -> None:
     """Log what it costs if `device_map` spreads the target over devices.
 
     Raises UserError for parts outside the GPUs.

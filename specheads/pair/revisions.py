@@ -135,7 +135,7 @@ def from_pretrained(
     location: str | Path,
     revision: str | None = None,
     what: str = "model",
-    **kwargs: Any,
+    **kwargs: object,
 ) -> Any:
     """Return what a transformers `loader` class reads from a folder or the hub.
 
@@ -156,7 +156,7 @@ def from_pretrained(
                 f" https://huggingface.co/{location}, then log in here with `hf auth login`, or set"
                 " HF_TOKEN."
             ) from error
-        if not _is_unreadable(error, kwargs.get("trust_remote_code", False)):
+        if not _is_unreadable(error, bool(kwargs.get("trust_remote_code", False))):
             raise
         if "custom code" in str(error):
             raise UserError(

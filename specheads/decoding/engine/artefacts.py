@@ -22,7 +22,7 @@ from functools import cache
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, NamedTuple, NoReturn
 
 import torch
 import transformers
@@ -34,6 +34,9 @@ from specheads.decoding.engine.eager import Epilogue
 from specheads.interrupts import listen
 from specheads.pair.language_model import LanguageModel
 from specheads.storage.files import cache_folder, write_whole
+
+if TYPE_CHECKING:
+    from multiprocessing.sharedctypes import Synchronized
 
 logger = logging.getLogger(__name__)
 
@@ -126,7 +129,7 @@ def _run_in_processes(jobs: Sequence[Job], most: int) -> None:
             process.join()
 
 
-def _compile_in_fork(jobs: Sequence[Job], taken: Any) -> NoReturn:
+def _compile_in_fork(jobs: Sequence[Job], taken: "Synchronized[int]") -> NoReturn:
     """Compile one job after the other that no other process has taken."""
     from torch._inductor import config  # takes seconds to import
 

@@ -10,7 +10,7 @@ import pickle
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from operator import is_
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -19,6 +19,10 @@ from torch.export.graph_signature import InputKind
 from torch.fx import GraphModule
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass as is_made_of_tensors
 from torch.utils._pytree import tree_leaves, tree_map, tree_unflatten
+
+if TYPE_CHECKING:
+    from torch._inductor.output_code import CompiledFxGraph
+    from torch._inductor.standalone_compile import AOTCompiledArtifact
 
 # Inductor's options. A step is only called with the shapes it was compiled for
 # (tests/decoding/test_engines.py); checking would cost as much as a layer.
@@ -51,14 +55,15 @@ _Build = Callable[[Iterator[Tensor]], TensorTree]
 Repeater = Callable[..., tuple[int, list[Tensor]]]
 # Makes one of a compiled function, its tensors with None for those that each call brings, and the
 # number of its results; None where it cannot.
-MakeRepeater = Callable[[Callable[..., Any], Sequence[Tensor | None], int], Repeater | None]
+MakeRepeater = Callable[[Callable[..., object], Sequence[Tensor | None], int], Repeater | None]
 
 
 @dataclass(frozen=True)
 class CompiledProgram:
     """A compiled step, and the sources of the tensors that it reads."""
 
-    artifact: Any  # the function of the tensors of `sources`, then the tensors of a call
+    # The function of the tensors of `sources`, then the tensors of a call
+    artifact: "AOTCompiledArtifact"
     options: Mapping[str, object]  # Inductor's
     sources: Sequence[str | Tensor]  # names of a module's tensors, and tensors that no module owns
     outputs: TensorTree  # the structure of the result, with None in place of tensors
@@ -109,6 +114,7 @@ class CompiledProgram:
                 aot=True,
             )
         spec = exported.call_spec.out_spec
+        artifact = cast("AOTCompiledArtifact", artifact)  # which `aot` asks for
         return cls(artifact, options, sources, tree_unflatten([None] * spec.num_leaves, spec))
 
     @property
@@ -170,7 +176,7 @@ class BoundProgram:
         ]
         self._artifact = program.artifact
         self._build = _builder(program.outputs)
-        self._run: Callable[[list[Tensor]], Any] | None = None
+        self._run: Callable[[list[Tensor]], Sequence[Tensor]] | None = None
         self.repeater: Repeater | None = None
 
     def __call__(
@@ -333,8 +339,8 @@ def add_leaves(tree: TensorTree, leaves: list[Tensor]) -> list[Tensor]:
 
 
 def _first_call(
-    artifact: Callable[..., Any], args: list[Tensor]
-) -> tuple[Any, Callable[[list[Tensor]], Any]]:
+    artifact: Callable[..., Sequence[Tensor]], args: list[Tensor]
+) -> tuple[Sequence[Tensor], Callable[[list[Tensor]], Sequence[Tensor]]]:
     """Run an artifact.
 
     Return its results, and the function of a list of tensors to be called from now on.
@@ -346,8 +352,8 @@ def _first_call(
     graphs = _graphs_in(artifact, set())
     given = list(args)  # compiled code empties its list
     results = artifact(*args)
-    if len(graphs) == 1:
-        compiled = graphs[0].current_callable
+    compiled = graphs[0].current_callable if len(graphs) == 1 else None
+    if compiled is not None:
         again = compiled(given)
         if len(again) == len(results) and all(map(_is_equal, again, results)):
             return results, compiled
@@ -366,7 +372,7 @@ def _is_equal(first: object, second: object) -> bool:
     return is_alike and torch.allclose(first, second, rtol=0, atol=0, equal_nan=True)
 
 
-def _graphs_in(function: object, seen: set[int]) -> list[Any]:
+def _graphs_in(function: object, seen: set[int]) -> "list[CompiledFxGraph]":
     """Return the compiled graphs that a function calls, through the functions and objects that it
     holds.
     """

@@ -15,13 +15,13 @@ of head) and the draft's input embedding.
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
 import torch
 from torch import Tensor
 
 from specheads.heads.calibration import calibrated
-from specheads.heads.portable.network import Network, load_tensors
+from specheads.heads.portable.network import Config, Network, load_tensors
 from specheads.heads.portable.tensor_file import read_tensors
 
 FORMAT_VERSION = 2
@@ -30,7 +30,7 @@ FORMAT_VERSION = 2
 class StandaloneHead(Network):
     """A head and its config, a dict (see config.json)."""
 
-    def __init__(self, config: Mapping[str, Any]) -> None:
+    def __init__(self, config: Config) -> None:
         """Make a head with random weights from the content of a config.json of the present
         format.
         """
@@ -91,8 +91,16 @@ class StandaloneHead(Network):
         return self._fitted.expand(2, count, -1)
 
 
+class Bounds(TypedDict, total=False):
+    """Arguments of `bounds_of`, which are those of a draft; None: what the head recommends."""
+
+    threshold: float | None
+    min_tokens: int | None
+    max_tokens: int | None
+
+
 def bounds_of(
-    config: Mapping[str, Any],
+    config: Config,
     threshold: float | None = None,
     min_tokens: int | None = None,
     max_tokens: int | None = None,
@@ -137,7 +145,7 @@ class DraftRound:
     (SpecDec++, section 3.2).
     """
 
-    def __init__(self, head: StandaloneHead, **bounds: Any) -> None:
+    def __init__(self, head: StandaloneHead, **bounds: Unpack[Bounds]) -> None:
         """Begin a draft. `bounds` are arguments of `bounds_of`, which may raise ValueError."""
         self.head = head
         self.threshold, self.min_tokens, self.max_tokens = bounds_of(head.config, **bounds).values()

@@ -245,7 +245,7 @@ def prepare(draft: PreTrainedModel, gradient_checkpointing: bool = False) -> Non
             )
 
 
-def _provenance(settings: Distillation, pair: Pair) -> dict[str, Any]:
+def _provenance(settings: Distillation, pair: Pair) -> dict[str, object]:
     """Return what decides the numbers of a run, besides its data: a run is resumed only if none of
     it has changed.
     """
@@ -312,7 +312,7 @@ def _export(
 
 def draft_provenance(
     pair: Pair, settings: Distillation, data: Path, num_prompts: int
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """Return where a distilled draft comes from: models, settings, data."""
     return {
         "name": pair.name,

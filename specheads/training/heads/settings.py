@@ -195,7 +195,7 @@ class HeadTraining(Training):
     def response_share(self) -> float:
         return checked_share(self.predicts, self.mixing.response_share)
 
-    def cache_key(self) -> dict[str, Any]:
+    def cache_key(self) -> dict[str, object]:
         """Return the settings that decide the result of a training, except for the data and the
         heads.
         """

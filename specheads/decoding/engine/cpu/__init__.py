@@ -19,7 +19,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import torch
 from filelock import FileLock
@@ -191,7 +190,7 @@ class CpuOperations(Operations):
         key: Tensor,
         value: Tensor,
         mask: Tensor | None,
-        **options: Any,
+        **options: object,
     ) -> AttentionOutput:
         places = self._places
         if mask is None or has_other_options(options):
@@ -332,7 +331,7 @@ class StepRepeater:
 
 
 def step_repeater(
-    compiled: Callable[..., Any], tensors: Sequence[Tensor | None], num_results: int
+    compiled: Callable[..., object], tensors: Sequence[Tensor | None], num_results: int
 ) -> StepRepeater | None:
     """Return what repeats compiled code from C++ with the `tensors` bound that are not None.
 

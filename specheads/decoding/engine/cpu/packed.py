@@ -8,9 +8,9 @@ weight changes.
 
 import copy
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeGuard, cast
 from weakref import WeakKeyDictionary
 
 import torch
@@ -26,6 +26,9 @@ from specheads.heads.portable.network import Network, ResidualBlock
 from specheads.load import available_memory
 from specheads.pair.language_model import LanguageModel
 from specheads.pair.quantization import on_lattice
+
+if TYPE_CHECKING:
+    from transformers.models.llama.modeling_llama import LlamaDecoderLayer
 
 logger = logging.getLogger(__name__)
 
@@ -135,7 +138,7 @@ class _Packed(nn.Module):
 class _PackedLinear(_Packed):
     """Linear maps outside of such layers that read the same input, as one packed map."""
 
-    def __init__(self, *members: Any) -> None:
+    def __init__(self, *members: nn.Linear) -> None:
         weights = [member.weight for member in members]
         bias = None if members[0].bias is None else torch.cat([member.bias for member in members])
         super().__init__(
@@ -163,7 +166,7 @@ def is_layer(module: nn.Module) -> bool:
     kind = type(module)
     if kind.__name__ not in _LAYERS or not kind.__module__.startswith("transformers.models."):
         return False
-    layer: Any = module
+    layer = cast("LlamaDecoderLayer", module)
     attention = layer.self_attn
     mlp = layer.mlp
     inputs = (attention.q_proj, attention.k_proj, attention.v_proj)
@@ -185,7 +188,7 @@ def is_layer(module: nn.Module) -> bool:
 
 
 class _PackedLayer(_Packed):
-    def __init__(self, layer: Any) -> None:
+    def __init__(self, layer: "LlamaDecoderLayer") -> None:
         attention = layer.self_attn
         mlp = layer.mlp
         inputs = [attention.q_proj, attention.k_proj, attention.v_proj]
@@ -207,16 +210,16 @@ class _PackedLayer(_Packed):
     def compute(
         self,
         number: int,
-        layer: Any,
+        layer: "LlamaDecoderLayer",
         hidden: Tensor,
         attention_mask: Tensor | None = None,
         position_embeddings: tuple[Tensor, Tensor] | None = None,
         past_key_values: Cache | None = None,
-        **options: Any,
+        **options: object,
     ) -> Tensor:
         """Return the output (B, T, H) of the layer for hidden states (B, T, H)."""
         layers = () if past_key_values is None else past_key_values.layers
-        memory: Any = layers[layer.self_attn.layer_idx] if layers else None
+        memory = layers[layer.self_attn.layer_idx] if layers else None
         if (
             attention_mask is None
             or position_embeddings is None
@@ -253,12 +256,10 @@ class _PackedLayer(_Packed):
 
 def _is_network(module: nn.Module) -> bool:
     """Whether the operator `head_network` computes what this module does."""
-    kind: Any = type(module)
-    if (
-        not isinstance(module, Network)
-        or kind.score is not Network.score
-        or kind.assemble is not Network.assemble
-    ):
+    if not isinstance(module, Network):
+        return False
+    kind = type(module)
+    if kind.score is not Network.score or kind.assemble is not Network.assemble:
         return False
     maps = [
         *((block, block.linear) for block in module.blocks),
@@ -293,14 +294,14 @@ def _is_network(module: nn.Module) -> bool:
 class PackedNetwork(_Packed):
     """A head's network as one operator."""
 
-    def __init__(self, network: Any) -> None:
-        projected = isinstance(network.projection, nn.Linear)
-        linears = [block.linear for block in network.blocks]
+    def __init__(self, network: Network) -> None:
+        projection = network.projection if isinstance(network.projection, nn.Linear) else None
+        linears = [cast(ResidualBlock, block).linear for block in network.blocks]
         tensors = {
             "input_mean": network.input_mean,
             "input_scale": network.input_scale,
-            "projection": _pack(network.projection.weight) if projected else None,
-            "projection_bias": network.projection.bias if projected else None,
+            "projection": None if projection is None else _pack(projection.weight),
+            "projection_bias": None if projection is None else projection.bias,
             "blocks": torch.cat([_pack(linear.weight) for linear in linears]) if linears else None,
             "block_biases": torch.stack([linear.bias for linear in linears]) if linears else None,
             "readout": network.readout.weight[0],
@@ -317,19 +318,19 @@ class PackedNetwork(_Packed):
         return torch.ops.specheads.head_network(inputs, *self._buffers.values())
 
 
-def _is_packable(module: nn.Module) -> bool:
+def _is_packable(module: nn.Module) -> TypeGuard[nn.Linear]:
     if type(module) is not nn.Linear or is_made_of_tensors(module.weight):
         return False
     return module.weight.dtype in _TYPES
 
 
-def _groups_of(model: nn.Module, packs_layers: bool = True) -> list[list[Any]]:
+def _groups_of(model: nn.Module, packs_layers: bool = True) -> list[list[nn.Module]]:
     """Return a model's layers, and linear maps outside of them, together if they read one input and
     all have a bias or none.
     """
     layers = [module for module in model.modules() if packs_layers and is_layer(module)]
     taken = {module for layer in layers for module in layer.modules()}
-    groups: dict[Any, list[Any]] = {}
+    groups: dict[tuple[object, ...], list[nn.Module]] = {}
     for parent in model.modules():
         for name, child in parent.named_children():
             if child not in taken and _is_packable(child):
@@ -348,13 +349,11 @@ _copies: WeakKeyDictionary[nn.Module, tuple[Weights, nn.Module]] = WeakKeyDictio
 @torch.no_grad()
 def _copy_of(group: Sequence[nn.Module]) -> Any:
     if not _is_current(group):
-        kind = (
-            _PackedLayer
-            if is_layer(group[0])
-            else PackedNetwork
-            if _is_network(group[0])
-            else _PackedLinear
-        )
+        kind: Callable[..., nn.Module] = _PackedLinear
+        if is_layer(group[0]):
+            kind = _PackedLayer
+        elif _is_network(group[0]):
+            kind = PackedNetwork
         _copies[group[0]] = Weights(*group), kind(*group)
     return _copies[group[0]][1]
 
@@ -391,8 +390,10 @@ class PackedModel(nn.Module):
 
 
 def _sharing(
-    module: Any, packed: dict[nn.Module, tuple[Any, int]], made: dict[nn.Module, Any]
-) -> Any:
+    module: nn.Module,
+    packed: dict[nn.Module, tuple[Any, int]],
+    made: dict[nn.Module, nn.Module],
+) -> nn.Module:
     """Return a tree of modules with the tensors of `module` in which those that are `packed`
     compute with their copies.
     """
@@ -404,7 +405,7 @@ def _sharing(
             new._modules[name] = None if child is None else _sharing(child, packed, made)
         if module in packed:
             copied, number = packed[module]
-            new.forward = partial(copied.compute, number, new)
+            vars(new)["forward"] = partial(copied.compute, number, new)
     return made[module]
 
 
