@@ -197,10 +197,10 @@ class _Crew:
 
 def _packages_here() -> dict[str, str]:
     """Return the versions of the packages that decide the bytes of what this process makes."""
-    return {
-        name: importlib.import_module(name).__version__
-        for name in ("specheads", "torch", "transformers")
-    }
+    versions = {}
+    for name in ("specheads", "torch", "transformers"):
+        versions[name] = importlib.import_module(name).__version__
+    return versions
 
 
 def _connect(ray: ModuleType, settings: DataGeneration) -> None:
@@ -248,15 +248,16 @@ def _check_worker(check: _Driver) -> None:
     """
     host = socket.gethostname()
     ours = _packages_here()
-    different = {
-        name: version for name, version in check["packages"].items() if ours[name] != version
-    }
-    if different:
+    here = list[str]()
+    there = list[str]()
+    for name, version in check["packages"].items():
+        if ours[name] != version:
+            here.append(f"{name} {ours[name]}")
+            there.append(f"{name} {version}")
+    if here:
         raise UserError(
-            f"the worker on {host} has {', '.join(f'{name} {ours[name]}' for name in different)},"
-            f" {check['host']} has"
-            f" {', '.join(f'{name} {version}' for name, version in different.items())}; install the"
-            " same versions on all machines."
+            f"the worker on {host} has {', '.join(here)}, {check['host']} has {', '.join(there)};"
+            " install the same versions on all machines."
         )
     if not Path(check["sign"]).is_file():
         raise UserError(

@@ -278,7 +278,9 @@ class ResponseStage(Stage):
 
     @cached_property
     def _responder(self) -> Responder:
-        lengths = [len(ids) for shard in self.shards.values() for _, ids in shard.prompts]
+        lengths = list[int]()
+        for shard in self.shards.values():
+            lengths += [len(ids) for _, ids in shard.prompts]
         return Responder(self.pair, lengths, self.settings.limits)
 
     def amount(self, names: Collection[str]) -> tuple[str, float]:

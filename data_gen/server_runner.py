@@ -89,10 +89,8 @@ class Server:
             )
         self.url = url if url.endswith("/v1") else f"{url}/v1"
         self._seconds = min(seconds, _LISTED)
-        served = [
-            str(each.get("id"))
-            for each in self._ask("models", delays=_DELAYS[:1]).get("data") or ()
-        ]
+        models = self._ask("models", delays=_DELAYS[:1]).get("data") or ()
+        served = [str(each.get("id")) for each in models]
         if model is None and len(served) != 1:
             raise UserError(
                 f"{url} serves {', '.join(served) or 'no model'}; name the target: server.model="
@@ -206,18 +204,16 @@ def server_responses(
             "runner=server needs the address of a server: server.url=http://localhost:8000"
         )
     server = Server(settings.server_url, settings.server_model, settings.server_seconds)
-    check_target(
-        pair,
-        server,
-        [list(ids) for shard in shards.values() for _, ids in shard.prompts][:COMPARED],
-    )
+    prompts = list[list[int]]()
+    for shard in shards.values():
+        prompts += [list(ids) for _, ids in shard.prompts]
+    check_target(pair, server, prompts[:COMPARED])
     journals = {name: Journal(store.journal(name), {}) for name in shards}
-    missing = [
-        (name, number) for name, shard in shards.items() for number in range(len(shard.prompts))
-    ]
-    missing = [
-        (name, number) for name, number in missing if str(number) not in journals[name].entries
-    ]
+    missing = list[tuple[str, int]]()
+    for name, shard in shards.items():
+        for number in range(len(shard.prompts)):
+            if str(number) not in journals[name].entries:
+                missing.append((name, number))
     if kept := sum(len(journal.entries) for journal in journals.values()):
         logger.info("responses: %d are reused from an earlier run", kept)
         advance(kept)

@@ -163,14 +163,13 @@ def model_of(
 ) -> dict[str, object]:
     """Return the arguments of vllm.LLM with which a pair's target answers requests."""
     location = resolve(pair.target_id)
+    lengths = [len(request["ids"]) + request["params"]["max_tokens"] for request in requests]
     model: dict[str, object] = {
         "model": location,
         "skip_tokenizer_init": True,
         "generation_config": "vllm",  # the model's folder may recommend something else
         "dtype": str(pair.target.dtype).removeprefix("torch."),
-        "max_model_len": max(
-            len(request["ids"]) + request["params"]["max_tokens"] for request in requests
-        ),
+        "max_model_len": max(lengths),
         "disable_log_stats": True,
     }
     if not Path(location).is_dir():

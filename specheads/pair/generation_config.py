@@ -53,13 +53,11 @@ class TargetWarp(Warp):
                 f"the generation config of {pair.target_id}: {error} Give another value by the keys"
                 " warp.*"
             ) from None
-        origins = {
-            name: "given" if name in self.given else "the target's" if name in said else "usual"
-            for name in NAMES
-        }
-        line = "warp: " + ", ".join(
-            f"{name}={value:g} ({origins[name]})" for name, value in values.items()
-        )
+        parts = []
+        for name, value in values.items():
+            usual = "the target's" if name in said else "usual"
+            parts.append(f"{name}={value:g} ({'given' if name in self.given else usual})")
+        line = "warp: " + ", ".join(parts)
         if line not in pair.said:
             logger.info("%s", line)
             pair.said.add(line)

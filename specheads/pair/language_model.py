@@ -266,17 +266,13 @@ def _lengths_of_longrope(parameters: Mapping[str, Any]) -> list[int]:
 
     Some models have parameters for each kind of layer.
     """
-    inner = [
-        length
-        for each in parameters.values()
-        if isinstance(each, Mapping)
-        for length in _lengths_of_longrope(each)
-    ]
-    return (
-        [*inner, parameters["original_max_position_embeddings"]]
-        if parameters.get("rope_type") == "longrope"
-        else inner
-    )
+    lengths = list[int]()
+    for each in parameters.values():
+        if isinstance(each, Mapping):
+            lengths += _lengths_of_longrope(each)
+    if parameters.get("rope_type") == "longrope":
+        lengths.append(parameters["original_max_position_embeddings"])
+    return lengths
 
 
 def place_of_layers(model: PreTrainedModel) -> str:

@@ -170,13 +170,11 @@ class Pair:
     @cached_property
     def appends_end(self) -> bool:
         """Whether the tokenizer ends every text with an end token; prompts are without it."""
-        last, plain = (
-            self.tokenizer("a", add_special_tokens=special)["input_ids"][-1:]
-            for special in (True, False)
-        )
-        return last != plain and last in [
-            [end] for end in (*self.stop_tokens, self.tokenizer.eos_token_id)
-        ]
+        ids = self.tokenizer("a", add_special_tokens=True)["input_ids"]
+        plain = self.tokenizer("a", add_special_tokens=False)["input_ids"]
+        if ids[-1:] == plain[-1:] or not ids:
+            return False
+        return ids[-1] in (*self.stop_tokens, self.tokenizer.eos_token_id)
 
     @property
     def chats(self) -> bool:
@@ -439,11 +437,10 @@ def remarks(pair: Pair) -> Iterator[str]:
     """
     config = getattr(pair.target, "generation_config", None)
     ends = pair.stop_tokens
-    asked = [
-        name
-        for name, off in _UNDONE.items()
-        if getattr(config, name, None) not in (None, off, [], {})
-    ]
+    asked = list[str]()
+    for name, off in _UNDONE.items():
+        if getattr(config, name, None) not in (None, off, [], {}):
+            asked.append(name)
     if asked:
         yield (
             f"the generation config of {pair.target_id} has {', '.join(asked)}, which is not done"
@@ -616,6 +613,10 @@ def _check_vocabulary(pair: Pair) -> None:
             )
 
 
+def _ids_of_text(tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    return list(tokenizer(_TEXT, add_special_tokens=False)["input_ids"])
+
+
 def known_tokens(
     draft: PreTrainedTokenizerBase, target: PreTrainedTokenizerBase, draft_id: str, target_id: str
 ) -> Tensor | None:
@@ -628,32 +629,16 @@ def known_tokens(
     """
     of_draft = draft.get_vocab()
     of_target = target.get_vocab()
-    moved = sorted(
-        (
-            token
-            for token in of_draft.keys() & of_target.keys()
-            if of_draft[token] != of_target[token]
-        ),
-        key=str,
-    )
+    common = of_draft.keys() & of_target.keys()
+    moved = [token for token in common if of_draft[token] != of_target[token]]
     single = of_draft.keys() ^ of_target.keys()
-    added = {
-        token
-        for tokenizer in (draft, target)
-        for token in getattr(tokenizer, "get_added_vocab", dict)()
-    }
+    added = set[str]()
+    for tokenizer in (draft, target):
+        added.update(getattr(tokenizer, "get_added_vocab", dict)())
     example = ""
-    if differing := [*moved, *sorted(single - added, key=str)]:
+    if differing := [*sorted(moved, key=str), *sorted(single - added, key=str)]:
         example = f"{len(differing)} tokens differ, for example {differing[0]!r}"
-    elif (
-        len(
-            {
-                tuple(tokenizer(_TEXT, add_special_tokens=False)["input_ids"])
-                for tokenizer in (draft, target)
-            }
-        )
-        > 1
-    ):
+    elif _ids_of_text(draft) != _ids_of_text(target):
         example = "the same text gets other ids"
     if example:
         raise UserError(

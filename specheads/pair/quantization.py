@@ -149,12 +149,10 @@ def on_lattice(weight: Tensor, *forms: str) -> Lattice | None:
                 break
             parts.append(lattice)
         else:
-            return Lattice(
-                *(
-                    torch.cat(each).view(*weight.shape[:-1], -1, each[0].shape[-1])
-                    for each in zip(*parts, strict=True)
-                )
-            )
+            tensors = list[Tensor]()
+            for each in zip(*parts, strict=True):
+                tensors.append(torch.cat(each).view(*weight.shape[:-1], -1, each[0].shape[-1]))
+            return Lattice(*tensors)
     return None
 
 

@@ -331,11 +331,9 @@ def content_of(location: str | Path, commit: str | None = None) -> str:
             f"{location} holds no .safetensors or .bin weights, so its version cannot be"
             " determined; save the model there."
         )
-    config = {
-        key: value
-        for key, value in read_json(folder / "config.json").items()
-        if key not in _OF_NO_NUMBER
-    }
+    config = read_json(folder / "config.json")
+    for key in _OF_NO_NUMBER:
+        config.pop(key, None)
     parts = [
         json.dumps(config, sort_keys=True),
         *(f"{file.name} {hash_of(file)}" for file in files),

@@ -83,11 +83,10 @@ def compile_ahead(warm_ups: Iterable[Callable[[], object]]) -> None:
         planned = None
     if not _is_usable(folder()):
         return
-    jobs = {
-        job.name: job
-        for job in found.values()
-        if job.name is not None and not (folder() / job.name).is_file()
-    }
+    jobs = dict[str, Job]()
+    for job in found.values():
+        if job.name is not None and not (folder() / job.name).is_file():
+            jobs[job.name] = job
     if len(jobs) > 1:
         logger.info("compiling %d steps of the models, once for this machine", len(jobs))
         with suppress(Exception):
@@ -255,15 +254,16 @@ def name_of(lm: LanguageModel, epilogue: Epilogue, *settings: object) -> str | N
     read, a hook), so the code must not be kept.
     """
     modules = [lm.model, *modules_in(epilogue.compile_key)]
-    parts = [(name, part) for module in modules for name, part in module.named_modules()]
-    sources = [
-        _source(type(value))
-        for value in (epilogue, *vars(epilogue).values(), *(part for _, part in parts))
-    ]
+    parts = list[tuple[str, nn.Module]]()
+    weights = list[Tensor]()
+    for module in modules:
+        parts += module.named_modules()
+        weights += [*module.parameters(), *module.buffers()]
+    sources = [_source(type(value)) for value in (epilogue, *vars(epilogue).values())]
+    sources += [_source(type(part)) for _, part in parts]
     hooked = any(is_hooked(part) for _, part in parts)
     if " at 0x" in repr(epilogue.compile_key) or None in sources or hooked:
         return None
-    weights = [tensor for module in modules for tensor in (*module.parameters(), *module.buffers())]
     weights, settings = tree_map_only(
         Tensor, lambda x: (tuple(x.shape), x.stride(), x.dtype, x.device), (weights, settings)
     )
@@ -315,7 +315,9 @@ def machine() -> tuple[str, ...]:
 @cache
 def sources_of(*rooms: str) -> str:
     """Return a hash of the Python sources of some folders of this package."""
-    paths = [path for room in rooms for path in sorted((_PACKAGE / room).rglob("*.py"))]
+    paths = list[Path]()
+    for room in rooms:
+        paths += sorted((_PACKAGE / room).rglob("*.py"))
     return hashlib.sha256("".join(map(_hash_of, paths)).encode()).hexdigest()
 
 

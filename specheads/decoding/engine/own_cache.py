@@ -136,13 +136,11 @@ def _obstacle_to_static_memory(lm: LanguageModel) -> str | None:
         return "its code comes with the checkpoint"
     if other := set(getattr(config, "layer_types", None) or ()) - _KINDS:
         return f"it has layers of the kind {', '.join(sorted(other))}"
-    names = (
-        name for name, value in config.to_dict().items() if value and not isinstance(value, str)
-    )
-    limit = next(
-        (name for name in names if _LENGTHS.search(name) and not _KNOWN_LENGTHS.search(name)), None
-    )
-    return limit and f"its attention depends on {limit}"
+    for name, value in config.to_dict().items():
+        limits = bool(value) and not isinstance(value, str) and _LENGTHS.search(name)
+        if limits and not _KNOWN_LENGTHS.search(name):
+            return f"its attention depends on {name}"
+    return None
 
 
 def _is_right(lm: LanguageModel, expected: Tensor, places: Sequence[int], states: Tensor) -> bool:
@@ -365,9 +363,11 @@ def _copy_of(cache: Cache) -> Cache:
 
     Keys and values are shared, because layers replace them and never write into them.
     """
-    shared = [layer for layer in getattr(cache, "layers", ()) if isinstance(layer, DynamicLayer)]
-    tensors = [tensor for layer in shared for tensor in (layer.keys, layer.values)]
-    return copy.deepcopy(cache, {id(tensor): tensor for tensor in tensors})
+    shared = dict[int, object]()
+    for layer in getattr(cache, "layers", ()):
+        if isinstance(layer, DynamicLayer):
+            shared |= {id(layer.keys): layer.keys, id(layer.values): layer.values}
+    return copy.deepcopy(cache, shared)
 
 
 class WholeTexts:

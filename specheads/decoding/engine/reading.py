@@ -303,7 +303,8 @@ class ChainLayer(_StepLayer):
 
 def has_other_options(options: Mapping[str, object]) -> bool:
     """Whether attention is called with options that only transformers' attention has."""
-    return any(isinstance(x, Tensor) or x for x in (options.get(name) for name in _OTHER_ATTENTION))
+    given = map(options.get, _OTHER_ATTENTION)
+    return any(isinstance(value, Tensor) or value for value in given)
 
 
 class Operations(Sampling):

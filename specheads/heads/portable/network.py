@@ -36,12 +36,10 @@ def load_tensors(make: Callable[[], Head], config: Config, tensors: Mapping[str,
         )
     with torch.device("meta"):  # what a damaged config asks for may not fit into memory
         head = make()
-    shapes = [
-        {name: tuple(tensor.shape) for name, tensor in each.items()}
-        for each in (head.state_dict(), tensors)
-    ]
-    for name in sorted(shapes[0].keys() | shapes[1].keys()):
-        wanted, actual = (each.get(name, "no such tensor") for each in shapes)
+    expected = head.state_dict()
+    for name in sorted(expected.keys() | tensors.keys()):
+        wanted = tuple(expected[name].shape) if name in expected else "no such tensor"
+        actual = tuple(tensors[name].shape) if name in tensors else "no such tensor"
         if wanted != actual:
             raise ValueError(f"tensor {name!r} is {actual}, expected {wanted} from config.json")
     head.load_state_dict(

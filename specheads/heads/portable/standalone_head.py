@@ -46,9 +46,8 @@ class StandaloneHead(Network):
         """
         try:
             config = json.loads((Path(folder) / "config.json").read_text(encoding="utf-8"))
-            tensors, golden = (
-                read_tensors(Path(folder) / f"{name}.safetensors") for name in ("model", "golden")
-            )
+            tensors = read_tensors(Path(folder) / "model.safetensors")
+            golden = read_tensors(Path(folder) / "golden.safetensors")
             if (version := config.get("format_version")) != FORMAT_VERSION:
                 raise ValueError(
                     f"it has head format {version!r}; this file reads {FORMAT_VERSION}."
@@ -116,11 +115,11 @@ def bounds_of(
         "min_tokens": 2 if config["predicts"] == "input_token" else 1,
         "max_tokens": 20,
     }
-    known = {
-        name: value for name, value in (config.get("recommended") or {}).items() if name in usual
-    }
+    recommended = config.get("recommended") or {}
     given = {"threshold": threshold, "min_tokens": min_tokens, "max_tokens": max_tokens}
-    bounds = usual | known | {name: value for name, value in given.items() if value is not None}
+    bounds = dict[str, Any]()
+    for name, value in usual.items():
+        bounds[name] = recommended.get(name, value) if given[name] is None else given[name]
     if not isinstance(bounds["threshold"], int | float) or not 0 <= bounds["threshold"] <= 1:
         raise ValueError(
             f"threshold={bounds['threshold']!r} must be a number from 0 to 1, the chance of a"

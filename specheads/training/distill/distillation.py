@@ -5,6 +5,7 @@ import os
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -140,8 +141,8 @@ def distill(
 
 def _token_counts(samples: Samples, vocab_size: int) -> np.ndarray:
     """Return how often each token (V,) is in all responses."""
-    responses = [response for row in samples.answers for response in row]
-    return np.bincount(np.concatenate(responses), minlength=vocab_size)
+    responses = chain.from_iterable(samples.answers)
+    return np.bincount(np.concatenate(list(responses)), minlength=vocab_size)
 
 
 def _reduced(pair: Pair, train: Samples, dev: Samples, settings: Distillation) -> Pair:
@@ -184,7 +185,7 @@ def _needs(pair: Pair, train: Samples, settings: Distillation, trainer: Trainer,
     batch = settings.loader.batch_size / trainer.world_size
     num_weights = pair.draft.num_parameters()
     itemsize = pair.draft.dtype.itemsize
-    longest_response = max(len(response) for row in train.answers for response in row)
+    longest_response = max(map(len, chain.from_iterable(train.answers)))
     longest_prompt = max(map(len, train.prompts))
     # For the gradient a layer keeps about twice what it takes without; with checkpoints one layer
     # does at a time.

@@ -271,11 +271,10 @@ def _library_path() -> Path:
     from torch._inductor.runtime.cache_dir_utils import cache_dir  # takes seconds to import
 
     artefacts.keep_kernels_private()
-    texts = [
-        (path.name, path.read_text())
-        for path in sorted(_FOLDER.iterdir())
-        if path.suffix in (".cpp", ".h")
-    ]
+    texts = []
+    for path in sorted(_FOLDER.iterdir()):
+        if path.suffix in (".cpp", ".h"):
+            texts.append((path.name, path.read_text()))
     digest = hashlib.sha256(
         repr((texts, _command("folder"), artefacts.machine())).encode()
     ).hexdigest()

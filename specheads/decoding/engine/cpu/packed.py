@@ -61,15 +61,10 @@ def _storage(*weights: Tensor) -> torch.dtype:
     for storage, forms in _LATTICES.items():
         if all(on_lattice(weight, *forms) for weight in weights):
             return storage
-    narrow = (torch.bfloat16, torch.float16)
-    return next(
-        (
-            each
-            for each in narrow
-            if all(torch.equal(weight.to(each).float(), weight) for weight in weights)
-        ),
-        dtype,
-    )
+    for narrow in (torch.bfloat16, torch.float16):
+        if all(torch.equal(weight.to(narrow).float(), weight) for weight in weights):
+            return narrow
+    return dtype
 
 
 def _pack(weight: Tensor, storage: torch.dtype | None = None) -> Tensor:
@@ -92,11 +87,10 @@ def _pack(weight: Tensor, storage: torch.dtype | None = None) -> Tensor:
         if storage == torch.uint8:
             q = q.view(torch.int16)
             q = (q | q >> 4).to(torch.uint8)
-        parts = [
-            _in_panels(part, number * rows, rows)
-            for part in (lattice.d, lattice.m, q.view(torch.int32))
-        ]
-        return torch.cat(parts, dim=-1).view(number, size, -1).view(storage)
+        d = _in_panels(lattice.d, number * rows, rows)
+        m = _in_panels(lattice.m, number * rows, rows)
+        q = _in_panels(q.view(torch.int32), number * rows, rows)
+        return torch.cat([d, m, q], dim=-1).view(number, size, -1).view(storage)
     in_pairs = weight.dtype == torch.bfloat16 and torch.ops.specheads.multiplies_pairs()
     weight = weight if storage is None else weight.to(storage)
     size += size % 2 if in_pairs else 0
@@ -261,29 +255,18 @@ def _is_network(module: nn.Module) -> bool:
     kind = type(module)
     if kind.score is not Network.score or kind.assemble is not Network.assemble:
         return False
-    maps = [
-        *((block, block.linear) for block in module.blocks),
-        (module.projection,),
-        (module.readout,),
-    ]
-    kinds = {type(part) for parts in maps for part in parts} - {
-        ResidualBlock,
-        nn.Linear,
-        nn.Identity,
-    }
-    parts = [
-        module,
-        *(
-            each
-            for part in (module.projection, module.blocks, module.readout)
-            for each in part.modules()
-        ),
-    ]
-    tensors = [
-        tensor for part in parts for tensor in (*part.parameters(False), *part.buffers(False))
-    ]
+    maps: list[nn.Module] = [module.projection, module.readout]
+    for block in module.blocks:
+        maps += [block, cast(ResidualBlock, block).linear]
+    kinds = set(map(type, maps))
+    parts: list[nn.Module] = [module]
+    for inner in (module.projection, module.blocks, module.readout):
+        parts += inner.modules()
+    tensors = list[Tensor]()
+    for part in parts:
+        tensors += [*part.parameters(False), *part.buffers(False)]
     return (
-        not kinds
+        kinds <= {ResidualBlock, nn.Linear, nn.Identity}
         and not any(map(is_hooked, parts))
         and not any(is_made_of_tensors(tensor) for tensor in tensors)  # such as quantized ones
         and len({tensor.dtype for tensor in tensors}) == 1
@@ -307,10 +290,9 @@ class PackedNetwork(_Packed):
             "readout": network.readout.weight[0],
             "readout_bias": network.readout.bias,
         }
-        copies = {
-            name: None if each is None else each.detach().clone().contiguous()
-            for name, each in tensors.items()
-        }
+        copies = dict[str, Tensor | None]()
+        for name, tensor in tensors.items():
+            copies[name] = None if tensor is None else tensor.detach().clone().contiguous()
         super().__init__(**copies)
 
     def logits(self, inputs: Tensor) -> Tensor:
@@ -329,7 +311,9 @@ def _groups_of(model: nn.Module, packs_layers: bool = True) -> list[list[nn.Modu
     all have a bias or none.
     """
     layers = [module for module in model.modules() if packs_layers and is_layer(module)]
-    taken = {module for layer in layers for module in layer.modules()}
+    taken = set[nn.Module]()
+    for layer in layers:
+        taken.update(layer.modules())
     groups: dict[tuple[object, ...], list[nn.Module]] = {}
     for parent in model.modules():
         for name, child in parent.named_children():
@@ -378,11 +362,10 @@ class PackedModel(nn.Module):
         copies = [_copy_of(group) for group in groups]
         self.networks = {network: _copy_of([network]) for network in networks}
         self.copies = nn.ModuleList([*copies, *self.networks.values()])
-        packed = {
-            member: (copied, i)
-            for group, copied in zip(groups, copies, strict=True)
-            for i, member in enumerate(group)
-        }
+        packed = {}
+        for group, copied in zip(groups, copies, strict=True):
+            for i, member in enumerate(group):
+                packed[member] = (copied, i)
         self.lm = copy.copy(lm)
         self.lm.model = _sharing(lm.model, packed, {})
         self.lm.input_embedding = self.lm.model.get_input_embeddings()
@@ -414,20 +397,16 @@ def bytes_to_pack(lm: LanguageModel, networks: Sequence[nn.Module] = ()) -> int:
     yet.
     """
     groups = [*_groups_of(lm.model), *([network] for network in networks)]
-    weights = [
-        weight
-        for group in groups
-        if not _is_current(group)
-        for module in group
-        for weight in module.parameters()
-    ]
-    storages = [
-        _storage(weight[: -(-_NUM_SAMPLED * len(weight) // weight.numel())]) for weight in weights
-    ]
-    return sum(
-        round(weight.numel() * _BYTES.get(each, each.itemsize))
-        for weight, each in zip(weights, storages, strict=True)
-    )
+    num_bytes = 0
+    for group in groups:
+        if _is_current(group):
+            continue
+        for module in group:
+            for weight in module.parameters():
+                sampled_rows = -(-_NUM_SAMPLED * len(weight) // weight.numel())
+                storage = _storage(weight[:sampled_rows])
+                num_bytes += round(weight.numel() * _BYTES.get(storage, storage.itemsize))
+    return num_bytes
 
 
 def packed_model(
@@ -438,7 +417,9 @@ def packed_model(
 
     `packs_layers`: whether a whole layer is one operator where that is possible.
     """
-    networks = [module for other in others for module in other.modules() if _is_network(module)]
+    networks = list[nn.Module]()
+    for other in others:
+        networks += filter(_is_network, other.modules())
     groups = _groups_of(lm.model, packs_layers)
     needed = bytes_to_pack(lm, networks)
     if needed > _SPARE_MEMORY * available_memory():
