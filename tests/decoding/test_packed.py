@@ -176,14 +176,15 @@ def test_too_little_memory_is_said_once(lm, monkeypatch, caplog):
     """Every step asks, and the available memory is never the same twice."""
     artefacts.warn_once.cache_clear()
     needed = sum(module.weight.nbytes for module in lm.model.modules() if type(module) is nn.Linear)
+    share = 0.0
+    monkeypatch.setattr(packed, "available_memory", lambda: share * needed)
     for share in (0.0, 0.5, 1.2):
-        monkeypatch.setattr(packed, "available_memory", lambda share=share: share * needed)
         assert packed_model(lm, []) is None
     (record,) = caplog.records
     assert "linear maps are not packed, and verification is slower" in record.message
-    monkeypatch.setattr(packed, "available_memory", lambda: 1.3 * needed)
+    share = 1.3
     assert packed_model(lm, []) is not None
-    monkeypatch.setattr(packed, "available_memory", lambda: 0.0)
+    share = 0.0
     assert packed_model(lm, []) is not None  # copies that exist need no more
 
 

@@ -20,20 +20,6 @@ def path(tmp_path):
     return journal.path
 
 
-def test_a_journal_is_read_back(path):
-    assert Journal(path, PROVENANCE).entries == {n: {"stats": [n]} for n in range(3)}
-
-
-@pytest.mark.parametrize("cut", [1, 5, 20])
-def test_an_incomplete_line_is_dropped_and_the_journal_continues(path, cut):
-    path.write_bytes(path.read_bytes()[:-cut])
-    journal = Journal(path, PROVENANCE)
-    num_complete = 2 if cut > 1 else 3  # a line without its line end is still complete
-    assert sorted(journal.entries) == list(range(num_complete))
-    journal.add(7, {})
-    assert sorted(Journal(path, PROVENANCE).entries) == [*range(num_complete), 7]
-
-
 @pytest.mark.parametrize("damage", [b"", b"nonsense\n", b"[1]\n"])
 def test_a_journal_without_a_header_starts_from_the_beginning(path, damage):
     path.write_bytes(damage)
