@@ -129,6 +129,8 @@ train head.inputs=[colour]
     colour
 evaluate
     train one with specheads train
+data runner=vllm model.quantization=int8
+    model.quantization=int8 is of this process
 evaluate head=null record=null
     record=null must be a set of keys
 evaluate head=null drafting=graph verification=tree_match live_rules=[head_threshold]

@@ -176,15 +176,16 @@ def test_too_little_memory_is_said_once(lm, monkeypatch, caplog):
     """Every step asks, and the available memory is never the same twice."""
     artefacts.warn_once.cache_clear()
     needed = sum(module.weight.nbytes for module in lm.model.modules() if type(module) is nn.Linear)
-    share = 0.0
-    monkeypatch.setattr(packed, "available_memory", lambda: share * needed)
+    memory = {"available": 0.0}
+    monkeypatch.setattr(packed, "available_memory", lambda: memory["available"])
     for share in (0.0, 0.5, 1.2):
+        memory["available"] = share * needed
         assert packed_model(lm, []) is None
     (record,) = caplog.records
     assert "linear maps are not packed, and verification is slower" in record.message
-    share = 1.3
+    memory["available"] = 1.3 * needed
     assert packed_model(lm, []) is not None
-    share = 0.0
+    memory["available"] = 0.0
     assert packed_model(lm, []) is not None  # copies that exist need no more
 
 

@@ -255,9 +255,6 @@ def test_an_unreadable_manifest_is_named_and_deleting_it_helps(make, complete, i
     assert content(interrupted) == content(complete)
 
 
-# --- space
-
-
 # --- the fingerprint
 
 
