@@ -19,6 +19,7 @@ import statistics
 import sys
 import tempfile
 from argparse import Namespace
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -106,20 +107,18 @@ class _Peers:
     def add(
         self, peer: str, way: str, choices: Mapping[str, Options], command: PeerCommand
     ) -> None:
-        """Add a way to decode, by name the options of its choices, which one process takes."""
-        self.commands[peer] = command
-        for choice, options in choices.items():
-            self.settings.append(Setting(peer, way, choice, peer, options))
+        """Add a way to decode, by name the options of its choices.
 
-    def add_apart(
-        self, peer: str, way: str, choices: Mapping[str, Options], command: PeerCommand
-    ) -> None:
-        """Add a way to decode whose choices are processes that start with their options."""
+        One process takes them with each request; those of vLLM start a process each.
+        """
         for choice, options in choices.items():
-            setting = Setting(peer, way, choice)
-            setting = replace(setting, worker=setting.name)
+            setting = Setting(peer, way, choice, peer, options)
+            if peer == VLLM:
+                setting = Setting(peer, way, choice, f"{peer}, {way}, {choice}")
+                self.commands[setting.worker] = replace(command, setup={**command.setup, **options})
+            else:
+                self.commands[peer] = command
             self.settings.append(setting)
-            self.commands[setting.worker] = replace(command, setup={**command.setup, **options})
 
 
 @dataclass
@@ -145,8 +144,7 @@ def main() -> None:
     count = given.prompts
     loaded = list(NanoSource(0, count, 0, count, FINAL_PARTS).load(pair.chats))
     encoded = [pair.encode_instruction(prompt.text) for prompt in loaded]
-    tuning = encoded[:count]
-    reported = encoded[count:]
+    prompt_ids = [prompt.prompt_id for prompt in loaded]
     tables = []
     notes = dict[str, None]()
     versions = dict[str, str]()
@@ -155,8 +153,10 @@ def main() -> None:
             peers = _all_peers(pair, given, MODES[mode][1], Path(folder))
             print(*peers.left_out, sep="\n", file=sys.stderr)
             with Workers(peers.commands) as workers:
-                chosen = fastest(workers, peers.settings, tuning, given.new_tokens)
-                measured = measure(workers, chosen, reported, given.new_tokens, given.repeats)
+                chosen = fastest(workers, peers.settings, encoded[:count], given.new_tokens)
+                measured = measure(
+                    workers, chosen, encoded[count:], given.new_tokens, given.repeats
+                )
         table = _speed_table(chosen, measured, mode)
         tables.append(table)
         print(f"\n{table.title}\n\n{text_of(table)}", flush=True)
@@ -172,10 +172,10 @@ def main() -> None:
         "decoding",
         tables,
         split=FINAL,
-        seeds=[1000 * repeat for repeat in range(given.repeats)],
+        seeds=range(0, 1000 * given.repeats, 1000),
         prompts={
-            "tuning": prompt_record(prompt.prompt_id for prompt in loaded[:count]),
-            "reported": prompt_record(prompt.prompt_id for prompt in loaded[count:]),
+            "tuning": prompt_record(prompt_ids[:count]),
+            "reported": prompt_record(prompt_ids[count:]),
         },
         notes=[about, *notes],
         keep=given.keep,
@@ -300,17 +300,17 @@ def _add_vllm(peers: _Peers, pair: Pair, setup: Options, python: str, folder: Pa
         model.save_pretrained(path)
         pair.tokenizer.save_pretrained(path)
     command = PeerCommand(python, "vllm_worker.py", {**setup, **folders})
-    peers.add_apart(VLLM, ALONE, {"": {"drafted": 0}}, command)
+    peers.add(VLLM, ALONE, {"": {"drafted": 0}}, command)
     drafted = _by_length(lambda length: {"drafted": length}, VLLM_LENGTHS)
-    peers.add_apart(VLLM, "draft model", drafted, command)
+    peers.add(VLLM, "draft model", drafted, command)
     copied = _by_length(lambda length: {"drafted": length, "copied": True}, VLLM_LENGTHS)
-    peers.add_apart(VLLM, "n-gram", copied, command)
+    peers.add(VLLM, "n-gram", copied, command)
     if setup["head"]:
         by_head = _by_threshold(
             lambda value: {"drafted": LONGEST, "threshold": value}, VLLM_THRESHOLDS
         )
         by_head["by measured times"] = {"drafted": LONGEST, "threshold": None}
-        peers.add_apart(VLLM, "head on the draft model", by_head, command)
+        peers.add(VLLM, "head on the draft model", by_head, command)
 
 
 # --- how it is compared
@@ -345,7 +345,7 @@ def measure(
     repeats: int,
 ) -> dict[str, Timed]:
     """Return what every setting made of the prompts, repeat by repeat in turn."""
-    measured = {setting.name: Timed() for setting in settings}
+    measured = defaultdict[str, Timed](Timed)
     order = list(settings)
     for repeat in range(repeats):
         for setting in order:
