@@ -19,6 +19,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import torch
 from filelock import FileLock
@@ -190,7 +191,7 @@ class CpuOperations(Operations):
         key: Tensor,
         value: Tensor,
         mask: Tensor | None,
-        **options: object,
+        **options: Any,
     ) -> AttentionOutput:
         places = self._places
         if mask is None or has_other_options(options):
@@ -271,10 +272,11 @@ def _library_path() -> Path:
     from torch._inductor.runtime.cache_dir_utils import cache_dir  # takes seconds to import
 
     artefacts.keep_kernels_private()
-    texts = []
-    for path in sorted(_FOLDER.iterdir()):
-        if path.suffix in (".cpp", ".h"):
-            texts.append((path.name, path.read_text()))
+    texts = [
+        (path.name, path.read_text())
+        for path in sorted(_FOLDER.iterdir())
+        if path.suffix in (".cpp", ".h")
+    ]
     digest = hashlib.sha256(
         repr((texts, _command("folder"), artefacts.machine())).encode()
     ).hexdigest()
@@ -330,7 +332,7 @@ class StepRepeater:
 
 
 def step_repeater(
-    compiled: Callable[..., object], tensors: Sequence[Tensor | None], num_results: int
+    compiled: Callable[..., Any], tensors: Sequence[Tensor | None], num_results: int
 ) -> StepRepeater | None:
     """Return what repeats compiled code from C++ with the `tensors` bound that are not None.
 
