@@ -10,7 +10,7 @@ drafted token: first the response's in order, then those of one branch after ano
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -88,7 +88,7 @@ def record_responses(
     warp: Warp,
     num_positions: int,
     advance: Advance = lambda count: None,
-) -> list[dict[str, Any]]:
+) -> list[dict[str, object]]:
     """Return the columns of each response; see `recording.SCHEMA`.
 
     Their branches are drafted together.
@@ -127,7 +127,7 @@ def record_responses(
     grown = draft_read.grow(
         pair, begun, uniform, warp, num_positions, keep, lambda share: advance(share * num_tokens)
     )
-    columns: list[dict[str, Any]] = []
+    columns: list[dict[str, object]] = []
     ends = np.cumsum([len(start.sample) for start in starts]).tolist()
     for text, start, first, end in zip(texts, starts, [0, *ends], ends, strict=False):
         branches = grown.rows(slice(first, end))

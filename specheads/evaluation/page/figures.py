@@ -9,6 +9,7 @@ from html import escape
 
 import plotly.graph_objects as go
 
+from specheads.errors import is_number
 from specheads.evaluation.candidates import CEILING, FIXED, ORACLE
 from specheads.evaluation.conclusions import (
     fastest_by_kind,
@@ -137,10 +138,10 @@ def _speed(report: Report, data_set: DataSet, ratio: str, styles: Mapping[str, S
     dev = next((each.rules for each in report.data_sets if each.role == "dev"), data_set.rules)
     best = dict[str, dict[float, tuple[float, RuleRow]]]()  # by family and threshold
     for row, on_dev in zip(data_set.rules, dev, strict=True):
-        if ratio not in row.speedup or "threshold" not in row.parameters or row.bound:
+        threshold = row.parameters.get("threshold")
+        if ratio not in row.speedup or not is_number(threshold) or row.bound:
             continue
         of_family = best.setdefault(row.family, {})
-        threshold = row.parameters["threshold"]
         dev_speed = on_dev.speedup[ratio].value
         if threshold not in of_family or dev_speed > of_family[threshold][0]:
             of_family[threshold] = (dev_speed, row)

@@ -238,7 +238,7 @@ def best_length(half: RecordedSet, times: StepTimes) -> int:
     rule = best_rules(
         half.recording, FIXED_LENGTHS, _cost_table(times, Overheads(times.costs.round_seconds))
     )[FIXED]
-    return int(rule.parameters["num_tokens"])
+    return rule.max_tokens
 
 
 def best_rules(
