@@ -264,10 +264,10 @@ class Tuning:
         """
         if (head, max_tokens) not in self._curves:
             rules = [recorded_threshold(head, float(threshold), max_tokens) for threshold in GRID]
-            num_prompts = self.recording.num_prompts
-            self._curves[head, max_tokens] = [
-                rounds.per_prompt(num_prompts) for rounds in replay(self.recording, rules)
-            ]
+            counts = list[Counts]()
+            for rounds in replay(self.recording, rules):
+                counts.append(rounds.per_prompt(self.recording.num_prompts))
+            self._curves[head, max_tokens] = counts
         curve = self._curves[head, max_tokens]
         tokens = np.array([each.tokens.sum() for each in curve])
         seconds = np.array([costs.seconds(each.drafted, each.rounds).sum() for each in curve])

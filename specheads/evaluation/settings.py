@@ -7,7 +7,7 @@ from pydantic import AfterValidator, SkipValidation, model_validator
 
 from specheads.decoding.drafting import Autoregressive, Drafting, check_pairing
 from specheads.decoding.engine import resolve_engine
-from specheads.decoding.stopping import MAX_TOKENS, FixedLength, HeadThreshold
+from specheads.decoding.stopping import MAX_TOKENS, FixedLength, HeadThreshold, StoppingRule
 from specheads.decoding.verification import TokenVerification, VerificationRule
 from specheads.errors import UserError, is_number
 from specheads.evaluation.candidates import FIXED, RuleChoice, Rules, check_rules
@@ -195,13 +195,10 @@ class Evaluation(Warped):
 
     def _check_decoded(self) -> None:
         """Raise UserError if `live_rules` leaves nothing that drafts."""
-        chosen = [choice for name, choice in self.rules.items() if name in self.live_rules]
-        rules = [
-            rule
-            for each in chosen
-            if self.head or not each.cls.uses_head
-            for rule in each.without_auto().samples()
-        ]
+        rules = list[StoppingRule]()
+        for name, choice in self.rules.items():
+            if name in self.live_rules and (self.head or not choice.cls.uses_head):
+                rules += choice.without_auto().samples()
         names = list(self.live_rules)
         how = f"{self.method} are only decoded, rule by rule of live_rules"
         if not rules and self.verification.stopping is None:

@@ -36,9 +36,10 @@ def device_name(pair: Pair) -> str:
 
 def versions() -> dict[str, str]:
     """Return the versions of Python and of the libraries that the numbers depend on."""
-    return {"python": platform.python_version()} | {
-        name: metadata.version(name) for name in ("specheads", "torch", "transformers")
-    }
+    known = {"python": platform.python_version()}
+    for name in ("specheads", "torch", "transformers"):
+        known[name] = metadata.version(name)
+    return known
 
 
 def load_average() -> float | None:
