@@ -1,18 +1,17 @@
 """How fast is decoding next to the peers, transformers and vLLM, on the same weights?
 
     python benchmarks/decoding.py [--model nano] [--head FOLDER] [--vllm-python PYTHON]
-        [--at-once 1 4 16] [--prompts 8] [--repeats 5]
+        [--prompts 8] [--repeats 5]
 
 Each peer is a process, or several, with the same number of threads. One process runs at a time, all
 others are stopped; in each repeat all settings decode the same prompts one after another, each
-after the first prompts, which are not counted. Where a peer has several settings (drafted tokens
-per round, a threshold), the fastest on other prompts is reported. Responses have the same number of
+after the first prompt, which is not counted. Where a peer has several settings (drafted tokens per
+round, a threshold), the fastest on other prompts is reported. Responses have the same number of
 tokens everywhere: no token ends them. Seconds are those of whole calls. A draft's output over some
 tokens is completed for engines that need all.
 
-With `--at-once` as many prompts are decoded together, and one that ends makes room for the next, in
-this decoder and vLLM alone. A peer that is not installed is left out, with a line that says how to
-get it. The steps of decoding are timed by benchmarks.gpu.
+A peer that is not installed is left out, with a line that says how to get it. Batches are timed by
+`specheads evaluate concurrency=`, the steps of decoding by benchmarks.gpu.
 """
 
 import argparse
@@ -47,8 +46,6 @@ from specheads.prompts.sources import NanoSource
 MODES = {
     "greedy": ("Greedy", Warp(temperature=0)),
     "sampled": ("Sampled at temperature 1, top-k 50", Warp(top_k=50)),
-    "cool": ("Sampled at temperature 0.2, top-p 0.9", Warp(0.2, top_p=0.9)),
-    "plain": ("Sampled at temperature 1", Warp()),
 }
 TRANSFORMERS = "transformers"
 OURS = "this decoder"
@@ -58,9 +55,10 @@ PEERS = (TRANSFORMERS, OURS, VLLM)
 LENGTHS = (1, 2, 3, 4, 6, 8)  # drafted tokens per round
 VLLM_LENGTHS = (1, 2, 3, 4, 6)  # each is a process
 FINAL_PARTS = (8, 9)  # of the final prompts, 200 together
-FULL = 4  # prompts, for each that is decoded at once
+WINDOW = 1024  # positions that vLLM has memory for
 THRESHOLDS = (0.3, 0.4, 0.5, 0.6, 0.7)
 VLLM_THRESHOLDS = (0.3, 0.5, 0.7)
+TUNING_REPEATS = 2
 LONGEST = 12
 COLUMNS = [
     Column("setting"),
@@ -143,11 +141,12 @@ class Timed:
 def main() -> None:
     given = _parsed_arguments()
     torch.set_num_threads(given.threads)
-    pair = load_pair(given.model, **_pair_keys(given))
-    most = max(_count(given, at_once) for at_once in given.at_once)
-    loaded = list(NanoSource(0, most, 0, most, FINAL_PARTS).load(pair.chats))
-    tuning = [pair.encode_instruction(prompt.text) for prompt in loaded[:most]]
-    reported = [pair.encode_instruction(prompt.text) for prompt in loaded[most:]]
+    pair = load_pair(given.model, device="cpu")
+    count = given.prompts
+    loaded = list(NanoSource(0, count, 0, count, FINAL_PARTS).load(pair.chats))
+    encoded = [pair.encode_instruction(prompt.text) for prompt in loaded]
+    tuning = encoded[:count]
+    reported = encoded[count:]
     tables = []
     notes = dict[str, None]()
     versions = dict[str, str]()
@@ -156,10 +155,11 @@ def main() -> None:
             peers = _all_peers(pair, given, MODES[mode][1], Path(folder))
             print(*peers.left_out, sep="\n", file=sys.stderr)
             with Workers(peers.commands) as workers:
-                for at_once in given.at_once:
-                    table = _table(workers, peers, tuning, reported, given, mode, at_once)
-                    tables.append(table)
-                    print(f"\n{table.title}\n\n{text_of(table)}", flush=True)
+                chosen = fastest(workers, peers.settings, tuning, given.new_tokens)
+                measured = measure(workers, chosen, reported, given.new_tokens, given.repeats)
+        table = _speed_table(chosen, measured, mode)
+        tables.append(table)
+        print(f"\n{table.title}\n\n{text_of(table)}", flush=True)
         versions |= workers.versions
         notes |= dict.fromkeys([*sorted(f"{line}." for line in workers.warnings), *peers.left_out])
     dtype = str(pair.target.dtype).removeprefix("torch.")
@@ -174,62 +174,29 @@ def main() -> None:
         split=FINAL,
         seeds=[1000 * repeat for repeat in range(given.repeats)],
         prompts={
-            "tuning": prompt_record(prompt.prompt_id for prompt in loaded[:most]),
-            "reported": prompt_record(prompt.prompt_id for prompt in loaded[most:]),
+            "tuning": prompt_record(prompt.prompt_id for prompt in loaded[:count]),
+            "reported": prompt_record(prompt.prompt_id for prompt in loaded[count:]),
         },
         notes=[about, *notes],
         keep=given.keep,
     )
 
 
-def _table(
-    workers: Workers,
-    peers: _Peers,
-    tuning: Sequence[list[int]],
-    reported: Sequence[list[int]],
-    given: Namespace,
-    mode: str,
-    at_once: int,
-) -> Table:
-    """Return the speeds of the fastest settings with so many prompts decoded at once."""
-    possible = [each for each in peers.settings if at_once == 1 or each.peer != TRANSFORMERS]
-    count = _count(given, at_once)
-    chosen = fastest(workers, possible, tuning[:count], given.new_tokens, 2, at_once)
-    prompts = reported[:count]
-    measured = measure(workers, chosen, prompts, given.new_tokens, given.repeats, at_once)
-    return _speed_table(chosen, measured, mode, at_once)
-
-
 def _parsed_arguments() -> Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     add = parser.add_argument
     add("--model", default="nano", help="a file of conf/model")
-    add("--dtype", choices=("float32", "bfloat16"), help="default: that of the model's config")
-    add("--device", default="cpu", help="on others vLLM is left out")
     add("--modes", nargs="+", choices=MODES, default=["greedy", "sampled"])
     add("--head", help="a folder that specheads train exported")
     add("--engine", default="auto", help="of this decoder")
     add("--threads", type=int, default=torch.get_num_threads(), help="of every process")
     add("--vllm-python", default=sys.executable, help="an interpreter with vLLM")
-    add("--vllm-eager", action="store_true", help="do not compile vLLM's models")
-    add("--window", type=int, default=1024, help="positions that vLLM has memory for")
-    add("--at-once", type=int, nargs="+", default=[1], metavar="N", help="prompts decoded together")
     add("--peers", nargs="+", choices=PEERS, default=PEERS)
     add("--prompts", type=int, default=8, help="reported ones; as many others choose the settings")
     add("--new-tokens", type=int, default=128)
     add("--repeats", type=int, default=5)
     add_keep_option(parser, "decoding")
     return parser.parse_args()
-
-
-def _count(given: Namespace, at_once: int) -> int:
-    """Return the number of prompts: enough that mostly `at_once` of them are decoded together."""
-    return max(given.prompts, FULL * at_once if at_once > 1 else 1)
-
-
-def _pair_keys(given: Namespace) -> dict[str, str]:
-    """Return what is loaded differently from the model's config."""
-    return {"device": given.device} | ({"dtype": given.dtype} if given.dtype else {})
 
 
 # --- what can be compared
@@ -247,18 +214,14 @@ def _all_peers(pair: Pair, given: Namespace, warp: Warp, folder: Path) -> _Peers
             "the head is left out: --head names one that specheads train exported."
         )
     setup = {"threads": given.threads, "warp": asdict(warp), "head": head}
-    local = setup | {"model": given.model, "pair_keys": _pair_keys(given), "engine": given.engine}
+    local = setup | {"model": given.model, "engine": given.engine}
     if TRANSFORMERS in given.peers:
         _add_transformers(peers, local)
     if OURS in given.peers:
         _add_ours(peers, local)
-    if VLLM in given.peers and given.device == "cpu":
-        setup |= {
-            "dtype": str(pair.target.dtype).removeprefix("torch."),
-            "window": min(pair.window, given.window),
-            "requests": max(given.at_once),
-            "eager": given.vllm_eager,
-        }
+    if VLLM in given.peers:
+        dtype = str(pair.target.dtype).removeprefix("torch.")
+        setup |= {"dtype": dtype, "window": min(pair.window, WINDOW)}
         _add_vllm(peers, pair, setup, given.vllm_python, folder)
     return peers
 
@@ -354,29 +317,22 @@ def _add_vllm(peers: _Peers, pair: Pair, setup: Options, python: str, folder: Pa
 
 
 def fastest(
-    workers: Workers,
-    settings: Sequence[Setting],
-    prompts: Sequence[list[int]],
-    length: int,
-    repeats: int,
-    at_once: int = 1,
+    workers: Workers, settings: Sequence[Setting], prompts: Sequence[list[int]], length: int
 ) -> list[Setting]:
     """Return the fastest setting of each way of each peer."""
     ways: dict[tuple[str, str], list[Setting]] = {}
     for setting in settings:
         ways.setdefault((setting.peer, setting.way), []).append(setting)
-    several = []
-    for group in ways.values():
-        several += group if len(group) > 1 else []
-    measured = measure(workers, several, prompts, length, repeats, at_once)
-    for name, made in measured.items():
-        print(f"    tuning: {name}: {made.speed:,.0f} tokens/s", file=sys.stderr, flush=True)
     chosen = []
     for group in ways.values():
         best = group[0]
-        for setting in group[1:]:
-            if measured[setting.name].speed > measured[best.name].speed:
-                best = setting
+        if len(group) > 1:
+            measured = measure(workers, group, prompts, length, TUNING_REPEATS)
+            for setting in group:
+                speed = measured[setting.name].speed
+                print(f"    tuning: {setting.name}: {speed:,.0f} tokens/s", file=sys.stderr)
+                if speed > measured[best.name].speed:
+                    best = setting
         chosen.append(best)
     return chosen
 
@@ -387,51 +343,37 @@ def measure(
     prompts: Sequence[list[int]],
     length: int,
     repeats: int,
-    at_once: int = 1,
 ) -> dict[str, Timed]:
-    """Return what every setting made of the prompts, repeat by repeat in turn, with `at_once` of
-    them decoded together.
-    """
+    """Return what every setting made of the prompts, repeat by repeat in turn."""
     measured = {setting.name: Timed() for setting in settings}
     order = list(settings)
-    for repeat in range(repeats if settings else 0):
+    for repeat in range(repeats):
         for setting in order:
             made = measured[setting.name]
-
-            def ask(group: slice, setting: Setting = setting, first: int = 1000 * repeat) -> Answer:
-                seeds = range(first, first + len(prompts))
-                request = {
-                    "options": setting.options,
-                    "prompts": prompts[group],
-                    "length": length,
-                    "seeds": list(seeds[group]),
-                }
-                if at_once > 1:
-                    request["at_once"] = at_once
-                answer = workers.ask(setting.worker, request)
-                for response in answer["responses"]:
-                    if len(response) != length:
-                        raise ValueError(f"{setting.name}: {len(response)} tokens, not {length}")
-                return answer
-
-            ask(slice(0, at_once))  # not counted
+            _ask(workers, setting, prompts[0], length, 1000 * repeat)  # not counted
             seconds = 0.0
-            together = 1 if at_once == 1 else len(prompts)  # a worker of several gets them all
-            for start in range(0, len(prompts), together):
-                answer = ask(slice(start, start + together))
+            for seed, prompt in enumerate(prompts, 1000 * repeat):
+                answer = _ask(workers, setting, prompt, length, seed)
                 seconds += answer["seconds"]
                 if "totals" in answer:
                     made.totals.append(answer["totals"])
                 if not repeat:
-                    made.responses += answer["responses"]
+                    made.responses.append(answer["response"])
             made.speeds.append(length * len(prompts) / seconds)
         order = [*order[1:], order[0]]
     return measured
 
 
-def _speed_table(
-    chosen: Sequence[Setting], measured: Mapping[str, Timed], mode: str, at_once: int = 1
-) -> Table:
+def _ask(workers: Workers, setting: Setting, prompt: list[int], length: int, seed: int) -> Answer:
+    """Return a worker's answer. Raises ValueError where a response has another length."""
+    request = {"options": setting.options, "prompt": prompt, "length": length, "seed": seed}
+    answer = workers.ask(setting.worker, request)
+    if len(answer["response"]) != length:
+        raise ValueError(f"{setting.name}: {len(answer['response'])} tokens, not {length}")
+    return answer
+
+
+def _speed_table(chosen: Sequence[Setting], measured: Mapping[str, Timed], mode: str) -> Table:
     """Return how fast each setting is, and in greedy decoding how many of its tokens are those of
     the target alone.
     """
@@ -449,10 +391,7 @@ def _speed_table(
             total = sum(each[column] for each in made.totals)
             row.append(total / rounds if rounds else None)
         rows.append(row)
-    title = MODES[mode][0]
-    if at_once == 1:
-        return Table(mode, title, COLUMNS, rows)
-    return Table(f"{mode}_{at_once}", f"{title}, {at_once} prompts at once", COLUMNS, rows)
+    return Table(mode, MODES[mode][0], COLUMNS, rows)
 
 
 def _same_tokens(made: Timed, alone: Timed) -> float:

@@ -26,7 +26,7 @@ from specheads import Warp, generate_baseline, load_pair
 from specheads.pair.draft_vocabulary import keep_tokens, kept_tokens
 
 GREEDY = Warp(0)
-SETUP = {"model": "nano", "pair_keys": {"device": "cpu"}, "threads": 1, "engine": "eager"}
+SETUP = {"model": "nano", "threads": 1, "engine": "eager"}
 SETUP |= {"warp": asdict(GREEDY), "head": None}
 
 
@@ -46,9 +46,8 @@ def test_a_completed_output_proposes_as_the_draft_did(prompts):
 
 
 def arguments(**values):
-    given = {"model": "nano", "dtype": None, "device": "cpu", "head": None, "engine": "eager"}
-    given |= {"threads": 1, "window": 256, "at_once": [1, 4], "vllm_python": "no-python"}
-    return Namespace(**given | {"vllm_eager": False, "peers": PEERS} | values)
+    given = {"model": "nano", "head": None, "engine": "eager", "threads": 1}
+    return Namespace(**given | {"vllm_python": "no-python", "peers": PEERS} | values)
 
 
 def test_missing_peers_are_left_out_with_a_line(nano, tmp_path):
@@ -74,7 +73,7 @@ def test_every_setting_of_vllm_is_a_process_with_its_options(nano, tmp_path):
         assert setups["vLLM, head on the draft model, threshold 0.5"]["threshold"] == 0.5
         for setup in setups.values():
             assert setup["head"].endswith("/outputs/head")
-            assert setup["requests"] == 4 and setup["warp"] == asdict(warp)
+            assert setup["warp"] == asdict(warp)
 
 
 def test_processes_decode_as_this_project_and_stand_still_between(nano, prompts):
@@ -100,19 +99,17 @@ def test_processes_decode_as_this_project_and_stand_still_between(nano, prompts)
             ("transformers", assisted),
             ("transformers", {"prompt_lookup_num_tokens": 3}),
         ):
-            request = {"options": options, "seeds": [0], "length": length}
+            request = {"options": options, "seed": 0, "length": length}
             for prompt, response in zip(prompts, expected, strict=False):
-                answer = workers.ask(name, request | {"prompts": [prompt]})
-                assert answer["responses"] == [response] and answer["seconds"] > 0
-        together = {"options": fixed, "prompts": prompts[:2], "seeds": [0, 1], "length": length}
-        together["at_once"] = 2
-        assert workers.ask("this decoder", together)["responses"] == expected
+                answer = workers.ask(name, request | {"prompt": prompt})
+                assert answer["response"] == response and answer["seconds"] > 0
         if Path("/proc").is_dir():
             for worker in workers._running.values():
                 status = Path(f"/proc/{worker._process.pid}/stat").read_text()
                 assert status.rpartition(") ")[2][0] == "T"
+        answerless = request | {"prompt": prompts[0], "options": {"rule": "none"}}
         with pytest.raises(PeerError, match="rule 'none' is not known"):
-            workers.ask("this decoder", together | {"options": {"rule": "none"}})
+            workers.ask("this decoder", answerless)
 
 
 class FakeWorkers:
@@ -122,11 +119,10 @@ class FakeWorkers:
         self.asked = []
 
     def ask(self, name, request):
-        count = len(request["prompts"])
-        self.asked.append((count, request["seeds"]))
+        self.asked.append((request["prompt"], request["seed"]))
         return {
-            "responses": [[1] * request["length"]] * count,
-            "seconds": count * request["length"] / request["options"]["speed"],
+            "response": [1] * request["length"],
+            "seconds": request["length"] / request["options"]["speed"],
             "totals": {"rounds": 2, "tokens": 3, "draft": 0.25, "verify": 0.5, "commit": 0.0},
         }
 
@@ -143,32 +139,25 @@ def test_the_fastest_setting_of_each_way_is_reported():
         setting("this decoder", "draft", "K=2", 150),
         setting("this decoder", "draft", "K=3", 120),
     ]
-    how = ([[1], [2]], 8, 3)
-    chosen = fastest(FakeWorkers(), settings, *how)
+    prompts = [[1], [2]]
+    chosen = fastest(FakeWorkers(), settings, prompts, 8)
     assert [each.name for each in chosen] == [
         "this decoder, alone",
         "transformers, alone",
         "this decoder, draft, K=2",
     ]
-    table = _speed_table(chosen, measure(FakeWorkers(), chosen, *how), "greedy")
+    measured = measure(FakeWorkers(), chosen, prompts, 8, 3)
+    table = _speed_table(chosen, measured, "greedy")
     expected = [150, 150, 150, 3.0, 1.5, 1.0, 1.5, 0.125, 0.25, 0]
     assert table.rows[2][1:] == pytest.approx(expected)
-    table = _speed_table(chosen, measure(FakeWorkers(), chosen, *how), "cool", 4)
-    assert table.title == "Sampled at temperature 0.2, top-p 0.9, 4 prompts at once"
-    assert table.rows[2][6] is None
+    table = _speed_table(chosen, measured, "sampled")
+    assert table.title == "Sampled at temperature 1, top-k 50" and table.rows[2][6] is None
     assert _same_tokens(Timed([], [[1, 2, 3, 4]]), Timed([], [[1, 2, 4, 4]])) == 0.5
 
 
-@pytest.mark.parametrize(
-    ("at_once", "asked"),
-    [
-        (2, [(2, [0, 1]), (3, [0, 1, 2]), (2, [1000, 1001]), (3, [1000, 1001, 1002])]),
-        (1, [(1, [0]), (1, [0]), (1, [1]), (1, [2])] + [(1, [1000 + n]) for n in (0, 0, 1, 2)]),
-    ],
-)
-def test_a_worker_gets_its_prompts_after_a_first_that_is_not_counted(at_once, asked):
+def test_prompts_are_asked_one_by_one_after_a_first_that_is_not_counted():
     workers = FakeWorkers()
-    settings = [setting("vLLM", "alone", "", 100)]
-    made = measure(workers, settings, [[1]] * 3, 8, 2, at_once)["vLLM, alone"]
-    assert workers.asked == asked
-    assert made.speeds == pytest.approx([100, 100]) and len(made.responses) == 3
+    made = measure(workers, [setting("vLLM", "alone", "", 100)], [[1], [2]], 8, 2)["vLLM, alone"]
+    asked = [([1], 0), ([1], 0), ([2], 1)]
+    assert workers.asked == asked + [(prompt, 1000 + seed) for prompt, seed in asked]
+    assert made.speeds == pytest.approx([100, 100]) and len(made.responses) == 2

@@ -41,13 +41,6 @@ class Chains:
         """Return chains that have two distributions (V,) everywhere."""
         return cls(*(each.expand(num_positions, len(each), -1) for each in (target, draft)))
 
-    def after(self, place: int, token: int) -> "Chains":
-        """Return the chains of what follows a text of `place` tokens that ends with `token`."""
-        both = self.target[place:], self.draft[place:]
-        return Chains(
-            *(torch.cat([each[:1, [token]].expand_as(each[:1]), each[1:]]) for each in both)
-        )
-
 
 def residual(target: Tensor, draft: Tensor) -> Tensor:
     """Return `norm((t - d)+)` (..., V) of distributions (..., V).

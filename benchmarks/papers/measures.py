@@ -39,11 +39,6 @@ METRICS = {
     "discard_rate": Metric("num_discarded", "num_tokens"),
     "verification_rate": Metric("num_target_calls", "num_tokens"),
     "perplexity": Metric("nats", "num_tokens"),  # e to the power of this ratio
-    "copied_rounds": Metric("copy_rounds", "num_target_calls"),  # GSD, table 1
-    "full_drafts": Metric("full_drafts", "num_target_calls"),  # cut off by drafting.max_nodes
-    "later_children": Metric("later_children", "num_accepted"),  # GSD, figure 7
-    "in_runs": Metric("in_runs", "num_drafted"),  # GSD, figure 3
-    "merge_divergence": Metric("merge_nats", "merges"),  # GSD, table 5
     "tokens_per_draft_step": Metric("num_tokens", "steps"),
     "tokens_per_charged_step": Metric("num_tokens", "charged_steps"),  # heads cost steps, too
     "divergence": Metric("divergence", "num_predicted"),  # of the head: SpecDec++, appendix C.3
@@ -212,18 +207,3 @@ def estimated(claim: Claim, tallies: Tallies, groups: Groups) -> Interval:
     if isinstance(claim.than, Mapping):
         values = values / (value_of(claim.than["of"]) / value_of(claim.than["over"]))
     return interval(values)
-
-
-class Answer(NamedTuple):
-    """What was computed for a claim of theory.yaml, by its name there; None: it holds weakly."""
-
-    name: str
-    ours: str
-    holds: bool | None
-    why: str = ""
-    ratio: float | None = None
-
-
-def equal(name: str, error: float, why: str = "") -> Answer:
-    """Return that two numbers are equal, if rounding can explain their difference."""
-    return Answer(name, f"equal within {error:.0e}", error <= 1e-9, why)

@@ -12,7 +12,6 @@ import yaml
 from hydra.utils import get_class
 from torch.nn.functional import cross_entropy
 
-from benchmarks.papers.counted_trees import CountedGraph, CountedTree
 from benchmarks.papers.measures import METRICS, TIMED, Claim, Tally, checked, measured, priced, sums
 from specheads.commands.compose import command_config, load_configured_pair
 from specheads.commands.evaluate import evaluation_settings, prompt_data
@@ -40,7 +39,6 @@ from specheads.replay.response_tree import RecordSettings
 from specheads.settings import config_folder
 
 EXPERIMENTS = Path(__file__).with_name("experiments")
-COUNTED = {"tree": CountedTree, "graph": CountedGraph}  # in place of the classes of conf/drafting
 Heads = Mapping[str, AcceptanceHead]
 Entry = Mapping[str, object]  # of a YAML or JSON file
 
@@ -58,8 +56,7 @@ class Choice:
         changed = {"name": given} if isinstance(given, str) else dict(given)
         name = changed.pop("name")
         content = yaml.safe_load((config_folder() / group / f"{name}.yaml").read_text("utf-8"))
-        target = get_class(content.pop("_target_"))
-        return cls(COUNTED.get(name, target), content | changed)
+        return cls(get_class(content.pop("_target_")), content | changed)
 
     def make(self, **more: object) -> object:
         """Return an object of the class."""
@@ -266,9 +263,6 @@ def decoded_row(
 ) -> dict[str, float]:
     """Decode a prompt; return its counts by name, its cost and its negative log-likelihood."""
     drafting = getattr(decoder, "drafting", None)
-    counted = isinstance(drafting, CountedTree)
-    if counted:
-        drafting.counts.clear()
     out = decoder.generate(ids, max_new_tokens, seed)
     stats = out.stats
     draft_steps: float = stats.num_draft_calls
@@ -276,7 +270,7 @@ def decoded_row(
     if isinstance(drafting, LayerSkip):  # its steps are parts of target passes
         target_passes += drafting.share(decoder.pair) * draft_steps
         draft_steps = 0
-    row = {
+    return {
         "num_tokens": stats.num_tokens,
         "num_drafted": stats.num_drafted,
         "num_accepted": stats.num_accepted,
@@ -290,13 +284,14 @@ def decoded_row(
         "head_steps": math.nan,
         "nats": response_nats(decoder.pair.target_lm, ids, out.tokens.tolist()),
     }
-    return row | (dict(drafting.counts) if counted else {})
 
 
 def columns(rows: Sequence[Mapping[str, float]]) -> Tally:
-    """Return rows as columns; what a row does not count is 0."""
-    known = {name for row in rows for name in row}
-    return {name: np.array([row.get(name, 0) for row in rows], dtype=float) for name in known}
+    """Return rows, which have the same names, as columns."""
+    made = {}
+    for name in rows[0]:
+        made[name] = np.array([row[name] for row in rows], dtype=float)
+    return made
 
 
 @torch.no_grad()

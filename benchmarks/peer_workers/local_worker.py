@@ -6,7 +6,7 @@
 import copy
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import nullcontext
 from functools import cache
 from pathlib import Path
@@ -21,7 +21,6 @@ from benchmarks.peer_workers.outputs import complete_output
 from benchmarks.peer_workers.processes import Answer, Generate, serve
 from specheads import SpeculativeDecoder, Warp, load_head, load_pair
 from specheads.decoding.decoder import Baseline
-from specheads.decoding.records import DecodeStats
 from specheads.decoding.stopping import FixedLength, HeadThreshold
 from specheads.decoding.verification import (
     BlockVerification,
@@ -59,27 +58,16 @@ def _specheads(setup: Mapping[str, object], pair: Pair) -> Generate:
         return decoder
 
     def generate(
-        options: Mapping[str, object],
-        prompts: list[list[int]],
-        length: int,
-        seeds: Sequence[int],
-        at_once: int = 1,
+        options: Mapping[str, object], prompt: list[int], length: int, seed: int
     ) -> Answer:
         decoder = decoder_of(**options)
         start = time.perf_counter()
-        if at_once > 1:
-            made = decoder.generate_batch(
-                prompts, max_batch=at_once, max_new_tokens=length, seeds=seeds, stop_tokens=()
-            )
-            seconds = time.perf_counter() - start
-            return {"responses": [each.tokens.tolist() for each in made], "seconds": seconds}
-        out = decoder.generate(prompts[0], length, seed=seeds[0], stop_tokens=())
-        answer = {"responses": [out.tokens.tolist()], "seconds": time.perf_counter() - start}
-        stats = DecodeStats.of(out.rounds)
-        totals = {"rounds": stats.num_target_calls, "tokens": stats.num_tokens}
+        out = decoder.generate(prompt, length, seed=seed, stop_tokens=())
+        seconds = time.perf_counter() - start
+        totals = {"rounds": out.stats.num_target_calls, "tokens": out.stats.num_tokens}
         for stage in ("draft", "verify", "commit"):
             totals[stage] = sum(getattr(each, f"{stage}_seconds") for each in out.rounds)
-        return answer | {"totals": totals}
+        return {"response": out.tokens.tolist(), "seconds": seconds, "totals": totals}
 
     return generate
 
@@ -104,7 +92,7 @@ def _transformers(setup: Mapping[str, object], pair: Pair) -> Generate:
         return config
 
     def generate(
-        options: Mapping[str, object], prompts: list[list[int]], length: int, seeds: Sequence[int]
+        options: Mapping[str, object], prompt: list[int], length: int, seed: int
     ) -> Answer:
         chosen: dict[str, object] = {
             "max_new_tokens": length,
@@ -120,8 +108,8 @@ def _transformers(setup: Mapping[str, object], pair: Pair) -> Generate:
         elif settings:
             pair.draft.generation_config = assistant(frozenset(settings.items()))
             chosen["assistant_model"] = pair.draft
-        ids = torch.tensor(prompts, device=pair.target_lm.device)
-        torch.manual_seed(seeds[0])
+        ids = torch.tensor([prompt])
+        torch.manual_seed(seed)
         with (
             nullcontext()
             if threshold is None
@@ -131,7 +119,7 @@ def _transformers(setup: Mapping[str, object], pair: Pair) -> Generate:
             out = pair.target.generate(ids, attention_mask=torch.ones_like(ids), **chosen)
             return {
                 "seconds": time.perf_counter() - start,
-                "responses": out[:, ids.shape[1] :].tolist(),
+                "response": out[0, len(prompt) :].tolist(),
             }
 
     return generate
@@ -139,7 +127,7 @@ def _transformers(setup: Mapping[str, object], pair: Pair) -> Generate:
 
 def _make(setup: Mapping[str, object]) -> tuple[Mapping[str, str], Generate]:
     torch.set_num_threads(setup["threads"])
-    pair = load_pair(setup["model"], **setup["pair_keys"])
+    pair = load_pair(setup["model"], device="cpu")
     if setup["peer"] == "transformers":
         return {"transformers": transformers.__version__}, _transformers(setup, pair)
     return {"torch": torch.__version__}, _specheads(setup, pair)

@@ -3,11 +3,10 @@
 Needs the standard library alone.
 
 Each line is a JSON object. A worker prints `{"ready": {package: version}}` and then answers
-requests for one prompt, or for several with `at_once`, the number of them that are decoded
-together:
+requests for one prompt:
 
-    {"options": {...}, "prompts": [[1, 2]], "length": 8, "seeds": [0]}
-    -> {"responses": [[3, 4]], "seconds": 0.1}
+    {"options": {...}, "prompt": [1, 2], "length": 8, "seed": 0}
+    -> {"response": [3, 4], "seconds": 0.1}
 """
 
 import json

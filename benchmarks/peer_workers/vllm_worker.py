@@ -7,8 +7,8 @@ fixed when it starts.
 import os
 import sys
 import time
-from collections.abc import Mapping, Sequence
-from itertools import count, islice
+from collections.abc import Mapping
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -42,13 +42,12 @@ def _make(setup: Mapping[str, object]) -> tuple[Mapping[str, str], Generate]:
         "max_model_len": setup["window"],
     }
     options |= {
-        "enforce_eager": setup["eager"],
         "enable_prefix_caching": False,
         "disable_log_stats": True,
     }
-    # No larger KV cache than the requests take, as there are many of these processes.
-    options |= {"max_num_seqs": setup["requests"], "block_size": BLOCK}
-    options["num_gpu_blocks_override"] = setup["requests"] * (setup["window"] // BLOCK + 1)
+    # No larger KV cache than a request takes, as there are many of these processes.
+    options |= {"max_num_seqs": 1, "block_size": BLOCK}
+    options["num_gpu_blocks_override"] = setup["window"] // BLOCK + 1
     if "threshold" in setup:
         from specheads.integrations.vllm import register
 
@@ -67,33 +66,19 @@ def _make(setup: Mapping[str, object]) -> tuple[Mapping[str, str], Generate]:
     engine = model.llm_engine
     names = count()
 
-    def generate(
-        options: object,
-        prompts: Sequence[list[int]],
-        length: int,
-        seeds: Sequence[int],
-        at_once: int = 1,
-    ) -> Answer:
+    def generate(options: object, prompt: list[int], length: int, seed: int) -> Answer:
         sampling = {"max_tokens": length, "ignore_eos": True, "detokenize": False, **setup["warp"]}
-        waiting = iter(zip(prompts, seeds, strict=True))
-        under_way = dict[str, int]()
-        responses = [[]] * len(prompts)
         start = time.perf_counter()
-        number = 0
-        while number < len(prompts) or under_way:
-            for prompt, seed in islice(waiting, at_once - len(under_way)):
-                name = str(next(names))
-                engine.add_request(
-                    name, {"prompt_token_ids": prompt}, vllm.SamplingParams(seed=seed, **sampling)
-                )
-                under_way[name] = number
-                number = number + 1
+        engine.add_request(
+            str(next(names)),
+            {"prompt_token_ids": prompt},
+            vllm.SamplingParams(seed=seed, **sampling),
+        )
+        while True:
             for output in engine.step():
                 if output.finished:
-                    responses[under_way.pop(output.request_id.split("-")[0])] = list(
-                        output.outputs[0].token_ids
-                    )
-        return {"seconds": time.perf_counter() - start, "responses": responses}
+                    seconds = time.perf_counter() - start
+                    return {"seconds": seconds, "response": list(output.outputs[0].token_ids)}
 
     return {"vllm": vllm.__version__}, generate
 

@@ -14,7 +14,7 @@ from properties.strategies import probabilities, tables, tries
 from trees import distributions_after, emitted, trees_of
 
 from benchmarks.papers.chains import total_variation
-from benchmarks.papers.rejections import least_bias
+from benchmarks.papers.theory import least_bias
 from specheads.decoding.verification import (
     BlockVerification,
     TokenVerification,
