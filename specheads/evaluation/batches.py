@@ -251,22 +251,28 @@ def batch_rows(
     rows = []
     for setting, made in zip(settings, runs, strict=True):
         stats = list[DecodeStats]()
+        speeds = list[float]()
         ratios = list[float]()
+        token_seconds = list[np.ndarray]()
+        first_token_seconds = list[float]()
         for run, same_repeat in zip(made, alone, strict=True):
             stats += run.stats
+            speeds.append(run.tokens_per_second)
             ratios.append(run.tokens_per_second / same_repeat.tokens_per_second)
+            token_seconds.append(run.token_seconds)
+            first_token_seconds += run.first_token_seconds
         request_speeds = [part.num_tokens / part.seconds for part in stats]
         row = BatchRow(
             name=setting.name,
             family=setting.family,
             **rule_fields(setting),
             lossless=True,
-            tokens_per_second=float(np.median([run.tokens_per_second for run in made])),
+            tokens_per_second=float(np.median(speeds)),
             over_alone=float(np.median(ratios)),
             request_tokens_per_second=float(np.median(request_speeds)),
             speedup=interval(row_speed(made) / row_speed(alone)),
-            token_ms=milliseconds(np.concatenate([run.token_seconds for run in made])),
-            first_token_ms=milliseconds(np.concatenate([run.first_token_seconds for run in made])),
+            token_ms=milliseconds(np.concatenate(token_seconds)),
+            first_token_ms=milliseconds(np.array(first_token_seconds)),
             tokens_per_round=DecodeStats.total(stats).block_efficiency,
         )
         rows.append(row)

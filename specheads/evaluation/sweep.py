@@ -89,18 +89,21 @@ class Measured:
     @property
     def counts(self) -> Counts:
         """The counts of the rounds on each prompt, as replay has them."""
-        stats = self.stats
+        num_prompts = len(self.stats)
         longest = max(each.num_drafted for each in self.all_rounds)
-        rounds = np.zeros((len(stats), longest + 1))
-        for prompt, of_prompt in enumerate(self.rounds):
-            for each in of_prompt:
-                rounds[prompt, each.num_drafted] += 1
-        return Counts(
-            np.array([part.num_tokens for part in stats], dtype=float),
-            np.array([part.num_draft_calls for part in stats], dtype=float),
-            np.array([part.num_accepted for part in stats], dtype=float),
-            rounds,
+        counts = Counts(
+            tokens=np.zeros(num_prompts),
+            drafted=np.zeros(num_prompts),
+            accepted=np.zeros(num_prompts),
+            rounds=np.zeros((num_prompts, longest + 1)),
         )
+        for prompt, stats in enumerate(self.stats):
+            counts.tokens[prompt] = stats.num_tokens
+            counts.drafted[prompt] = stats.num_draft_calls
+            counts.accepted[prompt] = stats.num_accepted
+            for each in self.rounds[prompt]:
+                counts.rounds[prompt, each.num_drafted] += 1
+        return counts
 
 
 @dataclass(frozen=True)

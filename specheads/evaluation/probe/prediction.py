@@ -178,12 +178,14 @@ def predict(
     counted = _counted(halves, table)
     speeds = dict[str, np.ndarray]()
     for name, of_halves in counted.items():
-        tokens = np.concatenate([each.counts.tokens for each in of_halves])
+        tokens = list[np.ndarray]()
         seconds = list[np.ndarray]()
         for each in of_halves:
+            tokens.append(each.counts.tokens)
             costs = table.of(each.rule, MEASURED)
             seconds.append(costs.seconds(each.counts.drafted, each.counts.rounds))
-        speeds[name] = (resamples @ tokens) / (resamples @ np.concatenate(seconds)) * alone
+        all_tokens = resamples @ np.concatenate(tokens)
+        speeds[name] = all_tokens / (resamples @ np.concatenate(seconds)) * alone
     fixed = speeds[FIXED]
     options = [Option(PLAIN, Interval(1.0, 1.0, 1.0), interval(1 / fixed))]
     for name, speed in speeds.items():

@@ -149,9 +149,12 @@ def probe(
     logger.info("probe: %d prompts; recording their responses, then timing steps", len(prompts))
     recorded = _recorded(pair, settings, data, data_folder, prompts)
     with progress("comparing distributions", len(prompts)) as advance:
-        agreed = list[prediction.Agreement]()
+        overlaps = list[torch.Tensor]()
+        unknown = list[torch.Tensor]()
         for half in recorded:
-            agreed.append(prediction.agreement(pair, half.recording, settings.warp, advance))
+            agreed = prediction.agreement(pair, half.recording, settings.warp, advance)
+            overlaps.append(agreed.overlap)
+            unknown.append(agreed.unknown)
     hidden_size = pair.draft_lm.hidden_size
     widths = sorted({max(8, hidden_size // 16), max(8, hidden_size // 8), hidden_size})
     times = _timed(pair, settings, widths)
@@ -174,14 +177,12 @@ def probe(
         recordings.append(half.recording)
         groups += half.groups
         survived.append(survival(half.recording, SURVIVAL))
-    overlaps = [half.overlap for half in agreed]
-    unknown = torch.cat([half.unknown for half in agreed]).mean().item()
     return Probed(
         pair=pair.name or f"{pair.draft_id} for {pair.target_id}",
         num_prompts=len(prompts),
         num_tokens=sum(len(half) for half in overlaps),
         overlap=_mean_overlap(recordings, overlaps, groups),
-        unknown=None if pair.draft_lm.lacking is None else unknown,
+        unknown=None if pair.draft_lm.lacking is None else torch.cat(unknown).mean().item(),
         survival=np.mean(survived, axis=0).round(4).tolist(),
         information=information(recordings, {}, groups, overlaps),
         times=times,
