@@ -7,11 +7,10 @@ Each peer is a process, or several, with the same number of threads. One process
 others are stopped; in each repeat all settings decode the same prompts one after another, each
 after the first prompt, which is not counted. Where a peer has several settings (drafted tokens per
 round, a threshold), the fastest on other prompts is reported. Responses have the same number of
-tokens everywhere: no token ends them. Seconds are those of whole calls. A draft's output over some
-tokens is completed for engines that need all.
+tokens everywhere: no token ends them. Seconds are those of whole calls.
 
-A peer that is not installed is left out, with a line that says how to get it. Batches are timed by
-`specheads evaluate concurrency=`, the steps of decoding by benchmarks.gpu.
+A peer that is not installed, or that needs another draft, is left out, with a line that says why.
+Batches are timed by `specheads evaluate concurrency=`, the steps of decoding by benchmarks.gpu.
 """
 
 import argparse
@@ -19,6 +18,7 @@ import statistics
 import sys
 import tempfile
 from argparse import Namespace
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -27,7 +27,6 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from benchmarks.peer_workers.outputs import complete_output
 from benchmarks.peer_workers.processes import Answer, PeerCommand, Workers, can_import
 from benchmarks.results import (
     Column,
@@ -39,6 +38,7 @@ from benchmarks.results import (
     write_result,
 )
 from specheads import Warp, load_pair
+from specheads.pair.draft_vocabulary import kept_tokens
 from specheads.pair.pair import Pair
 from specheads.prompts.prompt import FINAL
 from specheads.prompts.sources import NanoSource
@@ -106,20 +106,18 @@ class _Peers:
     def add(
         self, peer: str, way: str, choices: Mapping[str, Options], command: PeerCommand
     ) -> None:
-        """Add a way to decode, by name the options of its choices, which one process takes."""
-        self.commands[peer] = command
-        for choice, options in choices.items():
-            self.settings.append(Setting(peer, way, choice, peer, options))
+        """Add a way to decode, by name the options of its choices.
 
-    def add_apart(
-        self, peer: str, way: str, choices: Mapping[str, Options], command: PeerCommand
-    ) -> None:
-        """Add a way to decode whose choices are processes that start with their options."""
+        One process takes them with each request; those of vLLM start a process each.
+        """
         for choice, options in choices.items():
-            setting = Setting(peer, way, choice)
-            setting = replace(setting, worker=setting.name)
+            setting = Setting(peer, way, choice, peer, options)
+            if peer == VLLM:
+                setting = Setting(peer, way, choice, f"{peer}, {way}, {choice}")
+                self.commands[setting.worker] = replace(command, setup={**command.setup, **options})
+            else:
+                self.commands[peer] = command
             self.settings.append(setting)
-            self.commands[setting.worker] = replace(command, setup={**command.setup, **options})
 
 
 @dataclass
@@ -130,7 +128,7 @@ class Timed:
 
     speeds: list[float] = field(default_factory=list)
     responses: list[list[int]] = field(default_factory=list)
-    totals: list[Mapping[str, float]] = field(default_factory=list)  # of the rounds of each prompt
+    totals: Counter = field(default_factory=Counter)  # tokens, rounds, and seconds of their stages
 
     @property
     def speed(self) -> float:
@@ -145,8 +143,7 @@ def main() -> None:
     count = given.prompts
     loaded = list(NanoSource(0, count, 0, count, FINAL_PARTS).load(pair.chats))
     encoded = [pair.encode_instruction(prompt.text) for prompt in loaded]
-    tuning = encoded[:count]
-    reported = encoded[count:]
+    prompt_ids = [prompt.prompt_id for prompt in loaded]
     tables = []
     notes = dict[str, None]()
     versions = dict[str, str]()
@@ -155,8 +152,10 @@ def main() -> None:
             peers = _all_peers(pair, given, MODES[mode][1], Path(folder))
             print(*peers.left_out, sep="\n", file=sys.stderr)
             with Workers(peers.commands) as workers:
-                chosen = fastest(workers, peers.settings, tuning, given.new_tokens)
-                measured = measure(workers, chosen, reported, given.new_tokens, given.repeats)
+                chosen = fastest(workers, peers.settings, encoded[:count], given.new_tokens)
+                measured = measure(
+                    workers, chosen, encoded[count:], given.new_tokens, given.repeats
+                )
         table = _speed_table(chosen, measured, mode)
         tables.append(table)
         print(f"\n{table.title}\n\n{text_of(table)}", flush=True)
@@ -172,10 +171,10 @@ def main() -> None:
         "decoding",
         tables,
         split=FINAL,
-        seeds=[1000 * repeat for repeat in range(given.repeats)],
+        seeds=range(0, 1000 * given.repeats, 1000),
         prompts={
-            "tuning": prompt_record(prompt.prompt_id for prompt in loaded[:count]),
-            "reported": prompt_record(prompt.prompt_id for prompt in loaded[count:]),
+            "tuning": prompt_record(prompt_ids[:count]),
+            "reported": prompt_record(prompt_ids[count:]),
         },
         notes=[about, *notes],
         keep=given.keep,
@@ -215,11 +214,17 @@ def _all_peers(pair: Pair, given: Namespace, warp: Warp, folder: Path) -> _Peers
         )
     setup = {"threads": given.threads, "warp": asdict(warp), "head": head}
     local = setup | {"model": given.model, "engine": given.engine}
-    if TRANSFORMERS in given.peers:
+    chosen = set(given.peers)
+    if kept_tokens(pair.draft) is not None:
+        chosen -= {TRANSFORMERS, VLLM}
+        peers.left_out.append(
+            "transformers and vLLM are left out: they need a draft with an output over all tokens."
+        )
+    if TRANSFORMERS in chosen:
         _add_transformers(peers, local)
-    if OURS in given.peers:
+    if OURS in chosen:
         _add_ours(peers, local)
-    if VLLM in given.peers:
+    if VLLM in chosen:
         dtype = str(pair.target.dtype).removeprefix("torch.")
         setup |= {"dtype": dtype, "window": min(pair.window, WINDOW)}
         _add_vllm(peers, pair, setup, given.vllm_python, folder)
@@ -289,28 +294,22 @@ def _add_vllm(peers: _Peers, pair: Pair, setup: Options, python: str, folder: Pa
             " --vllm-python names it."
         )
         return
-    complete_output(pair.draft)
-    if pair.draft.get_output_embeddings().bias is not None:
-        peers.left_out.append(
-            "vLLM is left out: its draft models have an output over all tokens, without a bias."
-        )
-        return
     folders = {"folder": str(folder / "target"), "draft_folder": str(folder / "draft")}
     for model, path in zip((pair.target, pair.draft), folders.values(), strict=True):
         model.save_pretrained(path)
         pair.tokenizer.save_pretrained(path)
     command = PeerCommand(python, "vllm_worker.py", {**setup, **folders})
-    peers.add_apart(VLLM, ALONE, {"": {"drafted": 0}}, command)
+    peers.add(VLLM, ALONE, {"": {"drafted": 0}}, command)
     drafted = _by_length(lambda length: {"drafted": length}, VLLM_LENGTHS)
-    peers.add_apart(VLLM, "draft model", drafted, command)
+    peers.add(VLLM, "draft model", drafted, command)
     copied = _by_length(lambda length: {"drafted": length, "copied": True}, VLLM_LENGTHS)
-    peers.add_apart(VLLM, "n-gram", copied, command)
+    peers.add(VLLM, "n-gram", copied, command)
     if setup["head"]:
         by_head = _by_threshold(
             lambda value: {"drafted": LONGEST, "threshold": value}, VLLM_THRESHOLDS
         )
         by_head["by measured times"] = {"drafted": LONGEST, "threshold": None}
-        peers.add_apart(VLLM, "head on the draft model", by_head, command)
+        peers.add(VLLM, "head on the draft model", by_head, command)
 
 
 # --- how it is compared
@@ -345,7 +344,7 @@ def measure(
     repeats: int,
 ) -> dict[str, Timed]:
     """Return what every setting made of the prompts, repeat by repeat in turn."""
-    measured = {setting.name: Timed() for setting in settings}
+    measured = defaultdict[str, Timed](Timed)
     order = list(settings)
     for repeat in range(repeats):
         for setting in order:
@@ -355,8 +354,7 @@ def measure(
             for seed, prompt in enumerate(prompts, 1000 * repeat):
                 answer = _ask(workers, setting, prompt, length, seed)
                 seconds += answer["seconds"]
-                if "totals" in answer:
-                    made.totals.append(answer["totals"])
+                made.totals.update(answer.get("totals", {}))
                 if not repeat:
                     made.responses.append(answer["response"])
             made.speeds.append(length * len(prompts) / seconds)
@@ -387,9 +385,8 @@ def _speed_table(chosen: Sequence[Setting], measured: Mapping[str, Timed], mode:
         reference = alone.get(OURS, alone[setting.peer])
         row.append(_same_tokens(made, reference) if mode == "greedy" else None)
         for column in ("tokens", "draft", "verify", "commit"):
-            rounds = sum(each["rounds"] for each in made.totals)
-            total = sum(each[column] for each in made.totals)
-            row.append(total / rounds if rounds else None)
+            rounds = made.totals["rounds"]
+            row.append(made.totals[column] / rounds if rounds else None)
         rows.append(row)
     return Table(mode, MODES[mode][0], COLUMNS, rows)
 

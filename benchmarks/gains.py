@@ -2,7 +2,7 @@
 they know.
 
     specheads train warp.temperature=0.5 seed=0 && specheads evaluate warp.temperature=0.5 live=none
-    python benchmarks/gains.py outputs/evaluate/*/report.json [--keep gains] [--figure FILE]
+    python benchmarks/gains.py outputs/evaluate/*/report.json [--keep gains]
 
 Reads reports of `specheads evaluate`. Those with the same pair and warp are seeds of one setting:
 values are means over seeds, and intervals reach from the lowest end of a seed's interval over
@@ -11,6 +11,7 @@ prompts to the highest. Rules were chosen on dev prompts.
 
 import argparse
 import json
+import statistics
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -38,16 +39,17 @@ class Place(NamedTuple):
 
 Places = Mapping[Place, Sequence[Json]]  # the set of prompts in the report of each seed
 RATIO = "10"
-OTHERS = ("5", "20")
 LOOK_AHEAD = "look-ahead head"
 PAPER = "SpecDec++ head"
 KINDS = {"next_token": LOOK_AHEAD, "input_token": PAPER}  # by the beginning of a head's name
 PREDICTORS = (LOOK_AHEAD, LOGISTIC, PAPER)
-PLACE = [Column(name) for name in ("pair", "warp", "prompts")]
+PLACE = [Column("pair"), Column("warp"), Column("prompts")]
 GAINS = [
     *PLACE,
     Column("seeds"),
-    *(Column(f"{LOOK_AHEAD} at {ratio}", "signed_percent") for ratio in (RATIO, *OTHERS)),
+    Column(f"{LOOK_AHEAD} at 10", "signed_percent"),
+    Column(f"{LOOK_AHEAD} at 5", "signed_percent"),
+    Column(f"{LOOK_AHEAD} at 20", "signed_percent"),
     Column(f"excluding its overhead, at {RATIO}", "signed_percent"),
     Column(f"{LOGISTIC} at {RATIO}", "signed_percent"),
     Column(f"{PAPER} at {RATIO}", "signed_percent"),
@@ -67,8 +69,11 @@ REDUCIBLE_TITLE = (
 )
 KNOWN = [
     *PLACE,
-    *(Column(f"{name}, nats", "fixed:3") for name in ("reducible", "irreducible")),
-    *(Column(f"{name} explains", "percent") for name in PREDICTORS),
+    Column("reducible, nats", "fixed:3"),
+    Column("irreducible, nats", "fixed:3"),
+    Column(f"{LOOK_AHEAD} explains", "percent"),
+    Column(f"{LOGISTIC} explains", "percent"),
+    Column(f"{PAPER} explains", "percent"),
 ]
 
 
@@ -85,7 +90,6 @@ class Point(NamedTuple):
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("reports", nargs="+", type=Path, help="report.json files")
-    parser.add_argument("--figure", type=Path, metavar="FILE", help="draw the last table's points")
     add_keep_option(parser, "gains")
     given = parser.parse_args()
     reports = [json.loads(path.read_text()) for path in given.reports]
@@ -105,8 +109,6 @@ def main() -> None:
     ]
     for table in tables:
         print(f"\n{table.title}\n\n{text_of(table)}")
-    if given.figure:
-        _draw(points, given.figure)
     seeds = sorted({report["context"]["seed"] for report in reports})
     split = reports[0]["context"]["split"]
     write_result("gains", tables, split=split, seeds=seeds, keep=given.keep)
@@ -121,12 +123,12 @@ def _warp(warp: Mapping[str, float]) -> str:
     return text
 
 
-def _kind(name: str | None) -> str | None:
-    """Return the kind of head that a name begins with; None for others."""
+def _kind(name: str) -> str:
+    """Return the kind of head that a name begins with; others are their own."""
     for start, kind in KINDS.items():
-        if (name or "").startswith(start):
+        if name.startswith(start):
             return kind
-    return None
+    return name
 
 
 def _best(data: Json, kind: str, ratio: str) -> Json | None:
@@ -135,11 +137,10 @@ def _best(data: Json, kind: str, ratio: str) -> Json | None:
     """
     best = None
     for row in data["winners"]:
-        if kind == LOGISTIC:
-            is_kind = row["head"] is None and row["rule_name"].startswith("logistic")
-        else:
-            is_kind = _kind(row["head"]) == kind
-        if not is_kind or row["ratio"] != ratio or row["bound"] or row["rule_name"] == FIXED:
+        if row["ratio"] != ratio or row["bound"] or row["rule_name"] == FIXED:
+            continue
+        of_logistic = row["head"] is None and row["rule_name"].startswith("logistic")
+        if (LOGISTIC if of_logistic else _kind(row["head"] or "")) != kind:
             continue
         if best is None or row["dev_speedup"] > best["dev_speedup"]:
             best = row
@@ -151,28 +152,33 @@ def _mean(values: Sequence[Interval | None]) -> Interval | None:
     known = [value for value in values if value is not None]
     if not known:
         return None
-    return {
-        "value": float(np.mean([value["value"] for value in known])),
-        "low": min(value["low"] for value in known),
-        "high": max(value["high"] for value in known),
-    }
+    low = min(value["low"] for value in known)
+    high = max(value["high"] for value in known)
+    return {"value": statistics.fmean(value["value"] for value in known), "low": low, "high": high}
 
 
 def _mean_of_best(
     sets: Sequence[Json], kind: str, ratio: str = RATIO, key: str = "gain"
 ) -> Interval | None:
     """Return the mean over seeds of a value of the best rule of a kind."""
-    rows = [_best(data, kind, ratio) for data in sets]
-    return _mean([None if row is None else row[key] for row in rows])
+    values = []
+    for data in sets:
+        row = _best(data, kind, ratio)
+        values.append(row and row[key])
+    return _mean(values)
 
 
 def _gains(places: Places) -> Iterator[list[Value]]:
     for place, sets in places.items():
-        found = [_mean_of_best(sets, LOOK_AHEAD, ratio) for ratio in (RATIO, *OTHERS)]
-        found.append(_mean_of_best(sets, LOOK_AHEAD, key="gain_uncharged"))
-        found.append(_mean_of_best(sets, LOGISTIC))
-        found.append(_mean_of_best(sets, PAPER))
-        found.append(_mean_of_best(sets, PAPER, key="gain_uncharged"))
+        found = [
+            _mean_of_best(sets, LOOK_AHEAD),
+            _mean_of_best(sets, LOOK_AHEAD, "5"),
+            _mean_of_best(sets, LOOK_AHEAD, "20"),
+            _mean_of_best(sets, LOOK_AHEAD, key="gain_uncharged"),
+            _mean_of_best(sets, LOGISTIC),
+            _mean_of_best(sets, PAPER),
+            _mean_of_best(sets, PAPER, key="gain_uncharged"),
+        ]
         row: list[Value] = [*place, len(sets)]
         for value in found:
             row.append(value and {name: number - 1 for name, number in value.items()})
@@ -192,7 +198,7 @@ def _explained(sets: Sequence[Json], kind: str) -> Interval | None:
     shares = []
     for data in sets:
         for name, share in data["information"]["explained"].items():
-            if (_kind(name) or name) == kind:
+            if _kind(name) == kind:
                 shares.append(share)
                 break
     return _mean(shares)
@@ -217,32 +223,14 @@ def _relation(points: Sequence[Point]) -> Iterator[list[Value]]:
         ("before the draft's next step", (LOOK_AHEAD, LOGISTIC)),
         ("all", PREDICTORS),
     ):
-        known = np.array([point.explained for point in points if point.predictor in kinds])
-        gap = np.array([point.gap for point in points if point.predictor in kinds])
+        some = [point for point in points if point.predictor in kinds]
+        known = np.array([point.explained for point in some])
+        gap = np.array([point.gap for point in some])
         slope, offset = np.polyfit(known, gap, 1)
         errors = gap - (slope * known + offset)
         correlation = np.corrcoef(known, gap)[0, 1]
         numbers = (correlation, slope, offset, errors.std())
         yield [name, len(known), *map(float, numbers)]
-
-
-def _draw(points: Sequence[Point], path: Path) -> None:
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(6.4, 4.2), layout="constrained")
-    axes = figure.add_subplot()
-    for name, marker in ((LOOK_AHEAD, "o"), (PAPER, "s"), (LOGISTIC, "^")):
-        some = [point for point in points if point.predictor == name]
-        known = [100 * point.explained for point in some]
-        gap = [100 * point.gap for point in some]
-        axes.scatter(known, gap, s=18, marker=marker, label=name, alpha=0.7)
-    axes.axline((0, 0), slope=1, color="grey", linewidth=0.8, linestyle="--")
-    axes.set_xlabel("explained of what can be known about acceptance, %")
-    axes.set_ylabel(
-        f"of the gap from the best fixed length\nto the informed ceiling, % (ratio {RATIO})"
-    )
-    axes.legend(frameon=False)
-    figure.savefig(path, dpi=150)
 
 
 if __name__ == "__main__":

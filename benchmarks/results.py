@@ -90,10 +90,7 @@ def prompt_record(prompt_ids: Iterable[str]) -> dict[str, object]:
 
 def add_keep_option(parser: argparse.ArgumentParser, name: str) -> None:
     """Give a script the option that keeps its result with those of the repository."""
-    described = (
-        f"keep the result as benchmarks/results/NAME.json (default: {name}); without this it goes"
-        " to outputs/benchmarks/"
-    )
+    described = f"write to benchmarks/results/NAME.json (default: {name}), not outputs/benchmarks/"
     parser.add_argument("--keep", nargs="?", const=name, metavar="NAME", help=described)
 
 
@@ -131,14 +128,8 @@ def write_result(
     place.mkdir(parents=True, exist_ok=True)
     path = place / f"{name}.json"
     write_json(path, result)
-    if keep:
-        print(
-            f"kept as benchmarks/results/{path.name}; `python benchmarks/render.py` puts it into"
-            " the tables",
-            file=sys.stderr,
-        )
-    else:
-        print(f"written to {path}; `--keep` puts it into benchmarks/results", file=sys.stderr)
+    then = "benchmarks/render.py renders it" if keep else "--keep puts it into benchmarks/results"
+    print(f"written to {path}; {then}", file=sys.stderr)
     return path
 
 

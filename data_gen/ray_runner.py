@@ -13,7 +13,8 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from types import ModuleType
+from typing import Any, TypedDict, TypeVar, cast
 
 from specheads.data_gen.run import Stage
 from specheads.data_gen.settings import DataGeneration
@@ -29,11 +30,24 @@ _MOST_DEATHS = 20  # workers that may die one after another without a finished l
 _PASSED_ON = "HF_", "HUGGINGFACE_", "SPECHEADS_", "VLLM_", "PYTHONPATH"
 
 T = TypeVar("T")
-OpenStage = Callable[[dict[str, Any]], Path | Stage]
+OpenStage = Callable[[dict[str, object]], Path | Stage]
+Actor = Any  # Ray makes the class of a worker's handle
+
+
+class _Driver(TypedDict):
+    """What workers compare with what they have and see."""
+
+    sign: str  # a file in the shared folder
+    packages: dict[str, str]
+    host: str
+    folder: str
 
 
 def on_workers(
-    settings: DataGeneration, shared: Path, open_stage: OpenStage, stages: Sequence[dict[str, Any]]
+    settings: DataGeneration,
+    shared: Path,
+    open_stage: OpenStage,
+    stages: Sequence[dict[str, object]],
 ) -> str:
     """Do stages one after another on workers that share the folder `shared`.
 
@@ -44,7 +58,7 @@ def on_workers(
     """
     try:
         # Its annotations do not know how its functions are called
-        ray: Any = importlib.import_module("ray")
+        ray = importlib.import_module("ray")
     except ImportError:
         raise UserError(
             "runner=ray, but there is no Ray here; run pip install 'specheads[ray]'."
@@ -61,7 +75,7 @@ def on_workers(
             *(settings.ray_num_workers, *needs.values()),
         )
         with tempfile.NamedTemporaryFile(dir=shared.absolute(), prefix=".ray-") as sign:
-            check = {
+            check: _Driver = {
                 "sign": sign.name,
                 "packages": _packages_here(),
                 "host": socket.gethostname(),
@@ -79,9 +93,7 @@ def on_workers(
 class _Worker:
     """A process of the cluster that makes lots of a stage."""
 
-    def __init__(
-        self, open_stage: OpenStage, argument: dict[str, Any], check: Mapping[str, Any]
-    ) -> None:
+    def __init__(self, open_stage: OpenStage, argument: dict[str, object], check: _Driver) -> None:
         self._open_stage = open_stage
         self._argument = argument
         self._check = check
@@ -124,13 +136,13 @@ class _Worker:
 class _Crew:
     """The workers of one stage. Another one begins in place of one that dies."""
 
-    def __init__(self, ray: Any, new_worker: Callable[[], Any], count: int) -> None:
+    def __init__(self, ray: ModuleType, new_worker: Callable[[], Actor], count: int) -> None:
         self._ray = ray
         self._new_worker = new_worker
         self._calls: dict[
-            Any, tuple[Any, tuple]
+            object, tuple[Actor, tuple]
         ] = {}  # the worker of each call, and its task: empty while the worker begins
-        self._idle: list[Any] = []
+        self._idle: list[Actor] = []
         self._deaths = 0
         for _ in range(count):
             self._begin()
@@ -185,16 +197,16 @@ class _Crew:
 
 def _packages_here() -> dict[str, str]:
     """Return the versions of the packages that decide the bytes of what this process makes."""
-    return {
-        name: importlib.import_module(name).__version__
-        for name in ("specheads", "torch", "transformers")
-    }
+    versions = {}
+    for name in ("specheads", "torch", "transformers"):
+        versions[name] = importlib.import_module(name).__version__
+    return versions
 
 
-def _connect(ray: Any, settings: DataGeneration) -> None:
+def _connect(ray: ModuleType, settings: DataGeneration) -> None:
     """Connect to the cluster of the settings, or start one of this machine alone."""
     passed_on = {name: value for name, value in os.environ.items() if name.startswith(_PASSED_ON)}
-    options: dict[str, Any] = {
+    options: dict[str, object] = {
         "runtime_env": {"env_vars": passed_on},
         "logging_level": "warning",
         "log_to_driver": True,
@@ -230,21 +242,22 @@ def _check_size(has: Mapping[str, float], settings: DataGeneration) -> None:
             )
 
 
-def _check_worker(check: Mapping[str, Any]) -> None:
+def _check_worker(check: _Driver) -> None:
     """Raise UserError if this process has other versions than the driver, or does not see its
     folder.
     """
     host = socket.gethostname()
     ours = _packages_here()
-    different = {
-        name: version for name, version in check["packages"].items() if ours[name] != version
-    }
-    if different:
+    here = list[str]()
+    there = list[str]()
+    for name, version in check["packages"].items():
+        if ours[name] != version:
+            here.append(f"{name} {ours[name]}")
+            there.append(f"{name} {version}")
+    if here:
         raise UserError(
-            f"the worker on {host} has {', '.join(f'{name} {ours[name]}' for name in different)},"
-            f" {check['host']} has"
-            f" {', '.join(f'{name} {version}' for name, version in different.items())}; install the"
-            " same versions on all machines."
+            f"the worker on {host} has {', '.join(here)}, {check['host']} has {', '.join(there)};"
+            " install the same versions on all machines."
         )
     if not Path(check["sign"]).is_file():
         raise UserError(

@@ -278,7 +278,9 @@ class ResponseStage(Stage):
 
     @cached_property
     def _responder(self) -> Responder:
-        lengths = [len(ids) for shard in self.shards.values() for _, ids in shard.prompts]
+        lengths = list[int]()
+        for shard in self.shards.values():
+            lengths += [len(ids) for _, ids in shard.prompts]
         return Responder(self.pair, lengths, self.settings.limits)
 
     def amount(self, names: Collection[str]) -> tuple[str, float]:
@@ -374,7 +376,7 @@ class LabelStage(Stage):
 
 def cache_provenance(
     pair: Pair, prompts: Sequence[Prompt], settings: DataGeneration, labelled: bool
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """Return everything that decides a cache's content.
 
     Responses depend on the draft only by the length of its window.

@@ -89,10 +89,8 @@ class Server:
             )
         self.url = url if url.endswith("/v1") else f"{url}/v1"
         self._seconds = min(seconds, _LISTED)
-        served = [
-            str(each.get("id"))
-            for each in self._ask("models", delays=_DELAYS[:1]).get("data") or ()
-        ]
+        models = self._ask("models", delays=_DELAYS[:1]).get("data") or ()
+        served = [str(each.get("id")) for each in models]
         if model is None and len(served) != 1:
             raise UserError(
                 f"{url} serves {', '.join(served) or 'no model'}; name the target: server.model="
@@ -104,7 +102,7 @@ class Server:
         self.model = model or served[0]
         self._seconds = seconds
 
-    def complete(self, ids: Sequence[int], params: Mapping[str, Any]) -> Completion:
+    def complete(self, ids: Sequence[int], params: Mapping[str, object]) -> Completion:
         """Return the completion of a prompt.
 
         Raises UserError if the server fails, read another prompt, or returns no ids.
@@ -135,7 +133,7 @@ class Server:
         )
 
     def _ask(
-        self, path: str, body: Mapping[str, Any] | None = None, delays: Sequence[float] = _DELAYS
+        self, path: str, body: Mapping[str, object] | None = None, delays: Sequence[float] = _DELAYS
     ) -> dict[str, Any]:
         """Return the answer to GET, or to POST with a body.
 
@@ -206,18 +204,16 @@ def server_responses(
             "runner=server needs the address of a server: server.url=http://localhost:8000"
         )
     server = Server(settings.server_url, settings.server_model, settings.server_seconds)
-    check_target(
-        pair,
-        server,
-        [list(ids) for shard in shards.values() for _, ids in shard.prompts][:COMPARED],
-    )
+    prompts = list[list[int]]()
+    for shard in shards.values():
+        prompts += [list(ids) for _, ids in shard.prompts]
+    check_target(pair, server, prompts[:COMPARED])
     journals = {name: Journal(store.journal(name), {}) for name in shards}
-    missing = [
-        (name, number) for name, shard in shards.items() for number in range(len(shard.prompts))
-    ]
-    missing = [
-        (name, number) for name, number in missing if str(number) not in journals[name].entries
-    ]
+    missing = list[tuple[str, int]]()
+    for name, shard in shards.items():
+        for number in range(len(shard.prompts)):
+            if str(number) not in journals[name].entries:
+                missing.append((name, number))
     if kept := sum(len(journal.entries) for journal in journals.values()):
         logger.info("responses: %d are reused from an earlier run", kept)
         advance(kept)

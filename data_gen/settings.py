@@ -3,7 +3,7 @@ them.
 """
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from specheads.pair.generation_config import Warped
 from specheads.prompts.prompt import ResponseLimits
@@ -82,7 +82,7 @@ class DataGeneration(Warped):
         key="vllm.python",
         decides=False,
     )
-    vllm_options: Mapping[str, Any] = setting(
+    vllm_options: Mapping[str, object] = setting(
         {}, "more arguments of vllm.LLM, for example {tensor_parallel_size: 8}", key="vllm.options"
     )
     server_url: Text | None = setting(
@@ -149,7 +149,7 @@ class DataGeneration(Warped):
         """Whether responses are made outside this project's processes."""
         return self.by_vllm or self.runner == "server"
 
-    def sizes(self) -> dict[str, Any]:
+    def sizes(self) -> dict[str, object]:
         """Return limits and sizes by their keys in caches."""
         return {name: getattr(self, name) for name in RESPONSE_LIMITS} | {
             "draws_per_position": self.samples_per_position

@@ -7,11 +7,11 @@ Requests have seeds, so a response does not depend on the others, up to the roun
 import logging
 import subprocess
 import sys
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import closing
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TypedDict
 
 from specheads.data_gen.settings import DataGeneration
 from specheads.data_gen.shard_rows import Shard, uniforms_of, warp_of
@@ -30,6 +30,26 @@ _FIND_VERSION = (
     "import importlib.metadata as m; names = m.packages_distributions().get('vllm');"
     " print(m.version(names[0]) if names else '')"
 )
+
+
+class SamplingArguments(TypedDict, total=False):
+    """Arguments of vLLM's SamplingParams, which other servers take by the same names."""
+
+    temperature: float
+    stop_token_ids: list[int]
+    top_k: int
+    top_p: float
+    min_p: float
+    logit_bias: dict[str, float]
+    max_tokens: int
+    seed: int
+
+
+class Request(TypedDict):
+    """A prompt, and how it is answered."""
+
+    ids: list[int]
+    params: SamplingArguments
 
 
 @cache  # it is asked for every cache that might be used
@@ -51,7 +71,7 @@ def _vllm_version(python: str) -> str:
     return version
 
 
-def responses_provenance(settings: DataGeneration) -> dict[str, Any]:
+def responses_provenance(settings: DataGeneration) -> dict[str, object]:
     """Return what decides responses besides the target and the settings of all runners.
 
     Nothing for those that are made here.
@@ -86,7 +106,7 @@ def vllm_responses(
         raise UserError(
             f"runner=vllm cannot load {pair.target_id}, which is made in memory; leave runner out."
         )
-    requests = []
+    requests = list[Request]()
     for shard in shards.values():
         for prompt, ids in shard.prompts:
             most = min(settings.max_new_tokens, pair.window - len(ids))
@@ -111,12 +131,12 @@ def vllm_responses(
 
 def sampling_params(
     pair: Pair, warp: Warp, most: int, uniform: float, seeds: int = SEEDS
-) -> dict[str, Any]:
+) -> SamplingArguments:
     """Return the arguments of vLLM's SamplingParams for a response of at most `most` tokens.
 
     `uniform` decides the seed.
     """
-    chosen: dict[str, Any] = {
+    chosen: SamplingArguments = {
         "temperature": float(warp.temperature),
         "stop_token_ids": sorted(pair.stop_tokens),
     }
@@ -126,28 +146,30 @@ def sampling_params(
             " other tokens than here; give warp.min_p=0, warp.top_p=1, or runner=local."
         )
     if not warp.greedy:
-        chosen |= {"top_k": warp.top_k, "top_p": float(warp.top_p)} | (
-            {"min_p": float(warp.min_p)} if warp.min_p else {}
-        )
+        chosen["top_k"] = warp.top_k
+        chosen["top_p"] = float(warp.top_p)
+        if warp.min_p:
+            chosen["min_p"] = float(warp.min_p)
     if padded := range(pair.vocab_size, pair.target.config.get_text_config().vocab_size):
         # Tokens that the tokenizer does not know
         chosen["logit_bias"] = dict.fromkeys(map(str, padded), -100.0)
-    return chosen | {"max_tokens": most, "seed": int(uniform * seeds)}
+    chosen["max_tokens"] = most
+    chosen["seed"] = int(uniform * seeds)
+    return chosen
 
 
 def model_of(
-    pair: Pair, requests: list[dict[str, Any]], settings: DataGeneration
-) -> dict[str, Any]:
+    pair: Pair, requests: Sequence[Request], settings: DataGeneration
+) -> dict[str, object]:
     """Return the arguments of vllm.LLM with which a pair's target answers requests."""
     location = resolve(pair.target_id)
-    model: dict[str, Any] = {
+    lengths = [len(request["ids"]) + request["params"]["max_tokens"] for request in requests]
+    model: dict[str, object] = {
         "model": location,
         "skip_tokenizer_init": True,
         "generation_config": "vllm",  # the model's folder may recommend something else
         "dtype": str(pair.target.dtype).removeprefix("torch."),
-        "max_model_len": max(
-            len(request["ids"]) + request["params"]["max_tokens"] for request in requests
-        ),
+        "max_model_len": max(lengths),
         "disable_log_stats": True,
     }
     if not Path(location).is_dir():

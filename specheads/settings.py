@@ -8,7 +8,17 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import lru_cache, partial
 from pathlib import Path
 from types import UnionType
-from typing import TYPE_CHECKING, Annotated, Any, Self, TypeAlias, TypeVar, cast, get_args
+from typing import (
+    TYPE_CHECKING,
+    Annotated,
+    Any,
+    Self,
+    TypeAlias,
+    TypedDict,
+    TypeVar,
+    cast,
+    get_args,
+)
 
 from pydantic import (
     BaseModel,
@@ -113,11 +123,19 @@ class _FromMapping:
 Built = Annotated[T, _FromMapping()]  # Built[Warp] is the type of fields that hold a Warp
 
 
+class _Extra(TypedDict, total=False):
+    """What `setting` adds to a field of pydantic; see its arguments."""
+
+    key: str | None
+    config: object
+    decides: bool
+
+
 _AS_DEFAULT = object()  # the value of a config is the default of the field
 
 
 def setting(
-    default: Any = ...,
+    default: object = ...,
     help: str = "",
     *,
     key: str | None = None,
@@ -147,7 +165,7 @@ def setting(
 class _Checked(ModelMetaclass):
     """Turns a mistake in the arguments of a class of settings into a UserError."""
 
-    def __call__(cls, *args: Any, **values: Any) -> Any:
+    def __call__(cls, *args: object, **values: object) -> Any:
         try:
             return super().__call__(*args, **values)
         except ValidationError as error:
@@ -161,7 +179,7 @@ class Settings(BaseModel, metaclass=_Checked):
         frozen=True, extra="forbid", arbitrary_types_allowed=True, validate_default=True
     )
 
-    def but(self, **changes: Any) -> Self:
+    def but(self, **changes: object) -> Self:
         """Return a copy with other values, which are checked like the first ones."""
         return type(self)(**(self.values() | changes))
 
@@ -386,8 +404,9 @@ def _classes_in(annotation: object) -> Iterator[type]:
         yield from _classes_in(part)
 
 
-def _extra(field: FieldInfo) -> Mapping[str, Any]:
-    return field.json_schema_extra if isinstance(field.json_schema_extra, Mapping) else {}
+def _extra(field: FieldInfo) -> _Extra:
+    given = field.json_schema_extra
+    return cast(_Extra, given) if isinstance(given, Mapping) else {}
 
 
 def _joined(prefix: str, key: str) -> str:

@@ -102,10 +102,6 @@ def test_every_model_composes_with_every_command(command, model):
     assert (type(source).__name__ == "NanoSource") == (model in ("nano", "mini"))
 
 
-TASK = (
-    "Below is an instruction that describes a task. Write a response that appropriately completes"
-    " the request."
-)
 DATA = sorted((config_folder() / "data").glob("*.yaml"))
 
 
@@ -143,44 +139,6 @@ def test_a_template_on_the_command_line_replaces_the_list_of_templates():
     assert source.template == "{question}"
     source = source_of(composed("data_gen", ["data=alpaca", "data.template=['{a} {b}','{a}']"]))
     assert list(source.template) == ["{a} {b}", "{a}"]
-
-
-@pytest.mark.parametrize(
-    ("name", "where", "template", "completion_template", "counts"),
-    [
-        (
-            "alpaca",
-            ("tatsu-lab/alpaca", None, "train", None),
-            ["{instruction}\nInput: {input}", "{instruction}"],
-            None,
-            (40000, 10000, 2000),
-        ),
-        (
-            "gsm8k",
-            ("openai/gsm8k", "main", "train", "test"),
-            f"{TASK}\n\n### Instruction:\n{{question}}\n\n### Response: Let's think step by step.",
-            "Question: {question}\nAnswer:",
-            (6500, 900, 1319),
-        ),
-        (
-            "humaneval",
-            ("openai/openai_humaneval", None, "test", None),
-            (
-                f"{TASK}\n\n\n### Instruction:\nCreate a Python script for this"
-                " problem:\n{prompt}\n\n### Response:"
-            ),
-            "{prompt}",
-            (84, 20, 60),
-        ),
-    ],
-)
-def test_the_papers_prompt_sets_have_its_formats(
-    name, where, template, completion_template, counts
-):
-    data = composed("data_gen", [f"data={name}"]).data
-    assert (data.path, data.name, data.split, data.test_split) == where
-    assert (data.template, data.completion_template) == (template, completion_template)
-    assert (data.num_train, data.num_dev, data.num_test) == counts
 
 
 def test_the_papers_recipe_is_the_papers():

@@ -4,7 +4,7 @@ each way is reported.
 
 import sys
 from argparse import Namespace
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -20,29 +20,13 @@ from benchmarks.decoding import (
     fastest,
     measure,
 )
-from benchmarks.peer_workers.outputs import complete_output
 from benchmarks.peer_workers.processes import PeerCommand, PeerError, Workers
 from specheads import Warp, generate_baseline, load_pair
-from specheads.pair.draft_vocabulary import keep_tokens, kept_tokens
+from specheads.pair.draft_vocabulary import keep_tokens
 
 GREEDY = Warp(0)
 SETUP = {"model": "nano", "threads": 1, "engine": "eager"}
 SETUP |= {"warp": asdict(GREEDY), "head": None}
-
-
-def test_a_completed_output_proposes_as_the_draft_did(prompts):
-    loaded = load_pair("nano")
-    keep_tokens(loaded.draft, torch.arange(2048)[torch.arange(2048) % 3 > 0])
-    pair = replace(loaded)  # which reads the draft again
-    tokens = torch.tensor([(prompt * 30)[:100] for prompt in prompts[:4]])
-    kept = kept_tokens(pair.draft)
-    before = pair.draft_lm.logits(pair.draft_lm.hidden_states(tokens))
-    complete_output(pair.draft)
-    after = pair.draft(tokens).logits
-    assert after.shape == before.shape and torch.equal(after.argmax(-1), before.argmax(-1))
-    torch.testing.assert_close(after[..., kept], before[..., kept])
-    torch.testing.assert_close(after.softmax(-1), before.softmax(-1))
-    assert kept_tokens(pair.draft) is None
 
 
 def arguments(**values):
@@ -57,6 +41,14 @@ def test_missing_peers_are_left_out_with_a_line(nano, tmp_path):
     assert "vLLM is left out" in left_out and "the head is left out" in left_out
     alone = _all_peers(nano, arguments(peers=["transformers"]), GREEDY, tmp_path)
     assert {setting.peer for setting in alone.settings} == {"transformers"}
+
+
+def test_a_draft_that_proposes_some_tokens_alone_is_decoded_by_this_project_alone(tmp_path):
+    pair = load_pair("nano")
+    keep_tokens(pair.draft, torch.arange(1000))
+    made = _all_peers(pair, arguments(), GREEDY, tmp_path)
+    assert set(made.commands) == {"this decoder"}
+    assert "transformers and vLLM are left out" in "\n".join(made.left_out)
 
 
 def test_every_setting_of_vllm_is_a_process_with_its_options(nano, tmp_path):

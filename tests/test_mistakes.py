@@ -2,13 +2,9 @@
 and the remedy; exit code 2. One case per kind of message.
 """
 
-import errno
-import json
-import os
 import re
 import resource
 import shlex
-import shutil
 import signal
 import sys
 
@@ -16,18 +12,12 @@ import pytest
 import torch
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
-from safetensors.torch import save_file
 
-from specheads import Distillation, Evaluation, HeadTraining, UserError
 from specheads.commands.command import NoteRunKey
 from specheads.commands.main import VERB_OF_PARENT, main
-from specheads.data_gen.settings import DataGeneration
 from specheads.decoding import responses as generate
-from specheads.heads.head import AcceptanceHead, HeadConfig, load_head, save_head
-from specheads.heads.train_prompts import TrainPrompts
+from specheads.heads.head import AcceptanceHead, HeadConfig, save_head
 from specheads.prompts import sources as nano_source
-from specheads.storage.shards import ShardStore
-from specheads.training.distill import memory as memory_plan
 
 SMALL = ["data.num_train=4", "data.num_dev=2", "data.num_test=2", "data.max_new_tokens=4"]
 GOOD = """{"instruction": "a", "input": ""}
@@ -139,6 +129,8 @@ train head.inputs=[colour]
     colour
 evaluate
     train one with specheads train
+data runner=vllm model.quantization=int8
+    model.quantization=int8 is of this process
 evaluate head=null record=null
     record=null must be a set of keys
 evaluate head=null drafting=graph verification=tree_match live_rules=[head_threshold]
@@ -165,55 +157,6 @@ def test_a_mistake_gets_one_message_and_exit_code_two(line, message, run, folder
     small = [] if verb == "evaluate" else SMALL
     assert_told(run(verb, *small, *words), message.strip())
     assert {path.name for path in set(folder.iterdir()) - before} <= {"data", "outputs"}
-
-
-SETTINGS = [
-    (HeadTraining, {"heads": "all"}, "heads=all must be one of 'both', 'lookahead' or"),
-    (HeadTraining, {"head": {"inputs": "hidden"}}, "head.inputs=hidden must be a list"),
-    (HeadTraining, {"trainer": {"epochs": 2}}, "trainer.epochs=2 is not known.*max_epochs"),
-    (HeadTraining, {"calibration": "some"}, "calibration=some must be a positive integer.*null:"),
-    (HeadTraining, {"mixing": None}, "mixing=null must be a set of keys"),
-    (DataGeneration, {"batch_size": 10**12}, "generation.batch_size=10+ must be at most 65536"),
-    (DataGeneration, {"warp": {"temperature": -1}}, "temperature=-1"),
-    (Evaluation, {"thresholds": [1.2]}, "thresholds=1.2 must be a number from 0 to 1, or auto"),
-    (Evaluation, {"fixed_lengths": [1.5, 2]}, "fixed_lengths=1.5 must be a positive integer"),
-    (Evaluation, {"record": {"foo": 1}}, "record.foo=1 is not known; expected one of num_samples"),
-    (Evaluation, {"head": 5}, "head=5 must be text; it is a folder of a head"),
-    (Evaluation, {"ratios": [1]}, "ratios=1 must be a finite number above 1"),
-    (Evaluation, {"live": "none", "ratios": []}, "ratios=.*leaves no costs to predict speeds"),
-    (Evaluation, {"engine": "warp"}, "engine=warp must be one of auto, eager"),
-    (Distillation, {"trainer": {"precision": "bf16-true"}}, "precision=bf16-true must be one of"),
-]
-
-
-@pytest.mark.parametrize(("cls", "values", "message"), SETTINGS)
-def test_a_mistake_in_settings_has_the_words_of_the_command_line(cls, values, message):
-    """What every field refuses by its type is in tests/properties/test_settings.py."""
-    with pytest.raises(UserError) as told:
-        cls(**values)
-    assert re.search(message, str(told.value), re.DOTALL)
-
-
-@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EROFS])
-def test_a_disk_failure_is_named_and_finished_shards_stay(number, run, folder, monkeypatch):
-    write = ShardStore.write
-    calls = []
-
-    def refuse_the_second(self, name, rows):
-        calls.append(name)
-        if len(calls) == 2:
-            raise OSError(number, os.strerror(number), str(self.folder / name))
-        write(self, name, rows)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(ShardStore, "write", refuse_the_second)
-        result = run("data", *SMALL)
-    assert_told(result, rf"{calls[1]}.*{os.strerror(number)}.*paths.data=")
-    (first,) = folder.glob("data/*/*.parquet")
-    written = first.stat().st_mtime_ns
-    assert run("data", *SMALL)[0] == 0
-    assert first.stat().st_mtime_ns == written
-    assert len(list(folder.glob("data/*/*.parquet"))) == 2 * 3  # responses, and those with labels
 
 
 def test_a_file_size_limit_is_reported_and_no_half_written_shard_is_left(run, folder):
@@ -266,108 +209,12 @@ def head(nano, folder):
     )
 
 
-HEAD_MISTAKES = {
-    "weights that were cut off": (
-        lambda folder: (folder / "model.safetensors").write_bytes(
-            (folder / "model.safetensors").read_bytes()[:60]
-        ),
-        "model.safetensors cannot be read",
-    ),
-    "weights that are missing": (
-        lambda folder: (folder / "model.safetensors").unlink(),
-        "head has no model.safetensors",
-    ),
-    "config that is no JSON": (
-        lambda folder: (folder / "config.json").write_text("{"),
-        "config.json is not valid JSON",
-    ),
-    "config that is missing": (
-        lambda folder: (folder / "config.json").unlink(),
-        "has no config.json, so it is no head folder",
-    ),
-    "another draft's": (
-        lambda folder: edit(folder, "draft"),
-        "the head was trained for draft .* at revision another",
-    ),
-    "no folder": (shutil.rmtree, "no local folder, no head of that name|no head folder"),
-}
-
-
-def edit(folder, role):
-    path = folder / "config.json"
-    config = json.loads(path.read_text())
-    config[role]["revision"] = "another"
-    path.write_text(json.dumps(config))
-
-
-@pytest.mark.parametrize(("damage", "message"), HEAD_MISTAKES.values(), ids=HEAD_MISTAKES)
-def test_a_head_that_does_not_load_is_named(damage, message, head, run):
-    load_head(head)
-    damage(head)
-    assert_told(run("evaluate", "head=head"), message)
-
-
-def test_a_test_set_of_nothing_but_train_prompts_is_refused(head, run, folder):
-    texts = ["a", "b\nInput: c", "d"]  # of good.jsonl
-    TrainPrompts.of(texts).write(head)
-    message = (
-        r"alpaca cannot be reported on: all 3 of its prompts .*head=head.*give other prompts by"
-        r" test_sets=\{alpaca: <file>\}"
-    )
-    assert_told(
-        run("evaluate", "head=head", *SMALL, "live=none", "test_sets={alpaca: good.jsonl}"),
-        message,
-    )
-
-
-def test_a_file_of_train_prompts_that_holds_something_else_is_named(head, run):
-    save_file({"train": torch.zeros(2)}, head / "train_prompts.safetensors")
-    assert_told(
-        run("evaluate", "head=head"),
-        "train_prompts.safetensors holds train float32 .*export the head again",
-    )
-
-
-def test_a_draft_whose_training_does_not_fit_the_gpu_is_refused_before_anything_is_loaded(
-    run, monkeypatch
-):
-    """The shape of Llama 2 7B on a stand-in for a GPU of 80 GB."""
-    monkeypatch.setattr(memory_plan, "checked_device", lambda device: "cuda")
-    monkeypatch.setattr("torch.cuda.mem_get_info", lambda device: (79 * 2**30, 0))
-    monkeypatch.setattr(
-        "specheads.pair.pair.load_model", lambda *args, **keys: pytest.fail("a model was loaded")
-    )
-    message = (
-        r"training the draft does not fit the GPU: at least 1\d\d\.\d GiB, of which \d+\.\d for its"
-        r" weights with gradients and "
-        r"the optimizer's state .* but 79\.0 GiB are free"
-    )
-    assert_told(
-        run(
-            "distill",
-            "model=synthetic-llama2",
-            "data.max_prompt_tokens=1024",
-            "data.max_new_tokens=512",
-        ),
-        message,
-    )
-
-
 @pytest.mark.parametrize(
     ("launcher", "environment"),
     [
         (
             "torchrun",
             {"TORCHELASTIC_RUN_ID": "a", "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "4", "RANK": "0"},
-        ),
-        (
-            "srun",
-            {
-                "SLURM_STEP_ID": "0",
-                "SLURM_STEP_NUM_TASKS": "4",
-                "SLURM_NTASKS_PER_NODE": "4",
-                "SLURM_PROCID": "0",
-            },
         ),
     ],
 )

@@ -159,31 +159,6 @@ def test_the_same_evaluation_gives_the_same_numbers_and_records_nothing_twice(fo
     assert before and {path: path.stat().st_mtime_ns for path in before} == before
 
 
-def test_rules_of_other_verification_are_decoded(folder):
-    words = [
-        "verification=block",
-        "fixed_lengths=[2,4]",
-        "thresholds=[auto,0.5]",
-        "num_live_prompts=2",
-        "max_new_tokens=8",
-    ]
-    done = run(folder, "evaluate.py", *SMALL, *words)
-    assert done.returncode == 0, done.stderr
-    assert "token verification only" in done.stdout + done.stderr
-    content = json.loads(
-        max(
-            folder.glob("outputs/evaluate/*/report.json"), key=lambda path: path.stat().st_mtime
-        ).read_text()
-    )
-    assert [row["name"] for row in content["live"]] == [
-        "target alone",
-        "fixed_length(num_tokens=2)",
-        "fixed_length(num_tokens=4)",
-        "head_threshold(threshold=0.5, max_tokens=20)",
-    ]
-    assert content["data_sets"] == []
-
-
 def test_a_sweep_trains_every_combination(folder):
     sweep = [
         "-m",

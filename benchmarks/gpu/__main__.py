@@ -100,11 +100,10 @@ class Machine:
         """Bytes per second: of the data sheet, or of a large copy."""
         name = torch.cuda.get_device_name(self.device) if self.device.type == "cuda" else ""
         # By whole words: a GH200 is no H200.
-        sheet = next(
-            (speed for known, speed in DATA_SHEETS.items() if re.search(rf"\b{known}\b", name)),
-            None,
-        )
-        return sheet or bandwidth(self.device)
+        for known, speed in DATA_SHEETS.items():
+            if re.search(rf"\b{known}\b", name):
+                return speed
+        return bandwidth(self.device)
 
     def pair(self) -> Pair:
         """Return the pair; synthetic ones have random weights, which are made on the device."""
@@ -130,16 +129,12 @@ def round_tables(setup: Machine, goals: dict[str, float]) -> Iterator[Table]:
         seconds = by_mode[mode] = seconds_of(
             decoder, context, setup.repeats, (8, 9) if setup.tiny else VERIFIED
         )
-        read = {
-            name: bytes_of_step(pair.draft_lm if name.startswith(DRAFT) else pair.target_lm)[0]
-            for name in seconds
-        }
-        shares = {name: read[name] / taken / setup.bandwidth for name, taken in seconds.items()}
-        rows += [
-            [mode, name, taken, shares[name], taken / seconds[ALONE]]
-            for name, taken in seconds.items()
-        ]
-        goals["target_alone"] = shares[ALONE]
+        for name, taken in seconds.items():
+            read, _ = bytes_of_step(pair.draft_lm if name.startswith(DRAFT) else pair.target_lm)
+            share = read / taken / setup.bandwidth
+            rows.append([mode, name, taken, share, taken / seconds[ALONE]])
+            if name == ALONE:
+                goals["target_alone"] = share
         goals["verification_of_8"] = seconds[VERIFICATION] / seconds[ALONE]
     columns = [
         Column("decoding"),
@@ -267,17 +262,17 @@ def seconds_of(
     decoder: SpeculativeDecoder, context: int, repeats: int, verified: Sequence[int]
 ) -> dict[str, float]:
     """Return the seconds of the steps of a decoder that stops by a head, by name."""
-    drafted = [count - 1 for count in verified if count > 1]
+    drafted = [count - 1 for count in verified]
     rules = {"head": decoder.stopping}
     taken = time_steps(decoder, rules, context, repeats=repeats, verified=drafted)
     times = TimedSteps.of(taken, list(rules)).estimate
     costs = times.costs
-    verifications = {f"verification of {count + 1}": costs.verification[count] for count in drafted}
-    drafts = {
-        DRAFT: costs.draft_seconds,
-        DRAFT_WITH_HEAD: times.draft_seconds_of("head"),
-    }
-    return {ALONE: costs.target_seconds} | verifications | drafts
+    seconds = {ALONE: costs.target_seconds}
+    for count in drafted:
+        seconds[f"verification of {count + 1}"] = costs.verification[count]
+    seconds[DRAFT] = costs.draft_seconds
+    seconds[DRAFT_WITH_HEAD] = times.draft_seconds_of("head")
+    return seconds
 
 
 SCRIPTS = {"round": round_tables, "data": data_tables}

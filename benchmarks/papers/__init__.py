@@ -1,1 +1,1 @@
-"""Theory, reproduced experiments and claims of the papers whose methods `specheads.papers` has."""
+"""Reproduced experiments and claims of the papers whose methods `specheads.papers` has."""

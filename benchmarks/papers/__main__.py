@@ -1,6 +1,5 @@
-"""Check what papers claim: by computing their theory, or by repeating an experiment.
+"""Check what papers claim by repeating an experiment.
 
-    python -m benchmarks.papers theory
     python -m benchmarks.papers block_table1 model=nano num_prompts=40
     python -m benchmarks.papers specdecpp_table1 model=nano head=latest
     python -m benchmarks.papers gsd_results model=nano split=final data.final_part=9 speeds=false
@@ -15,7 +14,7 @@ import sys
 from collections import Counter
 from pathlib import Path
 
-from benchmarks.papers import reproduce, theory
+from benchmarks.papers import reproduce
 from specheads.errors import UserError
 from specheads.storage.files import write_json
 
@@ -24,12 +23,9 @@ def main(words: list[str]) -> Path:
     """Run what the first word names; print the outcome of each claim, and return the file."""
     names = sorted(path.stem for path in reproduce.EXPERIMENTS.glob("*.yaml"))
     name = words[0] if words else ""
-    if words == ["theory"]:
-        result = {"claims": [claim._asdict() for claim in theory.claims()]}
-    elif name in names:
-        result = reproduce.run(name, words[1:])
-    else:
-        raise UserError(f"{name!r} is no experiment; use theory, {', '.join(names)}.")
+    if name not in names:
+        raise UserError(f"{name!r} is no experiment; use {', '.join(names)}.")
+    result = reproduce.run(name, words[1:])
     for claim in result["claims"]:
         print(f"{claim['outcome']}: {claim['says']} Here: {claim['ours']}. {claim['why']}")
     print(Counter(claim["outcome"] for claim in result["claims"]))

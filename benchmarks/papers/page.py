@@ -1,7 +1,8 @@
 """The text of docs/results.md: which claims of the papers held here, by the files of the runs that
 checked them.
 
-`papers.yaml` lists every claim; `claims/*.json` are what `python -m benchmarks.papers` wrote;
+`papers.yaml` lists every claim; `claims/*.json` are what `python -m benchmarks.papers` wrote, now
+or at the commit that the command names;
 `measured_claims.yaml` holds figures that answer a claim, too. What needs other hardware has its
 cost.
 """

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import product
 from pathlib import Path
 
@@ -43,24 +44,14 @@ Heads = Mapping[str, AcceptanceHead]
 Entry = Mapping[str, object]  # of a YAML or JSON file
 
 
-@dataclass(frozen=True)
-class Choice:
-    """A class of conf/drafting, conf/stopping or conf/verification, and its arguments."""
-
-    cls: type
-    arguments: Entry
-
-    @classmethod
-    def of(cls, group: str, given: str | Entry) -> "Choice":
-        """Return the choice of a file's name, or of a mapping with `name` and other arguments."""
-        changed = {"name": given} if isinstance(given, str) else dict(given)
-        name = changed.pop("name")
-        content = yaml.safe_load((config_folder() / group / f"{name}.yaml").read_text("utf-8"))
-        return cls(get_class(content.pop("_target_")), content | changed)
-
-    def make(self, **more: object) -> object:
-        """Return an object of the class."""
-        return self.cls(**self.arguments, **more)
+def choice_of(group: str, given: str | Entry) -> partial:
+    """Return what makes the choice of a file of conf/drafting, conf/stopping or conf/verification
+    by its name, or of a mapping with `name` and other arguments.
+    """
+    changed = {"name": given} if isinstance(given, str) else dict(given)
+    name = changed.pop("name")
+    content = yaml.safe_load((config_folder() / group / f"{name}.yaml").read_text("utf-8"))
+    return partial(get_class(content.pop("_target_")), **content | changed)
 
 
 @dataclass(frozen=True)
@@ -75,9 +66,9 @@ class Method:
     baseline: str | None = None
     block: int = 4
     beams: int = 8
-    drafting: Choice | None = None
-    stopping: Choice | None = None
-    verification: Choice | None = None
+    drafting: partial | None = None
+    stopping: partial | None = None
+    verification: partial | None = None
     warp: Warp | None = None  # None: the experiment's
     head: str | None = None  # None: the only one
 
@@ -90,7 +81,7 @@ class Method:
                 values = dict(each)
                 for group in ("drafting", "stopping", "verification"):
                     if group in values:
-                        values[group] = Choice.of(group, values[group])
+                        values[group] = choice_of(group, values[group])
                 if "warp" in values:
                     values["warp"] = Warp(**values["warp"])
                 made.append(cls(**values))
@@ -99,15 +90,15 @@ class Method:
     @property
     def uses_head(self) -> bool:
         """Whether its stopping rule reads a head."""
-        return self.stopping is not None and self.stopping.cls.uses_head
+        return self.stopping is not None and self.stopping.func.uses_head
 
     def rule(self, heads: Heads | Mapping[str, RecordedHead]) -> StoppingRule | None:
         """Return its stopping rule, with its head; None for the verification rule's."""
         if self.stopping is None:
             return None
         if not self.uses_head:
-            return self.stopping.make()
-        return self.stopping.make(head=heads[self.head_name(heads)])
+            return self.stopping()
+        return self.stopping(head=heads[self.head_name(heads)])
 
     def head_name(self, heads: Mapping[str, object]) -> str:
         """Return the name of its head. Raises UserError if that is not there."""
@@ -232,8 +223,8 @@ def decoder_of(
         return BlockSearch(pair, method.block, method.beams, warp, engine, window)
     if method.baseline == "oracle":
         raise UserError(f"{method.name} knows every outcome, so it cannot decode; use replay=true.")
-    drafting = method.drafting.make() if method.drafting else None
-    verification = method.verification.make() if method.verification else None
+    drafting = method.drafting() if method.drafting else None
+    verification = method.verification() if method.verification else None
     rule = method.rule(heads)
     return SpeculativeDecoder(pair, drafting, rule, verification, warp, engine, window)
 
@@ -345,7 +336,8 @@ def replayed(
         if method.uses_head:
             name = method.head_name(heads)
             share = counted_share(heads[name], recorder.pair.draft_lm)
-            tally |= {"head_steps": share * counts.drafted} | quality[name]
+            tally |= {"head_steps": share * counts.drafted}
+            tally |= quality[name]
         tallies[method.name] = {name: np.asarray(each, float) for name, each in tally.items()}
     return tallies
 

@@ -17,7 +17,6 @@ import torch
 import transformers
 from transformers import GenerationConfig
 
-from benchmarks.peer_workers.outputs import complete_output
 from benchmarks.peer_workers.processes import Answer, Generate, serve
 from specheads import SpeculativeDecoder, Warp, load_head, load_pair
 from specheads.decoding.decoder import Baseline
@@ -77,7 +76,6 @@ def _transformers(setup: Mapping[str, object], pair: Pair) -> Generate:
     draft and maybe a head.
     """
     head = load_head(setup["head"]) if setup["head"] else None
-    complete_output(pair.draft)
     for model in (pair.target, pair.draft):
         model.generation_config.eos_token_id = None  # no token ends a response
 

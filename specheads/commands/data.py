@@ -61,7 +61,9 @@ def _on_workers(
     config = cast(dict[str, Any], OmegaConf.to_container(cfg, resolve=True))
     config["paths"]["data"] = str(Path(cfg.paths.data).absolute())
     common = {"config": config, "splits": list(splits)}
-    stages = [common | {"labelled": labels} for labels in ((False, True) if labelled else (False,))]
+    stages: list[dict[str, object]] = [common | {"labelled": False}]
+    if labelled:
+        stages.append(common | {"labelled": True})
     return on_workers(settings, Path(cfg.paths.data), _open_stage, stages)
 
 

@@ -13,7 +13,7 @@ from specheads.decoding.verification import BlockVerification
 from specheads.evaluation import conclusions
 from specheads.evaluation.candidates import FIXED, Candidate, written
 from specheads.evaluation.replayed_sets import Results, recommendations
-from specheads.evaluation.report import LiveRow, Report, TextSample, Verdict
+from specheads.evaluation.report import DataSet, LiveRow, Report, TextSample, Verdict
 from specheads.evaluation.rows import data_set, live_rows, reliability, text_samples
 from specheads.evaluation.setup import Setup, device_name, load_average, versions
 from specheads.heads.head_folder import store_in_config
@@ -43,20 +43,21 @@ def report_of(
     )
     heads = {name: recorded_head(head) for name, head in setup.heads.items()}
     sets = [] if results.dev is None else [results.dev, *results.tests]
+    data_sets = list[DataSet]()
+    for each in sets:
+        detailed = replace(
+            data_set(each, results),
+            reliability=reliability(each.recording, heads),
+            information=information([each.recording], heads, each.groups),
+        )
+        data_sets.append(detailed)
     report = Report(
         context=context_of(setup, config, num_decoded=len(measured[0].stats) if measured else 0),
         steps=None if steps is None else steps.estimate,
         ratio=None if steps is None else interval(steps.ratios()),
         doubts=results.doubts,
         live=live,
-        data_sets=[
-            replace(
-                data_set(each, results),
-                reliability=reliability(each.recording, heads),
-                information=information([each.recording], heads, each.groups),
-            )
-            for each in sets
-        ],
+        data_sets=data_sets,
         batches=results.batches,
         notes=setup.prompts.notes(),
     )

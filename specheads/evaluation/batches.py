@@ -4,9 +4,9 @@
 
 import logging
 import time
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from itertools import chain
 
 import numpy as np
 
@@ -18,7 +18,7 @@ from specheads.evaluation.replayed_sets import Results
 from specheads.evaluation.report import BatchRow, BatchTable, rule_fields
 from specheads.evaluation.setup import Setup
 from specheads.evaluation.sweep import Sweep, response_seed
-from specheads.forecast import progress
+from specheads.forecast import Advance, progress
 from specheads.replay.intervals import interval, milliseconds, resample_counts
 from specheads.storage.journal import Entry, Journal
 
@@ -26,8 +26,6 @@ logger = logging.getLogger(__name__)
 
 REQUESTS_PER_ROW = 2  # at least; rows then take other prompts while their neighbours decode
 LONGEST_FIXED = 8  # tokens: the drafts of a batch end together, so longer ones do not pay
-
-_Advance = Callable[[int], Any]  # is called with the number of responses that are done
 
 
 @dataclass(frozen=True)
@@ -37,7 +35,7 @@ class BatchRun:
     seconds: float  # the whole run: from handing in all requests to the end of the last response
     # Their seconds: from the moment that a request gets a row to its last token
     stats: Sequence[DecodeStats]
-    # Each response's rounds: tokens, seconds, and the wait before
+    # Each response's rounds: tokens and seconds
     rounds: Sequence[Sequence[Sequence[float]]]
 
     @property
@@ -48,7 +46,7 @@ class BatchRun:
     @property
     def token_seconds(self) -> np.ndarray:
         """The seconds of each emitted token of all requests."""
-        tokens, seconds = np.array([numbers for response in self.rounds for numbers in response]).T
+        tokens, seconds = np.array(list(chain.from_iterable(self.rounds))).T
         return np.repeat(seconds / tokens, tokens.astype(np.int64))
 
     @property
@@ -56,10 +54,11 @@ class BatchRun:
         """The seconds from the moment that a request gets a row to its first tokens: the prompt,
         and a round.
         """
-        return [
-            part.prefill_seconds + rounds[0][1]
-            for part, rounds in zip(self.stats, self.rounds, strict=True)
-        ]
+        seconds = list[float]()
+        for part, rounds in zip(self.stats, self.rounds, strict=True):
+            _, first_round = rounds[0]
+            seconds.append(part.prefill_seconds + first_round)
+        return seconds
 
 
 def decode_batches(setup: Setup, results: Results) -> list[BatchTable]:
@@ -69,35 +68,24 @@ def decode_batches(setup: Setup, results: Results) -> list[BatchTable]:
     evaluation = setup.settings
     decoded = setup.prompts.decoded
     prompts = [ids for _, ids in decoded.prompts]
-    counts = [(size, max(len(prompts), REQUESTS_PER_ROW * size)) for size in evaluation.concurrency]
-    requests = {
-        size: [prompts[number % len(prompts)] for number in range(count)] for size, count in counts
-    }
-    for size, made in requests.items():
-        how = (
-            f"because {len(prompts)} prompts are too few for them: they are repeated, each time"
-            " with another seed"
-        )
-        logger.info(
-            "batches of %d: %d requests, %s",
-            size,
-            len(made),
-            "each prompt once" if len(made) == len(prompts) else how,
-        )
-    fixed = sorted(
-        (each for each in results.candidates if each.family == FIXED),
-        key=lambda each: each.parameters["num_tokens"],
-    )
-    lengths = [each for each in fixed if each.parameters["num_tokens"] <= LONGEST_FIXED] or fixed[
-        :1
-    ]
+    requests = dict[int, list[Sequence[int]]]()  # by the number of rows
+    for size in evaluation.concurrency:
+        count = max(len(prompts), REQUESTS_PER_ROW * size)
+        requests[size] = _repeated(prompts, count)
+        how = "each prompt once"
+        if count > len(prompts):
+            how = (
+                f"because {len(prompts)} prompts are too few for them: they are repeated, each time"
+                " with another seed"
+            )
+        logger.info("batches of %d: %d requests, %s", size, count, how)
+    lengths = _lengths_to_try(results)
     shared = [rule for rule in results.best_of_kinds if rule.family != FIXED]
-    settings = {
-        size: [TARGET_ALONE, best_fixed(setup, lengths, size), *shared] for size in requests
-    }
-    total = evaluation.repeats * sum(
-        len(settings[size]) * len(made) for size, made in requests.items()
-    )
+    settings = dict[int, list[Candidate]]()
+    total = 0
+    for size, made in requests.items():
+        settings[size] = [TARGET_ALONE, best_fixed(setup, lengths, size), *shared]
+        total += evaluation.repeats * len(settings[size]) * len(made)
     logger.info(
         "batches: %d responses of at most %d tokens, into %s",
         total,
@@ -105,22 +93,30 @@ def decode_batches(setup: Setup, results: Results) -> list[BatchTable]:
         setup.run_folder,
     )
     tables = []
+    sweep = Sweep(setup.pair, evaluation, setup.window)
     with progress("decoding batches", total) as advance:
         for size, made in requests.items():
             names = [setting.name for setting in settings[size]]
             journal = setup.journal(f"batches-{size}", decoded.prompts, settings=names, rows=size)
-            runs = run_batches(
-                Sweep(setup.pair, evaluation, setup.window),
-                settings[size],
-                made,
-                size,
-                journal,
-                advance,
-            )
-            tables.append(
-                BatchTable(size, len(made), batch_rows(settings[size], runs, decoded.groups))
-            )
+            runs = run_batches(sweep, settings[size], made, size, journal, advance)
+            rows = batch_rows(settings[size], runs, decoded.groups)
+            tables.append(BatchTable(size, len(made), rows))
     return tables
+
+
+def _repeated(prompts: Sequence[Sequence[int]], count: int) -> list[Sequence[int]]:
+    return [prompts[number % len(prompts)] for number in range(count)]
+
+
+def _lengths_to_try(results: Results) -> list[Candidate]:
+    """Return the fixed lengths up to LONGEST_FIXED; if all are longer, the shortest one."""
+    fixed = [each for each in results.candidates if each.family == FIXED]
+    short = [each for each in fixed if each.max_tokens <= LONGEST_FIXED]
+    return sorted(short, key=_length_of) or [min(fixed, key=_length_of)]
+
+
+def _length_of(fixed: Candidate) -> int:
+    return fixed.max_tokens
 
 
 def best_fixed(setup: Setup, lengths: Sequence[Candidate], size: int) -> Candidate:
@@ -128,7 +124,7 @@ def best_fixed(setup: Setup, lengths: Sequence[Candidate], size: int) -> Candida
     second.
     """
     dev = setup.prompts.dev.prompts
-    requests = [dev[number % len(dev)][1] for number in range(REQUESTS_PER_ROW * size)]
+    requests = _repeated([ids for _, ids in dev], REQUESTS_PER_ROW * size)
     journal = setup.journal(
         f"batches-{size}-dev", dev, settings=[each.name for each in lengths], rows=size
     )
@@ -138,9 +134,9 @@ def best_fixed(setup: Setup, lengths: Sequence[Candidate], size: int) -> Candida
         len(lengths) * len(requests),
     )
     once = Sweep(setup.pair, setup.settings.but(repeats=1), setup.window)
-    speeds = [
-        runs[0].tokens_per_second for runs in run_batches(once, lengths, requests, size, journal)
-    ]
+    speeds = list[float]()
+    for (run,) in run_batches(once, lengths, requests, size, journal):
+        speeds.append(run.tokens_per_second)
     return lengths[int(np.argmax(speeds))]
 
 
@@ -150,18 +146,16 @@ def run_batches(
     requests: Sequence[Sequence[int]],
     size: int,
     journal: Journal,
-    on_generation: _Advance = lambda count: None,
+    on_generation: Advance = lambda count: None,
 ) -> list[list[BatchRun]]:
     """Decode all requests in `size` rows with every setting in turns, as often as the sweep
     repeats; journalled runs are kept.
     """
     done = journal.entries
     on_generation(len(done) * len(requests))
-    decoders = (
-        _ready(sweep, settings, requests, size)
-        if len(done) < sweep.settings.repeats * len(settings)
-        else []
-    )
+    decoders = list[Decoder]()
+    if len(done) < sweep.settings.repeats * len(settings):
+        decoders = _ready(sweep, settings, requests, size)
     runs: list[list[BatchRun]] = [[] for _ in settings]
     for repeat in range(sweep.settings.repeats):
         for turn in range(len(settings)):
@@ -171,13 +165,8 @@ def run_batches(
             if entry is None:
                 entry = _decoded(sweep, decoders[index], requests, size, repeat, on_generation)
                 journal.add(number, entry)
-            runs[index].append(
-                BatchRun(
-                    entry["seconds"],
-                    [DecodeStats(**part) for part in entry["stats"]],
-                    entry["rounds"],
-                )
-            )
+            stats = [DecodeStats(**part) for part in entry["stats"]]
+            runs[index].append(BatchRun(entry["seconds"], stats, entry["rounds"]))
     return runs
 
 
@@ -193,9 +182,9 @@ def _ready(
         sweep.pair, warp=sweep.settings.warp, engine=sweep.settings.engine, window=sweep.window
     )
     alone = Baseline(sweep.pair, sweep.settings.warp, sweep.settings.engine, sweep.window)
-    decoders: list[Decoder] = [
-        shared.with_stopping(each.live) if each.live else alone for each in settings
-    ]
+    decoders = list[Decoder]()
+    for each in settings:
+        decoders.append(shared.with_stopping(each.live) if each.live else alone)
     # Steps for each combination of sizes that occurs
     captures = isinstance(shared.target_engine, GraphEngine)
     for decoder in decoders:
@@ -214,8 +203,11 @@ def _decoded(
     requests: Sequence[Sequence[int]],
     size: int,
     repeat: int,
-    on_generation: _Advance = lambda count: None,
+    on_generation: Advance = lambda count: None,
 ) -> Entry:
+    """Return the seconds of a whole run, and of each request its stats and rounds; `on_generation`
+    is called with the number of responses that are done.
+    """
     seeds = [response_seed(sweep.settings.seed, number, repeat) for number in range(len(requests))]
     made: dict[int, Generation] = {}
     start = time.perf_counter()
@@ -229,15 +221,12 @@ def _decoded(
         made[number] = generation
         on_generation(1)
     seconds = time.perf_counter() - start
-    ordered = [made[number] for number in range(len(requests))]
-    rounds = [
-        [[len(each.tokens), each.seconds] for each in generation.rounds] for generation in ordered
-    ]
-    return {
-        "seconds": seconds,
-        "stats": [asdict(generation.stats) for generation in ordered],
-        "rounds": rounds,
-    }
+    stats = list[dict[str, object]]()
+    rounds = list[list[list[float]]]()
+    for number in range(len(requests)):
+        stats.append(asdict(made[number].stats))
+        rounds.append([[len(each.tokens), each.seconds] for each in made[number].rounds])
+    return {"seconds": seconds, "stats": stats, "rounds": rounds}
 
 
 def batch_rows(
@@ -247,36 +236,43 @@ def batch_rows(
 
     Requests repeat prompts' groups.
     """
-    resamples = resample_counts(
-        [groups[number % len(groups)] for number in range(len(runs[0][0].stats))]
-    )
+    alone = runs[0]
+    num_requests = len(alone[0].stats)
+    resamples = resample_counts([groups[number % len(groups)] for number in range(num_requests)])
 
     def row_speed(made: Sequence[BatchRun]) -> np.ndarray:
         """Return the tokens per second in a row, (R,), over all repeats."""
-        numbers = [[[part.num_tokens, part.seconds] for part in run.stats] for run in made]
-        tokens, seconds = np.array(numbers).sum(axis=0).T
+        numbers = np.zeros((num_requests, 2))  # tokens and seconds
+        for run in made:
+            numbers += [[part.num_tokens, part.seconds] for part in run.stats]
+        tokens, seconds = numbers.T
         return (resamples @ tokens) / (resamples @ seconds)
 
     rows = []
     for setting, made in zip(settings, runs, strict=True):
-        stats = [part for run in made for part in run.stats]
-        ratios = [
-            run.tokens_per_second / alone.tokens_per_second
-            for run, alone in zip(made, runs[0], strict=True)
-        ]
+        stats = list[DecodeStats]()
+        speeds = list[float]()
+        ratios = list[float]()
+        token_seconds = list[np.ndarray]()
+        first_token_seconds = list[float]()
+        for run, same_repeat in zip(made, alone, strict=True):
+            stats += run.stats
+            speeds.append(run.tokens_per_second)
+            ratios.append(run.tokens_per_second / same_repeat.tokens_per_second)
+            token_seconds.append(run.token_seconds)
+            first_token_seconds += run.first_token_seconds
+        request_speeds = [part.num_tokens / part.seconds for part in stats]
         row = BatchRow(
             name=setting.name,
             family=setting.family,
             **rule_fields(setting),
             lossless=True,
-            tokens_per_second=float(np.median([run.tokens_per_second for run in made])),
+            tokens_per_second=float(np.median(speeds)),
             over_alone=float(np.median(ratios)),
-            request_tokens_per_second=float(
-                np.median([part.num_tokens / part.seconds for part in stats])
-            ),
-            speedup=interval(row_speed(made) / row_speed(runs[0])),
-            token_ms=milliseconds(np.concatenate([run.token_seconds for run in made])),
-            first_token_ms=milliseconds(np.concatenate([run.first_token_seconds for run in made])),
+            request_tokens_per_second=float(np.median(request_speeds)),
+            speedup=interval(row_speed(made) / row_speed(alone)),
+            token_ms=milliseconds(np.concatenate(token_seconds)),
+            first_token_ms=milliseconds(np.array(first_token_seconds)),
             tokens_per_round=DecodeStats.total(stats).block_efficiency,
         )
         rows.append(row)

@@ -6,9 +6,9 @@ import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
 
 import numpy as np
+from torch import Tensor
 
 from specheads.decoding.step_costs import StepCosts
 from specheads.decoding.step_times import TimedSteps
@@ -52,14 +52,14 @@ class RuleChoice:
     """A class of stopping rules with its arguments, in which a list holds the values to try."""
 
     cls: type[StoppingRule]
-    arguments: Mapping[str, Any] = field(default_factory=dict)
+    arguments: Mapping[str, object] = field(default_factory=dict)
 
     def without_auto(self) -> "RuleChoice":
         """Return the choice without the value `auto`, which needs a recording."""
-        known = {
-            key: [each for each in value if each != "auto"] if isinstance(value, list) else value
-            for key, value in self.arguments.items()
-        }
+        known = dict(self.arguments)
+        for key, value in self.arguments.items():
+            if isinstance(value, list):
+                known[key] = [each for each in value if each != "auto"]
         return replace(self, arguments=known)
 
     def samples(self, head: AcceptanceHead | None = None) -> list[StoppingRule]:
@@ -71,8 +71,7 @@ class RuleChoice:
         if its_head is None and cls.uses_head:
             its_head = RecordedHead("any", "next_token")
         rules = []
-        choices = {key: _listed(value) for key, value in self.arguments.items()}
-        for arguments in _combinations(choices):
+        for arguments in _combinations(self.arguments):
             if cls.open_parameters(arguments):
                 arguments = cls.fit(arguments, _MadeUp())
             rules.append(_made(cls, arguments, its_head))
@@ -85,11 +84,12 @@ Rules = Mapping[str, RuleChoice]
 def check_rules(choices: Rules) -> None:
     """Raise UserError for values that a rule refuses, before anything long begins."""
     for name, choice in choices.items():
-        if empty := [key for key, value in choice.arguments.items() if value == []]:
-            raise UserError(
-                f"stopping.{name}.{empty[0]}=[] must name at least one value; or leave the rule out"
-                " of stopping=."
-            )
+        for key, value in choice.arguments.items():
+            if value == []:
+                raise UserError(
+                    f"stopping.{name}.{key}=[] must name at least one value; or leave the rule out"
+                    " of stopping=."
+                )
         try:
             choice.samples()
         except UserError as error:
@@ -108,18 +108,23 @@ class Candidate(RuleFields):
     name: str
     rule: StoppingRule | None  # the rule that is replayed
     live: StoppingRule | None  # the rule that decodes; None for a bound that no decoder can reach
-    parameters: Mapping[str, Any] = field(default_factory=dict)
+    parameters: Mapping[str, object] = field(default_factory=dict)
     ratio: str | None = None  # the cost ratio that it was fitted to; None: it suits all
     verification: VerificationRule | None = None  # None: that of the evaluation
     # With another verification, the name of the same rule under that of the evaluation
     same_rule: str | None = None
     # Those of its class, as fitted, without a head
-    arguments: Mapping[str, Any] = field(default_factory=dict)
+    arguments: Mapping[str, object] = field(default_factory=dict)
 
     @property
     def step_kind(self) -> str:
         """The name of what decides the cost of its draft steps: its class, and its head."""
         return step_kind(type(self.rule or self.live), self.head)
+
+    @property
+    def max_tokens(self) -> int:
+        """The longest draft of the rule; 0 without one."""
+        return 0 if self.rule is None else self.rule.max_tokens
 
 
 def step_kind(cls: type, head: str | None) -> str:
@@ -141,11 +146,12 @@ def fixed_length(length: int) -> Candidate:
     )
 
 
-def typed(name: str, values: Mapping[str, Any]) -> str:
+def typed(name: str, values: Mapping[str, object]) -> str:
     """Return a rule as it could be typed: the name of its config with values, such as
     `fixed_length(num_tokens=4)`.
     """
-    return f"{name}({', '.join(f'{key}={written(value)}' for key, value in values.items())})"
+    words = [f"{key}={written(value)}" for key, value in values.items()]
+    return f"{name}({', '.join(words)})"
 
 
 @dataclass(frozen=True)
@@ -202,12 +208,10 @@ class CostTable:
         places = np.zeros(len(resamples), dtype=int)
         all_costs: Sequence[StepCosts] = [costs]
         if ratio == MEASURED and self.steps is not None and self.steps.resamples:
-            is_free = free_head or rule.bound
+            kind = "" if free_head or rule.bound else rule.step_kind
             timed = [self.steps.estimate, *self.steps.resamples]
             all_costs = [each.costs for each in timed]
-            draft_seconds = np.array(
-                [each.draft_seconds_of("" if is_free else rule.step_kind) for each in timed]
-            )
+            draft_seconds = np.array([each.draft_seconds_of(kind) for each in timed])
             places[1:] = 1 + np.arange(len(resamples) - 1) % len(self.steps.resamples)
         longest = counts.rounds.shape[-1]
         round_seconds = np.array([each.seconds_of_rounds(longest) for each in all_costs])
@@ -238,10 +242,9 @@ class Tuning:
         key = tuple(names)
         if key not in self._weights:
             node, _, accepted, _ = self.recording.labels()
-            features = {
-                name: self.recording.features[name][node]
-                for name in ("draft_prob", "max_prob", "entropy")
-            }
+            features = dict[str, Tensor]()
+            for name in ("draft_prob", "max_prob", "entropy"):
+                features[name] = self.recording.features[name][node]
             inputs = [name for name in names if name != "bias"]
             weights = fit_logistic(logistic_inputs(inputs, features), accepted.double()).tolist()
             self._weights[key] = dict(zip([*inputs, "bias"], weights, strict=True))
@@ -261,10 +264,10 @@ class Tuning:
         """
         if (head, max_tokens) not in self._curves:
             rules = [recorded_threshold(head, float(threshold), max_tokens) for threshold in GRID]
-            rounds = replay(self.recording, rules)
-            self._curves[head, max_tokens] = [
-                replayed.per_prompt(self.recording.num_prompts) for replayed in rounds
-            ]
+            counts = list[Counts]()
+            for rounds in replay(self.recording, rules):
+                counts.append(rounds.per_prompt(self.recording.num_prompts))
+            self._curves[head, max_tokens] = counts
         curve = self._curves[head, max_tokens]
         tokens = np.array([each.tokens.sum() for each in curve])
         seconds = np.array([costs.seconds(each.drafted, each.rounds).sum() for each in curve])
@@ -307,22 +310,19 @@ def candidates(
         for head in list(heads) if choice.cls.uses_head else [None]:
             tried += _family(name, choice, head, heads, tuning)
     if tuning is not None and GROUND_TRUTH in tuning.recording.features:
-        most = min(
-            tuning.recording.max_tokens,
-            max(candidate.rule.max_tokens for candidate in tried if candidate.rule),
-        )
-        tried += [
-            Candidate(
+        longest = max(candidate.max_tokens for candidate in tried)
+        most = min(tuning.recording.max_tokens, longest)
+        for threshold in CEILING_THRESHOLDS:
+            ceiling = Candidate(
                 CEILING,
-                f"ceiling {t:g}",
-                Ceiling(t, most),
+                f"ceiling {threshold:g}",
+                Ceiling(threshold, most),
                 None,
-                {"threshold": t},
+                {"threshold": threshold},
                 rule_name=CEILING,
                 bound=True,
             )
-            for t in CEILING_THRESHOLDS
-        ]
+            tried.append(ceiling)
     return tried
 
 
@@ -342,24 +342,25 @@ def _family(
     recorded = None if live is None else recorded_head(live)
     title = f"{head} " if head is not None and len(heads) > 1 else ""
     first = next(iter(choice.arguments))
-    choices = {
-        key: _listed(value)
-        for key, value in choice.arguments.items()
-        if isinstance(value, list) or key == first
-    }
+    several = set[str]()  # arguments with more than one value
+    choices = dict[str, object]()
+    for key, value in choice.arguments.items():
+        if isinstance(value, list) or key == first:
+            choices[key] = value
+        if isinstance(value, list) and len(value) > 1:
+            several.add(key)
     for values in _combinations(choices):
         automatic = "auto" in values.values()
-        for ratio, arguments in _fitted(
-            cls, {**choice.arguments, **values}, tuning, head, recorded
-        ):
+        given = {**choice.arguments, **values}
+        for ratio, arguments in _fitted(cls, given, tuning, head, recorded):
             # The values that tell candidates apart, as fitted.
-            shown = {
-                key: arguments[key]
-                for key, value in values.items()
-                if len(choices[key]) > 1 or is_number(value)
-            }
-            named = ({"head": head} if title else {}) | shown
-            if is_number(most := arguments.get("max_tokens")):
+            shown = dict[str, object]()
+            for key, value in values.items():
+                if key in several or is_number(value):
+                    shown[key] = arguments[key]
+            named = {"head": head, **shown} if title else dict(shown)
+            most = arguments.get("max_tokens")
+            if is_number(most):
                 named["max_tokens"] = most
             yield Candidate(
                 family=f"{name} {title}".strip() + (" auto" if automatic else ""),
@@ -377,11 +378,11 @@ def _family(
 
 def _fitted(
     cls: type[StoppingRule],
-    arguments: Mapping[str, Any],
+    arguments: Mapping[str, object],
     tuning: Tuning | None,
     head_name: str | None,
     head: RecordedHead | None,
-) -> Iterator[tuple[str | None, dict[str, Any]]]:
+) -> Iterator[tuple[str | None, dict[str, object]]]:
     """Yield a rule's arguments with everything open fitted, for each ratio of costs if they matter
     (else for None).
     """
@@ -407,23 +408,27 @@ def _fitted(
 
 def _made(
     cls: type[StoppingRule],
-    arguments: Mapping[str, Any],
+    arguments: Mapping[str, object],
     head: AcceptanceHead | RecordedHead | None,
 ) -> StoppingRule:
-    return cls(**arguments, **({} if head is None else {"head": head}))
+    given = dict(arguments)
+    if head is not None:
+        given["head"] = head
+    return cls(**given)
 
 
-def _combinations(choices: Mapping[str, Sequence[Any]]) -> Iterator[dict[str, Any]]:
-    for values in itertools.product(*choices.values()):
+def _combinations(choices: Mapping[str, object]) -> Iterator[dict[str, object]]:
+    """Yield each combination of values; a list is a choice, anything else the only value."""
+    listed = [value if isinstance(value, list) else [value] for value in choices.values()]
+    for values in itertools.product(*listed):
         yield dict(zip(choices, values, strict=True))
 
 
-def _listed(value: Any) -> list[Any]:
-    return value if isinstance(value, list) else [value]
-
-
-def written(value: Any) -> str:
+def written(value: object) -> str:
     """Return a value of a rule's argument as a command line takes it."""
     if isinstance(value, Mapping):
-        return f"{{{', '.join(f'{key}: {written(part)}' for key, part in value.items())}}}"
-    return f"{value:g}" if is_number(value) else "null" if value is None else str(value).lower()
+        parts = [f"{key}: {written(part)}" for key, part in value.items()]
+        return f"{{{', '.join(parts)}}}"
+    if is_number(value):
+        return f"{value:g}"
+    return "null" if value is None else str(value).lower()

@@ -68,8 +68,9 @@ PREFERRED = "10"  # ratio to begin with where none was measured
 
 def ratios_of(report: Report) -> list[str]:
     """Return every ratio that has predictions, the measured one first."""
-    ratios = {row.ratio for data_set in report.data_sets for row in data_set.winners}
+    ratios = set[str]()
     for data_set in report.data_sets:
+        ratios |= {row.ratio for row in data_set.winners}
         for row in data_set.rules:
             ratios |= row.speedup.keys()
     return sorted(ratios, key=lambda ratio: -inf if ratio == MEASURED else float(ratio))
@@ -89,8 +90,10 @@ def main_data_set(report: Report) -> int | None:
     """Return which data set a reader sees first: the first of test prompts, else the first of
     all.
     """
-    tests = [number for number, data_set in enumerate(report.data_sets) if data_set.role == "test"]
-    return next(iter(tests), 0 if report.data_sets else None)
+    for number, data_set in enumerate(report.data_sets):
+        if data_set.role == "test":
+            return number
+    return 0 if report.data_sets else None
 
 
 def ratio_text(report: Report, ratio: str) -> str:
@@ -128,9 +131,10 @@ def fastest_by_kind(rows: Iterable[Row]) -> dict[Kind, Row]:
     first; bounds are left out.
     """
     found = dict[Kind, Row]()
-    usable = [row for row in rows if (row.lossless if isinstance(row, LiveRow) else not row.bound)]
-    for row in sorted(usable, key=dev_speed, reverse=True):
-        found.setdefault(_kind_of(row), row)
+    for row in sorted(rows, key=dev_speed, reverse=True):
+        is_usable = row.lossless if isinstance(row, LiveRow) else not row.bound
+        if is_usable:
+            found.setdefault(_kind_of(row), row)
     return found
 
 
@@ -138,7 +142,8 @@ def fastest_of(batches: BatchTable) -> BatchRow:
     """Return the setting that was the fastest in batches of one size, of those that keep the
     target's distribution.
     """
-    return max((row for row in batches.rows if row.lossless), key=lambda row: row.tokens_per_second)
+    lossless = [row for row in batches.rows if row.lossless]
+    return max(lossless, key=lambda row: row.tokens_per_second)
 
 
 def verdict_of(report: Report, uses: Mapping[str, str]) -> Verdict | None:
@@ -175,9 +180,9 @@ def _answer(ratio: str, rows: Sequence[Row], use: str | None) -> Comparison:
     `use` is the name of the one to use, None: the fastest.
     """
     fastest = fastest_by_kind(rows)
-    choices = {
-        kind: ComparedSetting(row.name, row.speedup, row.gain) for kind, row in fastest.items()
-    }
+    choices = dict[Kind, ComparedSetting]()
+    for kind, row in fastest.items():
+        choices[kind] = ComparedSetting(row.name, row.speedup, row.gain)
     if Kind.ALONE not in choices:
         fixed = choices[Kind.FIXED].speedup
         gain = Interval(1 / fixed.value, 1 / fixed.high, 1 / fixed.low)
@@ -185,11 +190,16 @@ def _answer(ratio: str, rows: Sequence[Row], use: str | None) -> Comparison:
     order = sorted(
         choices, key=lambda kind: dev_speed(fastest[kind]) if kind in fastest else 1.0, reverse=True
     )
-    used = next((kind for kind in order if choices[kind].name == use), next(iter(order)))
+    used = next(iter(order))
+    for kind in order:
+        if choices[kind].name == use:
+            used = kind
+            break
     skip = None
     head = fastest.get(Kind.HEAD)
     if head is not None and used != Kind.HEAD and head.over_headless is not None:
-        other = choices[next(kind for kind in order if kind != Kind.HEAD)].name
+        headless = [kind for kind in order if kind != Kind.HEAD]
+        other = choices[next(iter(headless))].name
         skip = (
             f"on dev prompts it was not clearly faster than {other}; here it is"
             f" {change(head.over_headless)} against that"
@@ -268,12 +278,11 @@ def use_text(answer: Comparison) -> str:
     if answer.use == Kind.ALONE:
         if not others:
             return "Nothing else that was decoded keeps the target's distribution."
-        best = max(
-            (answer.choices[kind] for kind in others), key=lambda choice: choice.speedup.value
-        )
+        best = max(others, key=lambda kind: answer.choices[kind].speedup.value)
+        fastest = answer.choices[best]
         return (
-            f"No setting was clearly faster on dev prompts; here {best.name} is"
-            f" {times(best.speedup)} the target alone."
+            f"No setting was clearly faster on dev prompts; here {fastest.name} is"
+            f" {times(fastest.speedup)} the target alone."
         )
     text = f"{times(use.speedup)} the target alone"
     if answer.use == Kind.FIXED:
@@ -333,11 +342,10 @@ def information_text(known: Information) -> str:
     """Return how much of the uncertainty about acceptance can be known, and who explains how much
     of that.
     """
-    shares = {
-        name: percent(share) if share.value > 0 else "nothing"
-        for name, share in known.explained.items()
-    }
-    explained = ", ".join(f"{name} {share}" for name, share in shares.items())
+    shares = list[str]()
+    for name, share in known.explained.items():
+        shares.append(f"{name} {percent(share) if share.value > 0 else 'nothing'}")
+    explained = ", ".join(shares)
     text = (
         f"{known.entropy.value:.3f} nats per drafted token, of which"
         f" {known.irreducible.value:.3f} are irreducible"

@@ -102,17 +102,18 @@ def _decoded(setup: Setup, results: Results) -> Results:
 def under_block(settings: Sequence[Candidate]) -> list[Candidate]:
     """Return the settings that draft, under block verification."""
     rule = BlockVerification()
-    return [
-        replace(
-            setting,
-            family=rule.name,
-            name=f"{setting.name} verification={rule.name}",
-            verification=rule,
-            same_rule=setting.name,
-        )
-        for setting in settings
-        if setting.live is not None
-    ]
+    verified = list[Candidate]()
+    for setting in settings:
+        if setting.live is not None:
+            changed = replace(
+                setting,
+                family=rule.name,
+                name=f"{setting.name} verification={rule.name}",
+                verification=rule,
+                same_rule=setting.name,
+            )
+            verified.append(changed)
+    return verified
 
 
 def _live_rules(setup: Setup) -> list[Candidate]:

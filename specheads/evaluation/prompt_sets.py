@@ -159,6 +159,7 @@ class PromptSets:
         named = {dev.name: dev, reported.name: reported}
         excluded = self._hashes(calibrated=True) | _hashes_of(prompt for prompt, _ in dev.prompts)
         for name, test_set in (self.settings.test_sets or {}).items():
+            assert isinstance(test_set, TestSet)
             title = f"{name}, more" if name in (dev.name, reported.name) else name
             named[title] = self._of_test_set(title, name, test_set, excluded)
         self._used |= named

@@ -2,21 +2,21 @@
 and recommend.
 """
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import NotRequired, TypedDict
 
 import numpy as np
 
-from specheads.decoding.stopping import MAX_TOKENS, FixedLength, HeadThreshold
+from specheads.decoding.stopping import MAX_TOKENS, FixedLength, HeadThreshold, StoppingRule
 from specheads.decoding.verification import TokenVerification
 from specheads.evaluation.candidates import FIXED, TARGET_ALONE, Candidate, CostTable, Rules
 from specheads.evaluation.report import MEASURED, BatchTable, Report
 from specheads.evaluation.setup import Setup
 from specheads.evaluation.sweep import Measured
-from specheads.forecast import progress
+from specheads.forecast import Advance, progress
 from specheads.replay.head_scores import record_sets
 from specheads.replay.intervals import (
     NUM_RESAMPLES,
@@ -76,36 +76,37 @@ def record(setup: Setup) -> list[RecordedSet]:
     recordings = record_sets(
         recorder, prompts, list(setup.heads.values()), settings.record.ground_truth
     )
-    return [
-        RecordedSet(name, sets[name].role, recording, sets[name].groups)
-        for name, recording in recordings.items()
-    ]
+    recorded = list[RecordedSet]()
+    for name, recording in recordings.items():
+        recorded.append(RecordedSet(name, sets[name].role, recording, sets[name].groups))
+    return recorded
 
 
 def counts_of(
     recording: Recording,
     candidates: Sequence[Candidate],
-    advance: Callable[[int], object] = lambda count: None,
+    advance: Advance = lambda count: None,
 ) -> list[Counts]:
     """Replay candidates, the oracle among them.
 
     `advance` is called with the number of candidates that are done.
     """
-    counts: dict[int, Counts] = {}
     # By compile key, so that no more rounds are in memory at once than one group of rules has.
-    keys = [
-        None if candidate.rule is None else candidate.rule.compile_key for candidate in candidates
-    ]
-    for key in dict.fromkeys(keys):
-        rules = {
-            number: candidates[number].rule for number, other in enumerate(keys) if other == key
-        }
-        known = [rule for rule in rules.values() if rule is not None]
+    alike: dict[Hashable, list[int]] = {}
+    for number, candidate in enumerate(candidates):
+        key = None if candidate.rule is None else candidate.rule.compile_key
+        alike.setdefault(key, []).append(number)
+    counts: dict[int, Counts] = {}
+    for numbers in alike.values():
+        known = list[StoppingRule]()
+        for number in numbers:
+            rule = candidates[number].rule
+            if rule is not None:
+                known.append(rule)
         replayed = replay(recording, known) if known else [oracle(recording)]
-        counts |= zip(
-            rules, (rounds.per_prompt(recording.num_prompts) for rounds in replayed), strict=True
-        )
-        advance(len(rules))
+        for number, rounds in zip(numbers, replayed, strict=True):
+            counts[number] = rounds.per_prompt(recording.num_prompts)
+        advance(len(numbers))
     return [counts[number] for number in range(len(candidates))]
 
 
@@ -124,9 +125,11 @@ def survival(recording: Recording, num_places: int) -> list[float]:
 def replay_all(sets: Sequence[RecordedSet], candidates: Sequence[Candidate]) -> list[RecordedSet]:
     """Return every recorded set with the counts of every candidate."""
     with progress("replaying", len(sets) * len(candidates)) as advance:
-        return [
-            replace(each, counts=counts_of(each.recording, candidates, advance)) for each in sets
-        ]
+        replayed = list[RecordedSet]()
+        for each in sets:
+            counts = counts_of(each.recording, candidates, advance)
+            replayed.append(replace(each, counts=counts))
+        return replayed
 
 
 @dataclass(frozen=True)
@@ -161,13 +164,15 @@ class Results:
         """Return the number of a head's best threshold at a ratio: a given one if there is one,
         else the automatic one.
         """
-        rules = {number: self.candidates[number] for number in self.achievable(ratio)}
-        of_head = [
-            number
-            for number, rule in rules.items()
-            if rule.head == head and isinstance(rule.live, HeadThreshold)
-        ]
-        return min(of_head, key=lambda number: rules[number].automatic, default=None)
+        automatic = None
+        for number in self.achievable(ratio):
+            rule = self.candidates[number]
+            if rule.head == head and isinstance(rule.live, HeadThreshold):
+                if not rule.automatic:
+                    return number
+                if automatic is None:
+                    automatic = number
+        return automatic
 
     def achievable(self, ratio: str) -> list[int]:
         """Return the numbers of the best candidates of all families at a ratio that a decoder can
@@ -258,20 +263,26 @@ def setting_to_use(speeds: Mapping[str, np.ndarray], heads: Collection[str]) -> 
     One of `heads` must be clearly faster than the fastest that needs no head, and any setting than
     the target alone.
     """
-    best = max(speeds, key=lambda name: speeds[name][0])
-    if best in heads:
-        other = max(
-            (name for name in speeds if name not in heads), key=lambda name: speeds[name][0]
-        )
-        best = (
-            best
-            if _clearly_faster([speeds[name] / speeds[other] for name in speeds if name in heads])
-            else other
-        )
     alone = speeds[TARGET_ALONE.name]
-    return (
-        best if _clearly_faster([speed / alone for speed in speeds.values()]) else TARGET_ALONE.name
-    )
+    if not _clearly_faster([speed / alone for speed in speeds.values()]):
+        return TARGET_ALONE.name
+    of_heads = dict[str, np.ndarray]()
+    of_others = dict[str, np.ndarray]()
+    for name, speed in speeds.items():
+        if name in heads:
+            of_heads[name] = speed
+        else:
+            of_others[name] = speed
+    best = _fastest(speeds)
+    other = _fastest(of_others)
+    if best in heads:
+        over_other = [speed / speeds[other] for speed in of_heads.values()]
+        return best if _clearly_faster(over_other) else other
+    return best
+
+
+def _fastest(speeds: Mapping[str, np.ndarray]) -> str:
+    return max(speeds, key=lambda name: speeds[name][0])
 
 
 def _clearly_faster(ratios: Sequence[np.ndarray]) -> bool:
@@ -285,9 +296,20 @@ def _clearly_faster(ratios: Sequence[np.ndarray]) -> bool:
     return bool(np.mean((gains[:, 1:] - gains[:, :1]).max(axis=0) >= gains[best, 0]) <= BY_CHANCE)
 
 
+class Recommended(TypedDict):
+    """What a head's config recommends."""
+
+    threshold: float
+    min_tokens: int
+    max_tokens: int
+    predicted_speedup: float
+    verification: NotRequired[str | None]
+    measured_speedup: NotRequired[float]
+
+
 def recommendations(
     setup: Setup, results: Results, report: Report
-) -> dict[Path, dict[str, Any] | None]:
+) -> dict[Path, Recommended | None]:
     """Return by local folder the best setting of each head: threshold, lengths, verification, and
     how fast it is.
 
@@ -295,7 +317,7 @@ def recommendations(
     """
     if not results.best:
         return {}
-    recommended: dict[Path, dict[str, Any] | None] = {}
+    recommended: dict[Path, Recommended | None] = {}
     ratio = results.main_ratio
     for name, located in setup.located_heads.items():
         number = results.best_threshold(name, ratio)
@@ -309,14 +331,14 @@ def recommendations(
     return recommended
 
 
-def _stored(results: Results, report: Report, number: int) -> dict[str, Any]:
+def _stored(results: Results, report: Report, number: int) -> Recommended:
     """Return a candidate's threshold, with its speed-up as predicted, and as decoded if it was."""
     ratio = results.main_ratio
     candidate = results.candidates[number]
     rule = candidate.live
     assert isinstance(rule, HeadThreshold)
     reported = next(each for each in report.data_sets if each.role == "test")
-    stored: dict[str, Any] = {
+    stored: Recommended = {
         "threshold": rule.threshold,
         "min_tokens": rule.min_tokens,
         "max_tokens": rule.max_tokens,
@@ -324,11 +346,10 @@ def _stored(results: Results, report: Report, number: int) -> dict[str, Any]:
     }
     for row in report.live:
         if row.name == candidate.name:
-            stored |= {
-                "verification": TokenVerification.name,
-                "measured_speedup": row.speedup.value,
-            }
+            stored["verification"] = TokenVerification.name
+            stored["measured_speedup"] = row.speedup.value
         if row.same_rule == candidate.name and is_clearly_faster(row.over_same_rule):
-            stored |= {"verification": row.verification, "measured_speedup": row.speedup.value}
+            stored["verification"] = row.verification
+            stored["measured_speedup"] = row.speedup.value
             break
     return stored

@@ -8,9 +8,9 @@ tokens nothing.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
+from typing import TypedDict
 
 from specheads.decoding.step_costs import StepCosts
 from specheads.decoding.step_times import StepTimes
@@ -41,9 +41,23 @@ class RuleFields:
     bound: bool = False  # whether it uses knowledge that no decoder has
 
 
-def rule_fields(rule: RuleFields) -> dict[str, Any]:
+class RuleValues(TypedDict):
+    """The values of RuleFields by name."""
+
+    rule_name: str
+    head: str | None
+    automatic: bool
+    bound: bool
+
+
+def rule_fields(rule: RuleFields) -> RuleValues:
     """Return the values of RuleFields, to make another one with them."""
-    return {field.name: getattr(rule, field.name) for field in fields(RuleFields)}
+    return {
+        "rule_name": rule.rule_name,
+        "head": rule.head,
+        "automatic": rule.automatic,
+        "bound": rule.bound,
+    }
 
 
 @dataclass(frozen=True)
@@ -123,7 +137,7 @@ class RuleRow(RuleFields):
     # are several
     family: str
     name: str
-    parameters: Mapping[str, Any]  # those that are swept
+    parameters: Mapping[str, object]  # those that are swept
     discard_rate: Interval
     verification_rate: Interval
     block_efficiency: float

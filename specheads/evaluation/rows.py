@@ -78,16 +78,15 @@ def live_rows(results: Results, lossless: bool, groups: Groups) -> list[LiveRow]
     fastest = fastest_by_kind(rows)
     fixed = fastest.get(Kind.FIXED)
     headless = next(row for kind, row in fastest.items() if kind != Kind.HEAD)
-    return [
-        replace(
-            row,
-            gain=interval(speeds[row.name] / speeds[fixed.name]) if fixed else None,
-            over_headless=(
-                interval(speeds[row.name] / speeds[headless.name]) if row.head is not None else None
-            ),
-        )
-        for row in rows
-    ]
+    compared = list[LiveRow]()
+    for row in rows:
+        speed = speeds[row.name]
+        gain = interval(speed / speeds[fixed.name]) if fixed else None
+        over_headless = None
+        if row.head is not None:
+            over_headless = interval(speed / speeds[headless.name])
+        compared.append(replace(row, gain=gain, over_headless=over_headless))
+    return compared
 
 
 def _accepted_over_expected(stats: Sequence[DecodeStats], resamples: np.ndarray) -> Interval | None:
@@ -113,9 +112,8 @@ def _over_same_rule(results: Results, measured: Measured, groups: Groups) -> Int
         return None
     other = by_name[setting.same_rule]
     resamples = resample_counts(groups)
-    ours, theirs = (
-        table.speedup(each.counts, resamples, other.setting, MEASURED) for each in (measured, other)
-    )
+    ours = table.speedup(measured.counts, resamples, other.setting, MEASURED)
+    theirs = table.speedup(other.counts, resamples, other.setting, MEASURED)
     return interval(ours / theirs)
 
 
@@ -128,11 +126,10 @@ def data_set(replayed: RecordedSet, results: Results) -> DataSet:
     table = results.cost_table
     rows = []
     for rule, counts in zip(results.candidates, replayed.counts, strict=True):
-        speedups = {
-            ratio: interval(table.speedup(counts, resamples, rule, ratio))
-            for ratio in table.costs
-            if rule.ratio in (None, ratio)
-        }
+        speedups = dict[str, Interval]()
+        for ratio in table.costs:
+            if rule.ratio in (None, ratio):
+                speedups[ratio] = interval(table.speedup(counts, resamples, rule, ratio))
         row = RuleRow(
             family=rule.family,
             name=rule.name,
@@ -219,15 +216,11 @@ def reliability(recording: Recording, heads: Mapping[str, RecordedHead]) -> list
             rows.append(_reliability(f"{name}, calibrated", torch.sigmoid(calibrated), labels))
     node, _, accepted, furthest = recording.labels()
     token, _ = in_rounds(furthest)
-    for name, feature in {
-        "draft probability": "draft_prob",
-        "largest probability": "max_prob",
-    }.items():
-        rows.append(
-            _reliability(
-                name, recording.features[feature][node[token]].double(), accepted[token].double()
-            )
-        )
+    labels = accepted[token].double()
+    features = {"draft probability": "draft_prob", "largest probability": "max_prob"}
+    for name, feature in features.items():
+        probs = recording.features[feature][node[token]].double()
+        rows.append(_reliability(name, probs, labels))
     return rows
 
 
@@ -249,10 +242,14 @@ def _logits_in_rounds(
 
 def _reliability(name: str, probs: torch.Tensor, labels: torch.Tensor) -> Reliability:
     curve = calibration(probs, labels)
-    share, predicted, observed = (
-        column.tolist() for column in (curve.share, curve.predicted, curve.observed)
+    return Reliability(
+        predictor=name,
+        share=curve.share.tolist(),
+        predicted=curve.predicted.tolist(),
+        observed=curve.observed.tolist(),
+        ece=curve.ece,
+        auroc=auroc(probs, labels),
     )
-    return Reliability(name, share, predicted, observed, curve.ece, auroc(probs, labels))
 
 
 def text_samples(
@@ -268,9 +265,9 @@ def text_samples(
         response = recording.response(number)
         pieces = []
         for row in rows[np.argsort(rounds.start[rows])]:
-            start, drafted, accepted = (
-                int(column[row]) for column in (rounds.start, rounds.drafted, rounds.accepted)
-            )
+            start = int(rounds.start[row])
+            drafted = int(rounds.drafted[row])
+            accepted = int(rounds.accepted[row])
             middle = start + accepted
             branch = int(recording.branch_first[0, first + middle])
             rejected = recording.tokens[branch : branch + drafted - accepted].tolist()
@@ -280,6 +277,8 @@ def text_samples(
                 ("rejected", rejected),
                 ("target", emitted),
             )
-            pieces += [(kind, pair.decode(ids)) for kind, ids in parts if ids]
+            for kind, ids in parts:
+                if ids:
+                    pieces.append((kind, pair.decode(ids)))
         samples.append(TextSample(candidate.name, pair.decode(recording.prompts[number]), pieces))
     return samples

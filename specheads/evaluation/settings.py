@@ -1,13 +1,13 @@
 """Settings of an evaluation: recording, rules to replay and decode, and costs."""
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import AfterValidator, SkipValidation, model_validator
 
 from specheads.decoding.drafting import Autoregressive, Drafting, check_pairing
 from specheads.decoding.engine import resolve_engine
-from specheads.decoding.stopping import MAX_TOKENS, FixedLength, HeadThreshold
+from specheads.decoding.stopping import MAX_TOKENS, FixedLength, HeadThreshold, StoppingRule
 from specheads.decoding.verification import TokenVerification, VerificationRule
 from specheads.errors import UserError, is_number
 from specheads.evaluation.candidates import FIXED, RuleChoice, Rules, check_rules
@@ -15,13 +15,13 @@ from specheads.pair.generation_config import Warped
 from specheads.settings import Flag, PositiveCount, Seed, Settings, Text, number, setting
 
 
-def _threshold(value: Any) -> Any:
+def _threshold(value: object) -> object:
     if value != "auto" and not (is_number(value) and 0 <= value <= 1):
         raise ValueError("must be a number from 0 to 1, or auto")
     return value
 
 
-Threshold = Annotated[Any, AfterValidator(_threshold)]
+Threshold = Annotated[object, AfterValidator(_threshold)]  # a number, or auto
 Ratio = Annotated[float, number("a finite number above 1", lambda value: value > 1)]
 EngineName = Annotated[Text, AfterValidator(lambda name: resolve_engine(name) and name)]
 
@@ -62,7 +62,8 @@ class Evaluation(Warped):
     )
     num_prompts: PositiveCount = setting(100, "prompts of that split to record")
     num_dev_prompts: PositiveCount = setting(100, "dev prompts to record, on which rules are tuned")
-    test_sets: SkipValidation[Mapping[str, Any]] | None = setting(
+    # Each is a TestSet
+    test_sets: SkipValidation[Mapping[str, object]] | None = setting(
         None,
         "more prompts to report on, {name: file}, by a name of conf/data; null for a file: the test"
         " prompts of its split. Prompts that a head learned from are left out of these and of"
@@ -194,13 +195,10 @@ class Evaluation(Warped):
 
     def _check_decoded(self) -> None:
         """Raise UserError if `live_rules` leaves nothing that drafts."""
-        chosen = [choice for name, choice in self.rules.items() if name in self.live_rules]
-        rules = [
-            rule
-            for each in chosen
-            if self.head or not each.cls.uses_head
-            for rule in each.without_auto().samples()
-        ]
+        rules = list[StoppingRule]()
+        for name, choice in self.rules.items():
+            if name in self.live_rules and (self.head or not choice.cls.uses_head):
+                rules += choice.without_auto().samples()
         names = list(self.live_rules)
         how = f"{self.method} are only decoded, rule by rule of live_rules"
         if not rules and self.verification.stopping is None:

@@ -9,14 +9,13 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from importlib import metadata
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from specheads.decoding.engine import resolve_engine
 from specheads.decoding.step_costs import StepCosts
 from specheads.decoding.step_times import counted_share
-from specheads.evaluation.candidates import CostTable, Rules
+from specheads.evaluation.candidates import CostTable, RuleChoice, Rules
 from specheads.evaluation.prompt_sets import PromptData, PromptSets
 from specheads.evaluation.settings import Evaluation
 from specheads.heads.head import AcceptanceHead, LocatedHead
@@ -37,53 +36,15 @@ def device_name(pair: Pair) -> str:
 
 def versions() -> dict[str, str]:
     """Return the versions of Python and of the libraries that the numbers depend on."""
-    return {"python": platform.python_version()} | {
-        name: metadata.version(name) for name in ("specheads", "torch", "transformers")
-    }
+    known = {"python": platform.python_version()}
+    for name in ("specheads", "torch", "transformers"):
+        known[name] = metadata.version(name)
+    return known
 
 
 def load_average() -> float | None:
     """Return the load average over the last minute; None where the system has none."""
     return round(os.getloadavg()[0], 2) if hasattr(os, "getloadavg") else None
-
-
-def open_journal(
-    path: Path,
-    pair: Pair,
-    settings: Any,
-    prompts: Sequence[EncodedPrompt],
-    heads: Mapping[str, LocatedHead],
-    /,
-    **more: Any,
-) -> Journal:
-    """Return the journal at `path` in a run's folder, empty unless the run is resumed.
-
-    `more` also decides what it holds.
-
-    Args:
-        settings: those of an evaluation or a reproduction: `warp`, `seed`, `max_new_tokens` and
-            `engine` are read.
-    """
-    if not is_resumed(path.parent):
-        path.unlink(missing_ok=True)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    provenance = {  # all that decides responses and their times
-        "warp": settings.warp.values(),
-        "seed": settings.seed,
-        "max_new_tokens": settings.max_new_tokens,
-        "pair": [pair.target_revision, pair.draft_revision],
-        "dtype": [str(pair.target.dtype), str(pair.draft.dtype)],
-        "engine": resolve_engine(settings.engine),
-        "device": device_name(pair),
-        "threads": torch.get_num_threads(),
-        "torch": torch.__version__,
-        "prompts": [ids for _, ids in prompts],
-        "heads": {
-            name: [head_fingerprint(each.head), each.head.config.calibration]
-            for name, each in heads.items()
-        },
-    }
-    return Journal(path, {**more, **provenance})
 
 
 @dataclass(frozen=True)
@@ -113,11 +74,11 @@ class Setup:
     @cached_property
     def rules(self) -> Rules:
         """The stopping rules; without a head, only those that need none."""
-        return {
-            name: choice
-            for name, choice in self.settings.rules.items()
-            if self.heads or not choice.cls.uses_head
-        }
+        usable = dict[str, RuleChoice]()
+        for name, choice in self.settings.rules.items():
+            if self.heads or not choice.cls.uses_head:
+                usable[name] = choice
+        return usable
 
     @cached_property
     def head_sizes(self) -> dict[str, float]:
@@ -139,19 +100,34 @@ class Setup:
             self.head_sizes,
         )
 
-    def journal(self, name: str, prompts: Sequence[EncodedPrompt], **more: Any) -> Journal:
-        """Return the journal `name` of this run; see `open_journal`."""
-        drafting = self.settings.drafting
-        more |= {
-            "repeats": self.settings.repeats,
-            "drafting": {"class": type(drafting).__name__, **vars(drafting)},
-            "verification": self.settings.verification.label,
+    def journal(self, name: str, prompts: Sequence[EncodedPrompt], **more: object) -> Journal:
+        """Return the journal `name` in the run's folder, empty unless the run is resumed.
+
+        `more` also decides what it holds.
+        """
+        path = self.run_folder / f"{name}.jsonl"
+        if not is_resumed(path.parent):
+            path.unlink(missing_ok=True)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        heads = dict[str, list[object]]()
+        for head_name, head in self.heads.items():
+            heads[head_name] = [head_fingerprint(head), head.config.calibration]
+        settings = self.settings
+        pair = self.pair
+        provenance = {  # all that decides responses and their times
+            "repeats": settings.repeats,
+            "drafting": {"class": type(settings.drafting).__name__, **vars(settings.drafting)},
+            "verification": settings.verification.label,
+            "warp": settings.warp.values(),
+            "seed": settings.seed,
+            "max_new_tokens": settings.max_new_tokens,
+            "pair": [pair.target_revision, pair.draft_revision],
+            "dtype": [str(pair.target.dtype), str(pair.draft.dtype)],
+            "engine": resolve_engine(settings.engine),
+            "device": device_name(pair),
+            "threads": torch.get_num_threads(),
+            "torch": torch.__version__,
+            "prompts": [ids for _, ids in prompts],
+            "heads": heads,
         }
-        return open_journal(
-            self.run_folder / f"{name}.jsonl",
-            self.pair,
-            self.settings,
-            prompts,
-            self.located_heads,
-            **more,
-        )
+        return Journal(path, {**more, **provenance})

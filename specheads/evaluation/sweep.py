@@ -4,8 +4,9 @@ slows all of them.
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
@@ -20,7 +21,7 @@ from specheads.decoding.stopping import StoppingRule
 from specheads.evaluation.candidates import OF_VERIFICATION, TARGET_ALONE, Candidate
 from specheads.evaluation.settings import Evaluation
 from specheads.evaluation.setup import Setup
-from specheads.forecast import progress
+from specheads.forecast import Advance, progress
 from specheads.load import NOTABLE, OthersLoad
 from specheads.pair.pair import Pair
 from specheads.prompts.prompt import EncodedPrompt
@@ -60,7 +61,7 @@ class Measured:
 
     @property
     def all_rounds(self) -> list[DecodedRound]:
-        return [each for prompt in self.rounds for each in prompt]
+        return list(chain.from_iterable(self.rounds))
 
     @property
     def pace(self) -> np.ndarray:
@@ -70,8 +71,12 @@ class Measured:
     @property
     def cores_taken(self) -> float:
         """The mean number of cores that other processes took from this one."""
-        seconds = sum(seconds for _, seconds in self.load)
-        return sum(cores * each for cores, each in self.load) / max(1e-9, seconds)
+        core_seconds = 0.0
+        seconds = 0.0
+        for cores, of_prompt in self.load:
+            core_seconds += cores * of_prompt
+            seconds += of_prompt
+        return core_seconds / max(1e-9, seconds)
 
     @property
     def token_seconds(self) -> np.ndarray:
@@ -84,18 +89,21 @@ class Measured:
     @property
     def counts(self) -> Counts:
         """The counts of the rounds on each prompt, as replay has them."""
-        stats = self.stats
+        num_prompts = len(self.stats)
         longest = max(each.num_drafted for each in self.all_rounds)
-        rounds = np.zeros((len(stats), longest + 1))
-        for prompt, of_prompt in enumerate(self.rounds):
-            for each in of_prompt:
-                rounds[prompt, each.num_drafted] += 1
-        return Counts(
-            np.array([part.num_tokens for part in stats], dtype=float),
-            np.array([part.num_draft_calls for part in stats], dtype=float),
-            np.array([part.num_accepted for part in stats], dtype=float),
-            rounds,
+        counts = Counts(
+            tokens=np.zeros(num_prompts),
+            drafted=np.zeros(num_prompts),
+            accepted=np.zeros(num_prompts),
+            rounds=np.zeros((num_prompts, longest + 1)),
         )
+        for prompt, stats in enumerate(self.stats):
+            counts.tokens[prompt] = stats.num_tokens
+            counts.drafted[prompt] = stats.num_draft_calls
+            counts.accepted[prompt] = stats.num_accepted
+            for each in self.rounds[prompt]:
+                counts.rounds[prompt, each.num_drafted] += 1
+        return counts
 
 
 @dataclass(frozen=True)
@@ -115,7 +123,7 @@ class Sweep:
         settings: Sequence[Candidate],
         prompts: Sequence[Sequence[int]],
         journal: Journal | None = None,
-        on_generation: Callable[[int], None] = lambda count: None,
+        on_generation: Advance = lambda count: None,
     ) -> list[Measured]:
         """Decode every prompt `repeats` times with every setting in turns.
 
@@ -144,7 +152,8 @@ class Sweep:
             for decoded, stats, rounds in zip(
                 measured, entry["stats"], entry["rounds"], strict=True
             ):
-                decoded.stats.append(DecodeStats.total([DecodeStats(**part) for part in stats]))
+                repeats = [DecodeStats(**part) for part in stats]
+                decoded.stats.append(DecodeStats.total(repeats))
                 decoded.rounds.append([DecodedRound(*numbers) for numbers in rounds])
                 decoded.load.append(entry["load"])
         return measured
@@ -154,12 +163,13 @@ class Sweep:
         decoders: Sequence[Decoder],
         number: int,
         prompt: Sequence[int],
-        on_generation: Callable[[int], None],
+        on_generation: Advance,
     ) -> Entry:
         """Return the results of every setting for prompt `number`: `rounds`, and `stats` of each
         repeat.
         """
-        kept: Entry = {name: [[] for _ in decoders] for name in ("stats", "rounds")}
+        stats: list[list[dict[str, object]]] = [[] for _ in decoders]
+        rounds: list[list[DecodedRound]] = [[] for _ in decoders]
         load = OthersLoad()
         start = time.perf_counter()
         for repeat in range(self.settings.repeats):
@@ -169,30 +179,38 @@ class Sweep:
                 generation: Generation = decoders[index].generate(
                     prompt, self.settings.max_new_tokens, seed
                 )
-                kept["stats"][index].append(asdict(generation.stats))
-                kept["rounds"][index] += map(_decoded_round, generation.rounds)
+                stats[index].append(asdict(generation.stats))
+                rounds[index] += map(_decoded_round, generation.rounds)
                 on_generation(1)
-        return kept | {"load": (load.taken(torch.get_num_threads()), time.perf_counter() - start)}
+        taken = load.taken(torch.get_num_threads())
+        return {
+            "stats": stats,
+            "rounds": rounds,
+            "load": (taken, time.perf_counter() - start),
+        }
 
     def _decoders(self, settings: Sequence[Candidate]) -> list[Decoder]:
         """Return one decoder per setting.
 
         All share memory that is large enough for the longest drafts.
         """
-        longest = max(
-            (each.live for each in settings if each.live),
-            key=lambda rule: rule.max_tokens,
-            default=None,
-        )
+        longest: StoppingRule | None = None
+        for each in settings:
+            rule = each.live
+            if rule and (longest is None or rule.max_tokens > longest.max_tokens):
+                longest = rule
         how = self.settings
         shared = SpeculativeDecoder(
             self.pair, how.drafting, longest, how.verification, how.warp, how.engine, self.window
         )
         baseline = Baseline(self.pair, how.warp, shared.target_engine)
-        return [
-            shared.with_stopping(each.live, each.verification) if each.live else baseline
-            for each in settings
-        ]
+        decoders = list[Decoder]()
+        for each in settings:
+            if each.live:
+                decoders.append(shared.with_stopping(each.live, each.verification))
+            else:
+                decoders.append(baseline)
+        return decoders
 
 
 def _decoded_round(each: Round) -> DecodedRound:
@@ -241,10 +259,10 @@ def decode(
         evaluation.max_new_tokens,
         setup.run_folder,
     )
-    names = [
-        (setting.name, repr(setting.verification and setting.verification.compile_key))
-        for setting in settings
-    ]
+    names = list[tuple[str, str]]()
+    for setting in settings:
+        verification = setting.verification
+        names.append((setting.name, repr(verification and verification.compile_key)))
     journal = setup.journal(name, prompts, settings=names)
     sweep = Sweep(setup.pair, evaluation, setup.window)
     with progress("decoding", total) as advance:
@@ -265,18 +283,18 @@ def overheads_of(alone: Measured, drafting: Measured, costs: StepCosts) -> Overh
     """Return the overheads of the rounds of the target alone, and of a plain rule, by the low
     quantile of their seconds by which steps are known, too.
     """
-    verify = costs.verify_seconds(
-        np.arange(1 + max(each.num_drafted for each in drafting.all_rounds))
-    )
+    longest = max(each.num_drafted for each in drafting.all_rounds)
+    verify = costs.verify_seconds(np.arange(1 + longest))
     more = []
     for each in drafting.all_rounds:
         steps = each.num_draft_calls * costs.draft_seconds + verify[each.num_drafted]
         more.append(each.seconds - steps)
     more_alone = [each.seconds - costs.target_seconds for each in alone.all_rounds]
-    of_round, of_alone = (
-        max(0.0, float(np.quantile(each, UNDISTURBED))) for each in (more, more_alone)
-    )
-    return Overheads(of_round, of_alone)
+    return Overheads(_undisturbed(more), _undisturbed(more_alone))
+
+
+def _undisturbed(seconds: Sequence[float]) -> float:
+    return max(0.0, float(np.quantile(seconds, UNDISTURBED)))
 
 
 LARGEST_SPREAD = 1.2  # mean over median of the target's steps

@@ -7,7 +7,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import torch
 import yaml
@@ -21,7 +21,7 @@ from specheads.settings import Flag, PositiveNumber, Settings, Text, config_fold
 INSTRUCTION = "{instruction}"  # an instruction format takes the text there
 
 
-def _check_format(value: Any) -> Any:
+def _check_format(value: object) -> object:
     if value is not None and (not isinstance(value, str) or INSTRUCTION not in value):
         raise ValueError(
             f"does not say where the instruction goes; write {INSTRUCTION} there, as in '[INST]"
@@ -30,7 +30,7 @@ def _check_format(value: Any) -> Any:
     return value
 
 
-def _check_arguments(value: Any) -> Any:
+def _check_arguments(value: object) -> object:
     if isinstance(value, Mapping):
         if taken := sorted(
             {"messages", "conversation", "tools", "add_generation_prompt", "tokenize"}
@@ -100,10 +100,12 @@ class PairConfig(Settings):
     instruction_format: Annotated[str | None, BeforeValidator(_check_format)] = setting(
         None, "how instructions are wrapped instead, such as [INST] {instruction} [/INST]"
     )
-    chat_template_kwargs: Annotated[Mapping[str, Any], BeforeValidator(_check_arguments)] = setting(
-        {},
-        "the arguments of the chat template, such as {enable_thinking: false}, {reasoning_effort:"
-        " low}",
+    chat_template_kwargs: Annotated[Mapping[str, object], BeforeValidator(_check_arguments)] = (
+        setting(
+            {},
+            "the arguments of the chat template, such as {enable_thinking: false}, {reasoning_effort:"
+            " low}",
+        )
     )
     draft_temperature: PositiveNumber | None = setting(
         None,
@@ -195,7 +197,7 @@ def checked_device(device: str | None) -> str:
     return device
 
 
-def pair_config(name: str | None = None, **keys: Any) -> PairConfig:
+def pair_config(name: str | None = None, **keys: object) -> PairConfig:
     """Return the config of conf/model/<name>.yaml with `keys` in place of the file's, or of `keys`
     alone; null is a key's default.
 

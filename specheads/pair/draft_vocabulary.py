@@ -7,7 +7,6 @@ embeddings it takes the target's.
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors import safe_open
@@ -44,7 +43,7 @@ def keep_tokens(model: PreTrainedModel, tokens: Tensor) -> None:
 
     Raises UserError if it lacks some or has no plain weights.
     """
-    output: Any = model.get_output_embeddings()
+    output = model.get_output_embeddings()
     if type(output) is not nn.Linear or output.bias is not None:
         raise UserError(
             f"the output of {type(model).__name__} is a {type(output).__name__}, of which no rows"
@@ -124,7 +123,7 @@ def restore(model: PreTrainedModel, location: str | Path, revision: str | None) 
     weight = stored[OUTPUT]
     offsets = stored[OFFSETS].long()
     tokens, order = (offsets + torch.arange(len(offsets))).sort()
-    embedding: Any = model.get_input_embeddings()
+    embedding = model.get_input_embeddings()
     fits = (
         len(tokens) == len(weight) == len(tokens.unique())
         and tokens[0] >= 0
@@ -174,7 +173,9 @@ def _embedding_name(model: PreTrainedModel) -> str:
     return next(f"{name}.weight" for name, module in model.named_modules() if module is embedding)
 
 
-def check_embedding(draft: PreTrainedModel, target: PreTrainedModel) -> tuple[Any, Any]:
+def check_embedding(
+    draft: PreTrainedModel, target: PreTrainedModel
+) -> tuple[nn.Embedding, nn.Embedding]:
     """Return the input embeddings of a draft and of its target.
 
     Raises UserError if they are of different sizes.

@@ -53,20 +53,18 @@ class TargetWarp(Warp):
                 f"the generation config of {pair.target_id}: {error} Give another value by the keys"
                 " warp.*"
             ) from None
-        origins = {
-            name: "given" if name in self.given else "the target's" if name in said else "usual"
-            for name in NAMES
-        }
-        line = "warp: " + ", ".join(
-            f"{name}={value:g} ({origins[name]})" for name, value in values.items()
-        )
+        parts = []
+        for name, value in values.items():
+            usual = "the target's" if name in said else "usual"
+            parts.append(f"{name}={value:g} ({'given' if name in self.given else usual})")
+        line = "warp: " + ", ".join(parts)
         if line not in pair.said:
             logger.info("%s", line)
             pair.said.add(line)
         return warp
 
 
-def _or_targets(value: Any) -> Any:
+def _or_targets(value: object) -> object:
     """Return the values of a config as a TargetWarp.
 
     Those that are not there, or None, are the target's.

@@ -68,10 +68,8 @@ class TargetLayers:
                 states[name] = tensor
                 continue
             number, rest = name.removeprefix(prefix).split(".", 1)
-            states |= {
-                f"{prefix}{new}.{rest}": tensor
-                for new, layer in enumerate(layers)
-                if layer == int(number)
-            }
+            for new, layer in enumerate(layers):
+                if layer == int(number):
+                    states[f"{prefix}{new}.{rest}"] = tensor
         model.load_state_dict(states)
         return model.to(target.device)

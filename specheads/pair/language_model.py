@@ -132,11 +132,11 @@ class LanguageModel:
     @property
     def body(self) -> nn.Module:
         """The model without its output embedding."""
-        base_model: Any = self.model.base_model
+        base_model = self.model.base_model
         # Llama 4's prefix names no part of it
         return base_model.model if base_model is self.model else base_model
 
-    def hidden_states(self, tokens: Tensor, **kwargs: Any) -> Tensor:
+    def hidden_states(self, tokens: Tensor, **kwargs: object) -> Tensor:
         """Return the hidden states (B, T, H) that the output embedding reads, for `tokens` (B,
         T).
         """
@@ -266,17 +266,13 @@ def _lengths_of_longrope(parameters: Mapping[str, Any]) -> list[int]:
 
     Some models have parameters for each kind of layer.
     """
-    inner = [
-        length
-        for each in parameters.values()
-        if isinstance(each, Mapping)
-        for length in _lengths_of_longrope(each)
-    ]
-    return (
-        [*inner, parameters["original_max_position_embeddings"]]
-        if parameters.get("rope_type") == "longrope"
-        else inner
-    )
+    lengths = list[int]()
+    for each in parameters.values():
+        if isinstance(each, Mapping):
+            lengths += _lengths_of_longrope(each)
+    if parameters.get("rope_type") == "longrope":
+        lengths.append(parameters["original_max_position_embeddings"])
+    return lengths
 
 
 def place_of_layers(model: PreTrainedModel) -> str:

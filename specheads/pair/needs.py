@@ -105,7 +105,10 @@ def memory_of(stage: str, lm: LanguageModel, *parts: Mapping[str, float]) -> str
     else:
         used = memory_in_use()
         free = available_memory()
-    new = {name: sum(part.get(name, 0) for part in parts) for part in parts for name in part}
+    new = dict[str, float]()
+    for part in parts:
+        for name, num_bytes in part.items():
+            new[name] = new.get(name, 0) + num_bytes
     needed = sum(new.values())
     if needed > free:
         how = (

@@ -40,6 +40,8 @@ from specheads.pair.revisions import (
 )
 from specheads.storage.files import without_home
 
+Message = Mapping[str, object]  # of a conversation: its role, content and the like
+
 logger = logging.getLogger(__name__)
 
 _TEXT = (  # to which both tokenizers must give the same ids
@@ -47,7 +49,7 @@ _TEXT = (  # to which both tokenizers must give the same ids
 )
 # What `generate` does to outputs and no warp does, and the value besides None with which it does
 # nothing.
-_UNDONE: dict[str, Any] = {
+_UNDONE: dict[str, object] = {
     **dict.fromkeys(
         (
             "repetition_penalty",
@@ -118,7 +120,7 @@ class Pair:
     )
     known_to_draft: Tensor | None = None  # (V,) bool, the tokens that the draft knows; None: all
     # More arguments of the chat template
-    chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    chat_template_kwargs: Mapping[str, object] = field(default_factory=dict)
     # For templates that write today's date into prompts
     loaded_at: datetime = field(default_factory=datetime.now)
     # Lines of the log that are not repeated
@@ -168,13 +170,11 @@ class Pair:
     @cached_property
     def appends_end(self) -> bool:
         """Whether the tokenizer ends every text with an end token; prompts are without it."""
-        last, plain = (
-            self.tokenizer("a", add_special_tokens=special)["input_ids"][-1:]
-            for special in (True, False)
-        )
-        return last != plain and last in [
-            [end] for end in (*self.stop_tokens, self.tokenizer.eos_token_id)
-        ]
+        ids = self.tokenizer("a", add_special_tokens=True)["input_ids"]
+        plain = self.tokenizer("a", add_special_tokens=False)["input_ids"]
+        if ids[-1:] == plain[-1:] or not ids:
+            return False
+        return ids[-1] in (*self.stop_tokens, self.tokenizer.eos_token_id)
 
     @property
     def chats(self) -> bool:
@@ -232,9 +232,7 @@ class Pair:
             and len(prompt)
             and all(isinstance(each, Mapping) for each in prompt)
         ):
-            ids = self._ids(
-                self.render(cast(Sequence[dict[str, Any]], prompt)), add_special_tokens=False
-            )
+            ids = self._ids(self.render(cast(Sequence[Message], prompt)), add_special_tokens=False)
         else:
             try:
                 ids = checked_ids(
@@ -270,7 +268,7 @@ class Pair:
         return self._ids(self.render([{"role": "user", "content": text}]), add_special_tokens=False)
 
     def encode_chat(
-        self, messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]] | None = None
+        self, messages: Sequence[Message], tools: Sequence[Mapping[str, object]] | None = None
     ) -> list[int]:
         """Return the ids of a conversation, through the chat template.
 
@@ -320,7 +318,7 @@ class Pair:
         return ids[1:] if begin is not None and ids[:2] == [begin, begin] else ids
 
     def render(
-        self, messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]] | None = None
+        self, messages: Sequence[Message], tools: Sequence[Mapping[str, object]] | None = None
     ) -> str:
         """Return chat messages as text with the begin token.
 
@@ -364,7 +362,7 @@ def load_pair(
     *,
     only_draft: bool = False,
     new_draft: TargetLayers | None = None,
-    **keys: Any,
+    **keys: object,
 ) -> Pair:
     """Load a pair by config name (`"mini"`), with `keys` of PairConfig in place of those, or by
     `draft=` and `target=`.
@@ -439,11 +437,10 @@ def remarks(pair: Pair) -> Iterator[str]:
     """
     config = getattr(pair.target, "generation_config", None)
     ends = pair.stop_tokens
-    asked = [
-        name
-        for name, off in _UNDONE.items()
-        if getattr(config, name, None) not in (None, off, [], {})
-    ]
+    asked = list[str]()
+    for name, off in _UNDONE.items():
+        if getattr(config, name, None) not in (None, off, [], {}):
+            asked.append(name)
     if asked:
         yield (
             f"the generation config of {pair.target_id} has {', '.join(asked)}, which is not done"
@@ -547,7 +544,7 @@ def load_draft(
     return LanguageModel(model, pair.vocab_size, draft_temperature(model.config))
 
 
-def _check_spread(device_map: Mapping[str, Any], target_id: str) -> None:
+def _check_spread(device_map: Mapping[str, object], target_id: str) -> None:
     """Log what it costs if `device_map` spreads the target over devices.
 
     Raises UserError for parts outside the GPUs.
@@ -616,6 +613,10 @@ def _check_vocabulary(pair: Pair) -> None:
             )
 
 
+def _ids_of_text(tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    return list(tokenizer(_TEXT, add_special_tokens=False)["input_ids"])
+
+
 def known_tokens(
     draft: PreTrainedTokenizerBase, target: PreTrainedTokenizerBase, draft_id: str, target_id: str
 ) -> Tensor | None:
@@ -628,32 +629,16 @@ def known_tokens(
     """
     of_draft = draft.get_vocab()
     of_target = target.get_vocab()
-    moved = sorted(
-        (
-            token
-            for token in of_draft.keys() & of_target.keys()
-            if of_draft[token] != of_target[token]
-        ),
-        key=str,
-    )
+    common = of_draft.keys() & of_target.keys()
+    moved = [token for token in common if of_draft[token] != of_target[token]]
     single = of_draft.keys() ^ of_target.keys()
-    added = {
-        token
-        for tokenizer in (draft, target)
-        for token in getattr(tokenizer, "get_added_vocab", dict)()
-    }
+    added = set[str]()
+    for tokenizer in (draft, target):
+        added.update(getattr(tokenizer, "get_added_vocab", dict)())
     example = ""
-    if differing := [*moved, *sorted(single - added, key=str)]:
+    if differing := [*sorted(moved, key=str), *sorted(single - added, key=str)]:
         example = f"{len(differing)} tokens differ, for example {differing[0]!r}"
-    elif (
-        len(
-            {
-                tuple(tokenizer(_TEXT, add_special_tokens=False)["input_ids"])
-                for tokenizer in (draft, target)
-            }
-        )
-        > 1
-    ):
+    elif _ids_of_text(draft) != _ids_of_text(target):
         example = "the same text gets other ids"
     if example:
         raise UserError(

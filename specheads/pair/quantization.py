@@ -4,13 +4,14 @@ files (on a CPU).
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
+    from transformers.utils.quantization_config import QuantizationConfigMixin
 
 # Imports inside functions: the packages are optional, and they and transformers take seconds to
 # import, also for `--help`.
@@ -25,9 +26,9 @@ class _Quantization:
     package: str
     num_bytes: float
     # The class of torchao's config, or the arguments of bitsandbytes'
-    config: str | Mapping[str, Any]
+    config: str | Mapping[str, object]
 
-    def make(self) -> Any:
+    def make(self) -> "QuantizationConfigMixin":
         import transformers
 
         if not isinstance(self.config, str):
@@ -61,7 +62,7 @@ def _is_usable(package: str) -> bool:
     ]()
 
 
-def check_quantization(name: Any) -> Any:
+def check_quantization(name: str | None) -> str | None:
     """Return `name`.
 
     Raises ValueError unless it is None or a known quantization that is possible with what is
@@ -148,12 +149,10 @@ def on_lattice(weight: Tensor, *forms: str) -> Lattice | None:
                 break
             parts.append(lattice)
         else:
-            return Lattice(
-                *(
-                    torch.cat(each).view(*weight.shape[:-1], -1, each[0].shape[-1])
-                    for each in zip(*parts, strict=True)
-                )
-            )
+            tensors = list[Tensor]()
+            for each in zip(*parts, strict=True):
+                tensors.append(torch.cat(each).view(*weight.shape[:-1], -1, each[0].shape[-1]))
+            return Lattice(*tensors)
     return None
 
 

@@ -135,7 +135,7 @@ def from_pretrained(
     location: str | Path,
     revision: str | None = None,
     what: str = "model",
-    **kwargs: Any,
+    **kwargs: object,
 ) -> Any:
     """Return what a transformers `loader` class reads from a folder or the hub.
 
@@ -156,7 +156,7 @@ def from_pretrained(
                 f" https://huggingface.co/{location}, then log in here with `hf auth login`, or set"
                 " HF_TOKEN."
             ) from error
-        if not _is_unreadable(error, kwargs.get("trust_remote_code", False)):
+        if not _is_unreadable(error, bool(kwargs.get("trust_remote_code", False))):
             raise
         if "custom code" in str(error):
             raise UserError(
@@ -331,11 +331,9 @@ def content_of(location: str | Path, commit: str | None = None) -> str:
             f"{location} holds no .safetensors or .bin weights, so its version cannot be"
             " determined; save the model there."
         )
-    config = {
-        key: value
-        for key, value in read_json(folder / "config.json").items()
-        if key not in _OF_NO_NUMBER
-    }
+    config = read_json(folder / "config.json")
+    for key in _OF_NO_NUMBER:
+        config.pop(key, None)
     parts = [
         json.dumps(config, sort_keys=True),
         *(f"{file.name} {hash_of(file)}" for file in files),

@@ -3,7 +3,6 @@
 """
 
 from pathlib import Path
-from typing import Any
 
 import torch
 from tokenizers import Tokenizer
@@ -15,11 +14,12 @@ from specheads.errors import UserError
 
 _SYNTHETIC = "synthetic:"  # how a config names them, `synthetic:llama2-7b`
 _SEED = 0
+Shape = dict[str, object]  # arguments of LlamaConfig
 
 
 def _shape(
-    base: dict[str, Any], hidden: int, intermediate: int, layers: int, heads: int, **others: Any
-) -> dict[str, Any]:
+    base: Shape, hidden: int, intermediate: int, layers: int, heads: int, **others: object
+) -> Shape:
     sizes = {
         "hidden_size": hidden,
         "intermediate_size": intermediate,
@@ -29,31 +29,31 @@ def _shape(
     return base | sizes | others
 
 
-_SMALL: dict[str, Any] = {"vocab_size": 2048, "max_position_embeddings": 2048}
-_LLAMA2: dict[str, Any] = {
+_SMALL: Shape = {"vocab_size": 2048, "max_position_embeddings": 2048}
+_LLAMA2: Shape = {
     "vocab_size": 32_000,
     "max_position_embeddings": 4096,
     "rms_norm_eps": 1e-5,
 }
-_LLAMA3: dict[str, Any] = {
+_LLAMA3: Shape = {
     "vocab_size": 128_256,
     "max_position_embeddings": 131_072,
     "rms_norm_eps": 1e-5,
 }
 _LLAMA3 |= {"num_key_value_heads": 8}
-_ROPE3: dict[str, Any] = {
+_ROPE3: Shape = {
     "rope_type": "llama3",
     "rope_theta": 5e5,
     "low_freq_factor": 1.0,
     "high_freq_factor": 4.0,
 }
 _ROPE3 |= {"original_max_position_embeddings": 8192}
-_LLAMA32: dict[str, Any] = {
+_LLAMA32: Shape = {
     "head_dim": 64,
     "tie_word_embeddings": True,
     "rope_parameters": {**_ROPE3, "factor": 32.0},
 }
-SHAPES: dict[str, dict[str, Any]] = {
+SHAPES: dict[str, Shape] = {
     "tiny": _shape({"vocab_size": 256}, 64, 128, 2, 4),
     "llama-1m": _shape(_SMALL, 128, 384, 2, 2),
     "llama-21m": _shape(_SMALL, 448, 1280, 8, 7),

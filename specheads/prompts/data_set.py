@@ -224,9 +224,10 @@ def cut(
         raise UserError(
             f"{key}={split!r} cannot be taken from {path}: {str(error).rstrip('.')}."
         ) from None
-    pieces = [
-        tables[part.splitname].part(part.from_, part.to) for part in parts if part.from_ < part.to
-    ]
+    pieces = list[SourceRows]()
+    for part in parts:
+        if part.from_ < part.to:
+            pieces.append(tables[part.splitname].part(part.from_, part.to))
     if not pieces:
         raise UserError(
             f"{key}={split!r} holds no rows of {path}; widen it, or give a data set with more."

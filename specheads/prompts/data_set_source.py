@@ -5,7 +5,7 @@ of a prompt.
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import zip_longest
+from itertools import chain, zip_longest
 from typing import Literal
 
 from specheads.errors import UserError
@@ -156,17 +156,13 @@ class DatasetSource:
                 rows = data_set.cut(tables, self.path, f"data.{key}", getattr(self, key))
                 earlier = {prompt.prompt_id for prompt in prompts}
                 found = self._found(rows, template, answers, earlier, limit=sum(counts.values()))
-                names = [
-                    split
-                    for split, count in self._available(counts, len(found)).items()
-                    for _ in range(count)
-                ]
-                prompts += _kept_together(
-                    [
-                        replace(prompt, split=split)
-                        for split, prompt in zip(names, found, strict=True)
-                    ]
-                )
+                names = list[str]()
+                for split, count in self._available(counts, len(found)).items():
+                    names += [split] * count
+                placed = list[Prompt]()
+                for split, prompt in zip(names, found, strict=True):
+                    placed.append(replace(prompt, split=split))
+                prompts += _kept_together(placed)
         if not responses:
             return [replace(prompt, response=None) for prompt in prompts]
         if self.response_template is None and not any(prompt.response for prompt in prompts):
@@ -209,24 +205,22 @@ class DatasetSource:
         """Return up to `limit` different prompts of rows that fit the template, none of an
         `earlier` id.
         """
-        known = list(dict.fromkeys(field for table in tables for field in table.fields))
+        columns = dict[str, None]()
+        for table in tables:
+            columns |= dict.fromkeys(table.fields)
+        known = list(columns)
         template = template.restricted(known, self.path)
         answers = answers and answers.restricted(known, self.path)
         fields = list(dict.fromkeys([*template.fields, *(answers.fields if answers else [])]))
         prompts: list[Prompt] = []
         num_rows = num_unfit = num_repeated = 0
-        given = (self.where or {}).items()
-        where = {
-            column: [*map(str, values if isinstance(values, list) else [values])]
-            for column, values in given
-        }
+        where = dict[str, list[str]]()
+        for column, given in (self.where or {}).items():
+            where[column] = list(map(str, given if isinstance(given, list) else [given]))
         seen: dict[str, set[str]] = {column: set() for column in where}
         try:
-            for place, row in (
-                each
-                for table in tables
-                for each in table.numbered([*fields, "system", "tools", *where])
-            ):
+            numbered = [table.numbered([*fields, "system", "tools", *where]) for table in tables]
+            for place, row in chain.from_iterable(numbered):
                 if len(prompts) >= limit and not self.shuffled:
                     break
                 is_wanted = True
@@ -265,9 +259,8 @@ class DatasetSource:
                 f"data.path={self.path!r} cannot be read ({error}); write it again."
             ) from error
         if not num_rows:
-            there = "; ".join(
-                f"{column}: {', '.join(sorted(values)[:20])}" for column, values in seen.items()
-            )
+            has = [f"{name}: {', '.join(sorted(values)[:20])}" for name, values in seen.items()]
+            there = "; ".join(has)
             raise UserError(
                 f"data.where={shown(self.where)} fits no row of {self.path} (columns"
                 f" {', '.join(known)}), which has {there}; choose among these."

@@ -134,7 +134,7 @@ class NanoSource:
         for split in SPLITS:
             yield from prompts[split][: wanted[split]]
         # A text that dev files hold too, on which heads are trained, is no final prompt.
-        known = {prompt.prompt_id for split in ("train", "dev") for prompt in prompts[split]}
+        known = {prompt.prompt_id for prompt in (*prompts["train"], *prompts["dev"])}
         per_file: Counter[str | None] = Counter()
         final = []
         for prompt in prompts["test"][NUM_READ:]:
@@ -172,10 +172,10 @@ def _prompts(responses: bool) -> dict[str, list[Prompt]]:
             prompts[split][prompt_id] = Prompt(
                 prompt_id, split, function.prompt, function.body if responses else None, group
             )
-    return {
-        split: [of_split[prompt_id] for prompt_id in sorted(of_split)]
-        for split, of_split in prompts.items()
-    }
+    ordered = {}
+    for split, of_split in prompts.items():
+        ordered[split] = [of_split[prompt_id] for prompt_id in sorted(of_split)]
+    return ordered
 
 
 def _position(salt: str, name: str) -> float:
@@ -226,11 +226,11 @@ def _functions_in(source: str, name: str) -> Iterator[Function]:
     except (SyntaxError, ValueError, RecursionError):
         return
     lines = source.splitlines()
-    scopes: list[ast.Module | ast.ClassDef] = [
-        tree,
-        *(node for node in tree.body if isinstance(node, ast.ClassDef)),
-    ]
-    for node in (node for scope in scopes for node in scope.body):
+    nodes = list(tree.body)
+    for node in tree.body:
+        if isinstance(node, ast.ClassDef):
+            nodes += node.body
+    for node in nodes:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and (
             function := _function(node, lines, name)
         ):
@@ -291,12 +291,10 @@ def standard_library(split: str) -> Sequence[Function]:
     for folder, subfolders, names in os.walk(root):
         # Not walked at all: some are large.
         subfolders[:] = [name for name in subfolders if name not in _SKIPPED_FOLDERS]
-        paths = [Path(folder, name) for name in names if name.endswith(".py")]
-        files |= {
-            name: path
-            for path in paths
-            if split_of(name := path.relative_to(root).as_posix()) == split
-        }
+        for path in (Path(folder, name) for name in names if name.endswith(".py")):
+            place = path.relative_to(root).as_posix()
+            if split_of(place) == split:
+                files[place] = path
     named = sorted(files.items())
     sizes = [(name, path.stat().st_size, path.stat().st_mtime_ns) for name, path in named]
     provenance = repr([sys.version, Path(__file__).read_text(), *sizes])

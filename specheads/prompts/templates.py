@@ -40,7 +40,10 @@ class SourceRows:
     @property
     def fields(self) -> list[str]:
         if isinstance(self.rows, list):
-            return list(dict.fromkeys(field for row in self.rows for field in row))
+            fields = dict[str, None]()
+            for row in self.rows:
+                fields |= dict.fromkeys(row)
+            return list(fields)
         return self.rows.column_names
 
     def part(self, start: int, stop: int) -> "SourceRows":
@@ -108,17 +111,20 @@ class Template:
     @property
     def fields(self) -> list[str]:
         """All that stands in braces: names of columns, and of parts of columns."""
-        return list(dict.fromkeys(field for text in self.texts for field in _fields(text)))
+        fields = dict[str, None]()
+        for text in self.texts:
+            fields |= dict.fromkeys(_fields(text))
+        return list(fields)
 
     def restricted(self, known: Collection[str], path: str) -> "Template":
         """Return the template without texts that name a column which is not `known`.
 
         Raises UserError if none is left.
         """
-        lacking = {
-            text: [column for field in _fields(text) if (column := _column_of(field)) not in known]
-            for text in self.texts
-        }
+        lacking = dict[str, list[str]]()
+        for text in self.texts:
+            columns = map(_column_of, _fields(text))
+            lacking[text] = [column for column in columns if column not in known]
         texts = tuple(text for text in self.texts if not lacking[text])
         if not texts:
             text = self.texts[0]
@@ -143,7 +149,10 @@ class Template:
         """Return the field and the value of a text that is a single field with messages,
         "{messages}"; None if there is none.
         """
-        for field in (text[1:-1] for text in self.texts if _fields(text) == [text[1:-1]]):
+        for text in self.texts:
+            field = text[1:-1]
+            if _fields(text) != [field]:
+                continue
             value = value_at(row, field)
             if isinstance(value, str) and _MESSAGES_AS_TEXT.match(value):
                 return field, value
@@ -161,11 +170,10 @@ class Template:
         for text in self.texts:
             values = {field: value_at(row, field) for field in _fields(text)}
             if all(value is not None and str(value).strip() for value in values.values()):
-                pieces = string.Formatter().parse(text)
-                return "".join(
-                    plain if field is None else f"{plain}{values[field]}"
-                    for plain, field, _, _ in pieces
-                )
+                filled = ""
+                for plain, field, _, _ in string.Formatter().parse(text):
+                    filled += plain if field is None else f"{plain}{values[field]}"
+                return filled
         return None
 
 
@@ -306,12 +314,10 @@ def messages_of(
             contents = [value_at(message, key)]
         check_values(row, fields, path, place, has_parts=False)
         text = "".join("" if content is None else str(content) for content in contents)
-        others = (
-            {name: message[name] for name in _KEPT if message.get(name) is not None}
-            if key == "content"
-            else {}
-        )
-        found.append(others | {"role": role if key == "content" else _ROLES[role], "content": text})
+        kept = {}
+        if key == "content":
+            kept = {name: message[name] for name in _KEPT if message.get(name) is not None}
+        found.append(kept | {"role": role if key == "content" else _ROLES[role], "content": text})
     return found
 
 
@@ -333,12 +339,7 @@ def as_json(value: object, path: str, place: str) -> str:
     """
     try:
         whole = json.dumps(value, allow_nan=False)
-        plain = json.loads(
-            whole,
-            object_hook=lambda keys: {
-                name: each for name, each in keys.items() if each is not None
-            },
-        )
+        plain = json.loads(whole, object_hook=_without_nulls)
         text = json.dumps(plain, ensure_ascii=False)
         text.encode()
     except (TypeError, ValueError, RecursionError) as error:
@@ -347,6 +348,10 @@ def as_json(value: object, path: str, place: str) -> str:
             " convert them."
         ) from None
     return text
+
+
+def _without_nulls(keys: dict[str, object]) -> dict[str, object]:
+    return {name: value for name, value in keys.items() if value is not None}
 
 
 def kind_of(value: object) -> str:

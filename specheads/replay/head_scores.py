@@ -10,7 +10,6 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -31,6 +30,7 @@ from specheads.replay.recording import (
     GROUND_TRUTH,
     Recorder,
     Recording,
+    StoredResponse,
     branches_of,
     load_recording,
 )
@@ -74,7 +74,7 @@ def add_predictions(
 
 
 # The values of each predictor, from a stored response and its branches, by a reader of one model.
-_Values = Callable[[TextReader, Mapping[str, Any], Branches], list[Tensor]]
+_Values = Callable[[TextReader, StoredResponse, Branches], list[Tensor]]
 
 
 def record_sets(
@@ -118,14 +118,7 @@ def _predict(
     manifest = made_manifest(folder)
     shards = manifest["shards"]
     max_tokens = manifest["provenance"]["settings"]["max_tokens"]
-    columns = [
-        "prompt_ids",
-        "response_ids",
-        "branch_start",
-        "branch_length",
-        "branch_ids",
-        "law_prob",
-    ]
+    columns = list(StoredResponse.__annotations__)
     logger.info(
         "predicting: %d values of each token of %d shards of prompts, in %s",
         len(stores),
@@ -134,15 +127,14 @@ def _predict(
     )
     reader = TextReader(lm)
     with computing_with(bulk_operations(lm.device)), ExitStack() as stack:
-        missing = [
-            stack.enter_context(store.missing(sorted(shards)))
-            for store in sorted(stores, key=lambda each: each.folder)
-        ]
+        missing = set[str]()  # by any of the stores
+        for store in sorted(stores, key=lambda each: each.folder):
+            missing |= set(stack.enter_context(store.missing(sorted(shards))))
         for shard in sorted(shards):
-            if not any(shard in names for names in missing):
+            if shard not in missing:
                 advance(shards[shard]["rows"])
                 continue
-            predictions: list[list[dict[str, Any]]] = [[] for _ in stores]
+            predictions: list[list[dict[str, object]]] = [[] for _ in stores]
             for row in pq.read_table(folder / shard, columns=columns).to_pylist():
                 found = values_of(reader, row, branches_of(row, max_tokens))
                 check_numbers(lm.name, *found)
@@ -157,7 +149,7 @@ def _predict(
 
 def _head_values(heads: Sequence[AcceptanceHead]) -> _Values:
     """Return what computes logits of heads, one for every node."""
-    needs = frozenset(name for head in heads for name in head.config.inputs)
+    needs = frozenset[str]().union(*(head.config.inputs for head in heads))
 
     def of_nodes(lm: LanguageModel, tokens: Tensor, hidden: Tensor) -> list[Tensor]:
         logits = lm.logits(hidden) if reads_logits(needs) else hidden
@@ -165,7 +157,7 @@ def _head_values(heads: Sequence[AcceptanceHead]) -> _Values:
         return [head.to(lm.device)(features) for head in heads]
 
     @torch.no_grad()
-    def of_row(reader: TextReader, row: Mapping[str, Any], branches: Branches) -> list[Tensor]:
+    def of_row(reader: TextReader, row: StoredResponse, branches: Branches) -> list[Tensor]:
         lm = reader.lm
         parts = list[list[Tensor]]()
         for tokens, hidden in node_states(reader, row["prompt_ids"], row["response_ids"], branches):
@@ -181,7 +173,7 @@ def _ground_truth(warp: Warp) -> _Values:
     before it were accepted.
     """
 
-    def of_row(reader: TextReader, row: Mapping[str, Any], branches: Branches) -> list[Tensor]:
+    def of_row(reader: TextReader, row: StoredResponse, branches: Branches) -> list[Tensor]:
         draft_prob = torch.tensor(row["law_prob"])
         probs = target_probs(
             reader, warp, row["prompt_ids"], row["response_ids"], branches, draft_prob

@@ -5,6 +5,7 @@ Whole groups of prompts, such as those of one file, which are alike, are resampl
 
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import TypedDict
 
 import numpy as np
@@ -116,8 +117,10 @@ def sums(spent: Counts | Sequence[DecodeStats], resamples: np.ndarray) -> Sums:
     if isinstance(spent, Counts):
         table = np.stack([spent.tokens, spent.drafted, spent.discarded, spent.target_calls], axis=1)
     else:
-        names = ("num_tokens", "num_drafted", "num_discarded", "num_target_calls", "decode_seconds")
-        table = np.array([[getattr(part, name) for name in names] for part in spent])
+        columns = attrgetter(
+            "num_tokens", "num_drafted", "num_discarded", "num_target_calls", "decode_seconds"
+        )
+        table = np.array([columns(part) for part in spent])
     return Sums(*(resamples @ table).T)
 
 

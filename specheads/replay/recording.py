@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TypedDict
 
 import numpy as np
 import pyarrow as pa
@@ -203,9 +203,8 @@ class Recorder:
         return folders
 
     def _store(self, prompts: Sequence[EncodedPrompt]) -> ShardStore:
-        provenance = response_provenance(
-            self.pair, [prompt for prompt, _ in prompts], self.warp, self.seed
-        ) | {
+        of_prompts = [prompt for prompt, _ in prompts]
+        provenance = response_provenance(self.pair, of_prompts, self.warp, self.seed) | {
             "generation": [self.limits.max_new_tokens, self.limits.batch_size],
             "settings": asdict(self._settings),
             "recording": FORMAT_VERSION,
@@ -259,21 +258,25 @@ class Recorder:
         num_later = sum(len(each.numbers) for each in unfinished)
         with progress("responses, in tokens", num_later * most) as advance:
             for each in unfinished:
-                prompts = [each.prompts[number] for number in each.numbers]
-                uniform = [
-                    row_uniforms(self.seed, prompt.prompt_id, most)[0] for prompt, _ in prompts
-                ]
-                num_later -= len(prompts)
+                prompt_ids = list[Sequence[int]]()
+                uniform = list[np.ndarray]()
+                for number in each.numbers:
+                    prompt, ids = each.prompts[number]
+                    prompt_ids.append(ids)
+                    uniform.append(row_uniforms(self.seed, prompt.prompt_id, most)[0])
+                num_later -= len(prompt_ids)
                 made = responder.respond(
-                    [ids for _, ids in prompts],
+                    prompt_ids,
                     np.array(uniform),
                     self.warp,
                     advance,
                     each.store.journal(RESPONSES),
                     num_later,
                 )
-                ids = [response.ids for response in made]
-                responses.append(dict(zip(each.numbers, ids, strict=True)))
+                of_set = dict[int, list[int]]()
+                for number, response in zip(each.numbers, made, strict=True):
+                    of_set[number] = response.ids
+                responses.append(of_set)
         return responses
 
     def _rows(
@@ -282,7 +285,7 @@ class Recorder:
         responses: Sequence[list[int]],
         num_positions: int,
         advance: Advance,
-    ) -> list[dict[str, Any]]:
+    ) -> list[dict[str, object]]:
         """Return the rows of one shard. `advance` takes tokens of responses."""
         texts = list[ResponseToRecord]()
         for (prompt, ids), response in zip(prompts, responses, strict=True):
@@ -292,13 +295,13 @@ class Recorder:
                     ids, response, limit, self._settings, self.seed, prompt.prompt_id
                 )
             )
-        columns = dict[int, dict[str, Any]]()  # by the row's number
+        columns = dict[int, dict[str, object]]()  # by the row's number
         for batch in batches_of_tokens([len(text.read) for text in texts], BATCH_TOKENS):
             made = record_responses(
                 self.pair, [texts[row] for row in batch], self.warp, num_positions, advance
             )
             columns |= zip(batch, made, strict=True)
-        rows = list[dict[str, Any]]()
+        rows = list[dict[str, object]]()
         for row, (prompt, ids) in enumerate(prompts):
             rows.append({"prompt_id": prompt.prompt_id, "prompt_ids": ids, **columns[row]})
         return rows
@@ -313,7 +316,18 @@ def _shards_of(num_prompts: int) -> dict[str, range]:
     return shards
 
 
-def branches_of(row: Mapping[str, Any], max_tokens: int) -> Branches:
+class StoredResponse(TypedDict):
+    """The columns of a stored response that predictors read; see SCHEMA."""
+
+    prompt_ids: list[int]
+    response_ids: list[int]
+    branch_start: list[int]
+    branch_length: list[int]
+    branch_ids: list[int]
+    law_prob: list[float]
+
+
+def branches_of(row: StoredResponse, max_tokens: int) -> Branches:
     """Return the branches of a stored response."""
     lengths = torch.tensor(row["branch_length"], dtype=torch.long)
     tokens = torch.zeros((len(lengths), max_tokens), dtype=torch.long)
@@ -331,7 +345,7 @@ def load_recording(folder: Path, predictors: Sequence[str] = ()) -> Recording:
     manifest = made_manifest(folder)
     shards = sorted(manifest["shards"])
     settings = manifest["provenance"]["settings"]
-    table = pa.concat_tables([pq.read_table(folder / shard) for shard in shards])
+    table = _read_shards(folder, shards)
     responses = _lists(table, "response_ids")
     branch_ids = _lists(table, "branch_ids")
     lengths = np.array([len(response) for response in responses])
@@ -354,8 +368,7 @@ def load_recording(folder: Path, predictors: Sequence[str] = ()) -> Recording:
     for name in RECORDED:
         features[name] = _responses_first(_lists(table, name), lengths)
     for name in predictors:
-        predicted = folder / "predictions" / name
-        values = pa.concat_tables([pq.read_table(predicted / shard) for shard in shards])
+        values = _read_shards(folder / "predictions" / name, shards)
         features[name] = _responses_first(_lists(values, "values"), lengths)
     return Recording(
         prompts=[ids.tolist() for ids in _lists(table, "prompt_ids")],
@@ -372,6 +385,10 @@ def load_recording(folder: Path, predictors: Sequence[str] = ()) -> Recording:
     )
 
 
+def _read_shards(folder: Path, shards: Sequence[str]) -> pa.Table:
+    return pa.concat_tables([pq.read_table(folder / shard) for shard in shards])
+
+
 def _lists(table: pa.Table, name: str) -> list[np.ndarray]:
     """Return a column of lists as one array per row."""
     column = table.column(name).combine_chunks()
@@ -382,6 +399,9 @@ def _responses_first(parts: Sequence[np.ndarray], lengths: np.ndarray) -> Tensor
     """Return values in a recording's order from `parts` by response: those of its tokens
     (`lengths`), then of its branches.
     """
-    of_responses = [part[:length] for part, length in zip(parts, lengths, strict=True)]
-    of_branches = [part[length:] for part, length in zip(parts, lengths, strict=True)]
+    of_responses = list[np.ndarray]()
+    of_branches = list[np.ndarray]()
+    for part, length in zip(parts, lengths, strict=True):
+        of_responses.append(part[:length])
+        of_branches.append(part[length:])
     return torch.from_numpy(np.concatenate(of_responses + of_branches).astype(np.float32))

@@ -6,10 +6,10 @@ rejected token. This is exact for token verification, because its output does no
 length of drafts.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from types import SimpleNamespace
-from typing import Any
+from typing import cast
 
 import numpy as np
 import torch
@@ -38,12 +38,11 @@ class Replayed:
     tokens: np.ndarray  # emitted
 
     def per_prompt(self, num_prompts: int) -> "Counts":
-        columns = (self.tokens, self.drafted, self.accepted)
-        tokens, drafted, accepted = (
-            np.bincount(self.prompt, weights=column, minlength=num_prompts) for column in columns
-        )
         return Counts(
-            tokens, drafted, accepted, rounds_by_length(self.prompt, self.drafted, num_prompts)
+            tokens=np.bincount(self.prompt, weights=self.tokens, minlength=num_prompts),
+            drafted=np.bincount(self.prompt, weights=self.drafted, minlength=num_prompts),
+            accepted=np.bincount(self.prompt, weights=self.accepted, minlength=num_prompts),
+            rounds=rounds_by_length(self.prompt, self.drafted, num_prompts),
         )
 
 
@@ -83,7 +82,7 @@ class RecordedHead:
     """
 
     def __init__(
-        self, name: str, predicts: str, calibration: Mapping[str, Any] | None = None
+        self, name: str, predicts: str, calibration: Mapping[str, object] | None = None
     ) -> None:
         self.name = name
         # The parts of a head's config that stopping rules read.
@@ -114,8 +113,11 @@ def recorded_head(head: AcceptanceHead) -> RecordedHead:
 
 def recorded_threshold(head: RecordedHead, threshold: float, max_tokens: int) -> HeadThreshold:
     """Return a rule that stops at a threshold of a recorded head, for replay only."""
-    in_place_of_head: Any = head  # the rule reads its config and calls it, like a head
-    return HeadThreshold(in_place_of_head, threshold, max_tokens=max_tokens)
+    return HeadThreshold(_as_head(head), threshold, max_tokens=max_tokens)
+
+
+def _as_head(head: RecordedHead) -> AcceptanceHead:
+    return cast(AcceptanceHead, head)  # a rule reads its config and calls it, like a head
 
 
 class Ceiling(HeadThreshold):
@@ -124,8 +126,8 @@ class Ceiling(HeadThreshold):
     """
 
     def __init__(self, threshold: float = 0.7, max_tokens: int = 20) -> None:
-        head: Any = RecordedHead(GROUND_TRUTH, "next_token")
-        super().__init__(head, threshold, min_tokens=1, max_tokens=max_tokens)
+        head = RecordedHead(GROUND_TRUTH, "next_token")
+        super().__init__(_as_head(head), threshold, min_tokens=1, max_tokens=max_tokens)
 
 
 def head_logits(recording: Recording, head: RecordedHead) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -165,12 +167,13 @@ def replay(recording: Recording, rules: Sequence[StoppingRule]) -> list[Replayed
                 f" has token, {', '.join(sorted(recording.features))}. Evaluate this rule live, or"
                 " add the head with add_predictions."
             )
+    alike: dict[Hashable, list[int]] = {}  # numbers of rules by compile key
+    for number, rule in enumerate(rules):
+        alike.setdefault(rule.compile_key, []).append(number)
     rounds: dict[int, Replayed] = {}
-    for key in dict.fromkeys(rule.compile_key for rule in rules):
-        numbers = [number for number, rule in enumerate(rules) if rule.compile_key == key]
-        rounds |= zip(
-            numbers, _Walk(recording, [rules[number] for number in numbers]).run(), strict=True
-        )
+    for numbers in alike.values():
+        walk = _Walk(recording, [rules[number] for number in numbers])
+        rounds |= zip(numbers, walk.run(), strict=True)
     return [rounds[number] for number in range(len(rules))]
 
 
@@ -192,10 +195,10 @@ class _Walk:
         self.sample = row // recording.num_prompts % recording.num_samples
         self.prompt = row % recording.num_prompts
         self.cap = torch.tensor([rule.max_tokens for rule in rules])[self.which]
-        states = [
-            rule.start_round(rule.start_prompt(rows_per_rule, torch.device("cpu")))
-            for rule in rules
-        ]
+        states = []
+        for rule in rules:
+            state = rule.start_prompt(rows_per_rule, torch.device("cpu"))
+            states.append(rule.start_round(state))
         self.state = tree_map(lambda *parts: torch.cat(parts), *states)
         self.start = torch.zeros_like(row)  # the round's start, as a response position
         self.drafted = torch.zeros_like(row)
@@ -230,11 +233,10 @@ class _Walk:
         node = torch.where(
             accepted, position, recording.branch_first[self.sample, position] + self.depth
         )
-        features = {
-            name: recording.features[name][node] for name in self.rule.needs if name != "token"
-        }
-        if "token" in self.rule.needs:
-            features["token"] = recording.tokens[node]
+        features = dict[str, Tensor]()
+        for name in self.rule.needs:
+            values = recording.tokens if name == "token" else recording.features[name]
+            features[name] = values[node]
         state, stop = self.rule.step(self.state, features)
         self.state = tree_map(lambda old, new: new.to(old.dtype), self.state, state)
         self.drafted += 1
@@ -303,13 +305,16 @@ class _Walk:
             self.state = tree_map(lambda value: value[rows], self.state)
 
     def _keep(self, rows: Tensor, drafted: Tensor, accepted: Tensor, tokens: Tensor) -> None:
-        where: list[Any] = [
+        columns = [
             self.which[rows],
             self.prompt[rows],
             self.sample[rows],
             self.start[rows],
+            drafted,
+            accepted,
+            tokens,
         ]
-        self.rounds.append(tuple(column.int() for column in (*where, drafted, accepted, tokens)))
+        self.rounds.append(tuple(column.int() for column in columns))
 
 
 def oracle(recording: Recording) -> Replayed:
@@ -333,4 +338,5 @@ def oracle(recording: Recording) -> Replayed:
             tokens = np.minimum(drafted + 1, length - starts)
             where = np.full(len(starts), number), np.full(len(starts), sample)
             parts.append((*where, starts, drafted, drafted, tokens))
-    return Replayed(*(np.concatenate(column) for column in zip(*parts, strict=True)))
+    columns = map(np.concatenate, zip(*parts, strict=True))
+    return Replayed(*columns)

@@ -10,7 +10,7 @@ drafted token: first the response's in order, then those of one branch after ano
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -72,8 +72,10 @@ class ResponseToRecord:
         """Return a response with numbers that do not depend on other prompts."""
         rng = np.random.default_rng([seed, int(prompt_id, 16), 1])
         shape = (settings.num_samples, len(response))
-        numbers = [rng.random(each) for each in (shape, shape, (*shape, settings.max_tokens))]
-        return cls(prompt, response, limit, *map(torch.from_numpy, numbers))
+        accept = torch.from_numpy(rng.random(shape))
+        reject = torch.from_numpy(rng.random(shape))
+        branch = torch.from_numpy(rng.random((*shape, settings.max_tokens)))
+        return cls(prompt, response, limit, accept, reject, branch)
 
     @property
     def read(self) -> list[int]:
@@ -88,7 +90,7 @@ def record_responses(
     warp: Warp,
     num_positions: int,
     advance: Advance = lambda count: None,
-) -> list[dict[str, Any]]:
+) -> list[dict[str, object]]:
     """Return the columns of each response; see `recording.SCHEMA`.
 
     Their branches are drafted together.
@@ -103,16 +105,11 @@ def record_responses(
     draft_read = ReadTexts.of(pair.draft_lm, given.tokens)
     of_draft = given.of_rows(given.at(draft_read.hidden))
     of_target = given.of_rows(states_of(pair.target_lm, given))
-    starts = [
-        _start(pair, number, text, of_draft[number], of_target[number], warp)
-        for number, text in enumerate(texts)
-    ]
-    begun = Branches(
-        *(
-            torch.cat(values)
-            for values in zip(*(vars(start.begun).values() for start in starts), strict=True)
-        )
-    )
+    starts = list[_Start]()
+    for number, text in enumerate(texts):
+        starts.append(_start(pair, number, text, of_draft[number], of_target[number], warp))
+    columns_of_branches = zip(*(vars(start.begun).values() for start in starts), strict=True)
+    begun = Branches(*map(torch.cat, columns_of_branches))
     first_values = torch.cat([start.first_values for start in starts], dim=1)
     branch_values = first_values.new_zeros((*first_values.shape, texts[0].branch.shape[-1]))
     branch_values[:, :, 0] = first_values
@@ -127,7 +124,7 @@ def record_responses(
     grown = draft_read.grow(
         pair, begun, uniform, warp, num_positions, keep, lambda share: advance(share * num_tokens)
     )
-    columns: list[dict[str, Any]] = []
+    columns: list[dict[str, object]] = []
     ends = np.cumsum([len(start.sample) for start in starts]).tolist()
     for text, start, first, end in zip(texts, starts, [0, *ends], ends, strict=False):
         branches = grown.rows(slice(first, end))
@@ -140,12 +137,14 @@ def record_responses(
             "branch_ids": branches.tokens[branches.used],
             **dict(zip(COLUMNS, values, strict=True)),
         }
-        response = {
+        response: dict[str, object] = {
             "response_ids": list(text.response),
             "limit": text.limit,
             "finished": text.response[-1] in pair.stop_tokens,
         }
-        columns.append(response | {name: column.cpu().numpy() for name, column in tensors.items()})
+        for name, column in tensors.items():
+            response[name] = column.cpu().numpy()
+        columns.append(response)
     return columns
 
 
@@ -175,13 +174,12 @@ def _start(
     """
     tokens = torch.tensor(list(text.response), device=pair.draft_lm.device)
     num_samples = len(text.accept)
-    accept, reject, branch = (
-        numbers.to(tokens.device) for numbers in (text.accept, text.reject, text.branch)
-    )
+    accept = text.accept.to(tokens.device)
+    reject = text.reject.to(tokens.device)
+    branch = text.branch.to(tokens.device)
     parts = []
-    for piece in torch.arange(len(tokens), device=tokens.device).split(
-        max(1, SLICE_ELEMENTS // pair.vocab_size // num_samples)
-    ):
+    size = max(1, SLICE_ELEMENTS // pair.vocab_size // num_samples)
+    for piece in torch.arange(len(tokens), device=tokens.device).split(size):
         draft_logits = pair.draft_lm.logits(draft_hidden[piece])
         target_logits = pair.target_lm.logits(target_hidden[piece.to(target_hidden.device)])
         draft_probs = warp(draft_logits)
@@ -191,9 +189,7 @@ def _start(
         emitted = tokens[piece]
         # The share of the target's probability of a token that comes from an accepted draft token:
         # min(d, t) / t.
-        came_from_draft = accept_prob(
-            *(probs.gather(1, emitted[:, None]).squeeze(1) for probs in (draft_probs, target_probs))
-        )
+        came_from_draft = accept_prob(_of(draft_probs, emitted), _of(target_probs, emitted))
         residual = (draft_probs - target_probs).clamp_min(0)
         # Where rounding leaves nothing that could have been rejected, the two distributions are the
         # same.
@@ -218,17 +214,24 @@ def _start(
     )
 
 
+def _of(probs: Tensor, tokens: Tensor) -> Tensor:
+    """Return the probability (n,) of each of `tokens` (n,) in its distribution (n, V)."""
+    return probs.gather(1, tokens[:, None]).squeeze(1)
+
+
 def _values(draft: LanguageModel, logits: Tensor, distribution: Tensor, tokens: Tensor) -> Tensor:
     """Return COLUMNS (C, n) of `tokens` (n,) sampled from draft `logits` and their warped
     `distribution` (n, V).
     """
     size = CACHED if logits.device.type == "cpu" else logits.numel()
-    parts = [
-        drafting_features(RECORDED, logits[piece], tokens[piece], kept_tokens=draft.kept_tokens)
-        for piece in slices(len(tokens), logits.shape[1], size)
-    ]
-    features = [torch.cat([part[name] for part in parts]) for name in RECORDED]
-    return torch.stack([*features, distribution.gather(1, tokens[:, None]).squeeze(1)]).float()
+    parts: dict[str, list[Tensor]] = {name: [] for name in RECORDED}
+    for piece in slices(len(tokens), logits.shape[1], size):
+        features = drafting_features(
+            RECORDED, logits[piece], tokens[piece], kept_tokens=draft.kept_tokens
+        )
+        for name, of_feature in parts.items():
+            of_feature.append(features[name])
+    return torch.stack([*map(torch.cat, parts.values()), _of(distribution, tokens)]).float()
 
 
 # Of branches whose states are computed together: more attend to more keys that they do not see
@@ -252,7 +255,8 @@ def node_states(
         torch.tensor(list(response), device=device),
         reader.read([*prompt, *response][:-1])[len(prompt) - 1 :],
     )
-    branches, all_rows = branches.to(device), torch.arange(len(branches.lengths), device=device)
+    branches = branches.to(device)
+    all_rows = torch.arange(len(branches.lengths), device=device)
     for rows in all_rows.split(NODES_AT_ONCE // longest) if len(all_rows) else ():
         number, depth = branches.used[rows].nonzero(as_tuple=True)
         reader.forget_branches()
@@ -278,26 +282,24 @@ def target_probs(
     device = reader.lm.device
 
     def probs_of(states: Tensor, tokens: Tensor) -> Tensor:
-        parts = [
-            warp(lm.logits(states[piece]))
-            for piece in slices(len(tokens), lm.vocab_size, SLICE_ELEMENTS)
-        ]
-        return torch.cat(parts).gather(1, tokens[:, None]).squeeze(1)
+        parts = list[Tensor]()
+        for piece in slices(len(tokens), lm.vocab_size, SLICE_ELEMENTS):
+            parts.append(warp(lm.logits(states[piece])))
+        return _of(torch.cat(parts), tokens)
 
     states = reader.read([*prompt, *response][:-1])[len(prompt) - 1 :]
     ids = torch.tensor(list(response), device=device)
-    of_response, branches, longest = (
-        probs_of(states, ids),
-        branches.to(device),
-        branches.tokens.shape[1],
-    )
+    of_response = probs_of(states, ids)
+    branches = branches.to(device)
+    longest = branches.tokens.shape[1]
+    depths = [0, *(depth for depth in DEPTHS if depth < longest), longest]
     of_draft, of_target = of_response.new_zeros((2, *branches.tokens.shape))
     of_draft[branches.used] = draft_prob[len(ids) :].to(of_draft)
     alive = torch.arange(len(branches.lengths), device=device)
     for rows in alive.split(MOST_NODES // longest) if len(alive) else ():
         reader.forget_branches()
         survival = of_draft.new_ones(len(rows))
-        for first, end in pairwise((0, *(depth for depth in DEPTHS if depth < longest), longest)):
+        for first, end in pairwise(depths):
             goes_on = (survival >= LEAST_SURVIVAL) & (branches.lengths[rows] > first)
             rows = rows[goes_on]
             survival = survival[goes_on]

@@ -277,14 +277,16 @@ class SrunEnvironment(SLURMEnvironment):
         pass  # the numbers are those of `Processes`
 
 
-def placement(settings: TrainerSettings, device_type: str, processes: Processes) -> dict[str, Any]:
+def placement(
+    settings: TrainerSettings, device_type: str, processes: Processes
+) -> dict[str, object]:
     """Return the arguments of lightning.Trainer that say where it trains.
 
     Raises UserError where the launcher is against it.
     """
     accelerator = device_type if settings.accelerator == "auto" else settings.accelerator
     check_launcher(settings, processes)
-    arguments: dict[str, Any] = {"accelerator": accelerator}
+    arguments: dict[str, object] = {"accelerator": accelerator}
     if processes.launcher is None:
         # Within a scheduler's job too, this process starts the others itself.
         arguments["devices"] = settings.devices

@@ -194,17 +194,6 @@ def test_llama_stops_by_probability_where_that_is_faster(run, tmp_path):
         )
 
 
-def test_doubts_on_the_timing_are_said_where_it_decides(run, tmp_path):
-    report = write_report(tmp_path, doubts=["the machine was busy"])
-    said = [
-        run("export", f"report={report}", "format=vllm", *more)[1] for more in ([], ["ratio=10"])
-    ]
-    assert ["# its timing is doubtful: the machine was busy\n" in text for text in said] == [
-        True,
-        False,
-    ]
-
-
 @pytest.mark.parametrize(
     ("words", "message"),
     [

@@ -9,6 +9,9 @@ from specheads.commands import evaluate
 from specheads.commands.compose import command_config
 
 SMALL = [
+    "model=nano",
+    "model.device=cpu",
+    "model.dtype=float32",
     "num_prompts=6",
     "num_live_prompts=1",
     "repeats=1",
@@ -19,14 +22,10 @@ SMALL = [
 
 def composed(tmp_path, *words):
     where = [f"paths.data={tmp_path / 'data'}", f"paths.run={tmp_path}"]
-    return command_config("probe", ["model=nano", *where, *SMALL, *words])
+    return command_config("probe", [*where, *SMALL, *words])
 
 
-def test_a_probe_says_what_to_do(monkeypatch, nano, tmp_path, capsys):
-    monkeypatch.setattr(evaluate, "load_configured_pair", lambda cfg, **keys: nano)
-    monkeypatch.setattr(
-        evaluate, "next_command", lambda *words: " ".join(["specheads", *words, "model=nano"])
-    )
+def test_a_probe_says_what_to_do(tmp_path, capsys):
     found = evaluate.probe_pair(composed(tmp_path))
     out = capsys.readouterr().out
     assert (
@@ -34,7 +33,7 @@ def test_a_probe_says_what_to_do(monkeypatch, nano, tmp_path, capsys):
         and str(tmp_path / "probe.html") in out
     )
     assert max(map(len, out[: out.index("numbers:")].splitlines())) <= 80
-    assert found.answer.command.endswith("model=nano")
+    assert found.answer.command.startswith("specheads ")
     written = json.loads((tmp_path / "probe.json").read_text())
     assert (
         written["answer"]["choice"] == found.answer.choice
@@ -59,11 +58,9 @@ def test_a_probe_says_what_to_do(monkeypatch, nano, tmp_path, capsys):
     assert sorted((tmp_path / "data" / "recordings").iterdir()) == made and len(made) == 2
 
 
-def test_the_next_command_has_the_same_prompts(monkeypatch, nano, tmp_path, capsys):
+def test_the_next_command_has_the_same_prompts(tmp_path, capsys):
     rows = [json.dumps({"instruction": f"Say {number}."}) for number in range(9)]
     (file := tmp_path / "mine.jsonl").write_text("\n".join(rows))
-    monkeypatch.setattr(evaluate, "load_configured_pair", lambda cfg, **keys: nano)
-    monkeypatch.setattr(evaluate, "next_command", lambda *words: " ".join(["specheads", *words]))
     found = evaluate.probe_pair(composed(tmp_path, "data=alpaca", f"prompts={file}"))
     assert f" data.path={file}" in found.answer.command
     *_, report, following = capsys.readouterr().out.splitlines()
@@ -85,7 +82,6 @@ def test_own_prompts_are_read_from_a_file(tmp_path):
         evaluate._probed_prompts(composed(tmp_path, f"prompts={tmp_path / 'mine.jsonl'}"))
 
 
-def test_too_few_prompts_are_named(monkeypatch, nano, tmp_path):
-    monkeypatch.setattr(evaluate, "load_configured_pair", lambda cfg, **keys: nano)
+def test_too_few_prompts_are_named(tmp_path):
     with pytest.raises(UserError, match="a probe needs 2; set num_prompts, data.num_dev"):
         evaluate.probe_pair(composed(tmp_path, "data.num_dev=1", "data.num_test=1"))

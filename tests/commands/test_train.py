@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from specheads.commands.compose import command_config, settings_of
-from specheads.commands.train import MOST_SHOWN, _checked_settings, _print_heads
+from specheads.commands.train import _checked_settings, _print_heads
 from specheads.errors import UserError
 from specheads.replay.information import Information
 from specheads.replay.intervals import Interval
@@ -82,19 +82,6 @@ def test_the_best_head_is_compared_with_the_confidence(tmp_path, capsys, low, hi
     text = "\n".join(printed(trained(1, tmp_path, low, high), capsys))
     assert f"head-0, the best head, is {how}" in text
     assert ("it needs more prompts" in text) == (low <= 0)
-
-
-def test_of_very_many_heads_the_best_are_shown_and_the_others_counted(tmp_path, capsys):
-    heads = trained(1000, tmp_path)
-    _print_heads(heads)
-    text = capsys.readouterr().out
-    assert len(text.splitlines()) < 4 * MOST_SHOWN and "draft probability" in text
-    more = f"the 20 heads of the lowest KL; 980 more are in {tmp_path}/run/test.json"
-    assert (
-        more in text
-        and "head-979 " not in text
-        and text.index("head-999 ") < text.index("head-980 ")
-    )
 
 
 # --- before a training

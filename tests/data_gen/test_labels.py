@@ -10,8 +10,7 @@ from statistics_helper import chi_square_p_value
 
 from specheads.data_gen import shard_rows
 from specheads.data_gen.shard_rows import LABELS, label_responses
-from specheads.errors import UserError
-from specheads.pair.sampling import Warp, overlap
+from specheads.pair.sampling import Warp
 
 WARPS = [Warp(0), Warp(1.0), Warp(0.7, top_k=5), Warp(1.0, top_p=0.8)]
 LENGTHS = [(3, 9), (11, 1), (1, 14), (6, 6), (2, 2), (9, 11)]  # of prompt and response, in no order
@@ -81,39 +80,6 @@ def test_labels_equal_their_definitions(warp, kept):
     assert min(accepted) < 0.5 and max(accepted) == 1
 
 
-def test_labels_of_nano_equal_their_definitions(nano64, prompts):
-    responses = random_texts([(1, 5), (1, 12), (1, 8), (1, 3)], nano64.vocab_size)[1]
-    uniforms = uniform(4, 12)
-    warp = Warp(1.0, top_k=50)
-    made = label_responses(nano64, prompts[:4], responses, uniforms, warp)
-    for row in range(4):
-        assert_same(made[row], reference(nano64, prompts[row], responses[row], uniforms[row], warp))
-
-
-def test_a_draft_that_is_the_target_is_always_accepted():
-    pair = tiny_pair(12, scale=2.0, same=True)
-    (prompts, responses) = random_texts()
-    for labels in label_responses(pair, prompts, responses, uniform(6, 14), Warp(1.0, top_k=5)):
-        assert set(labels["accept_prob"]) == {1.0}
-
-
-def test_greedy_labels_are_one_where_the_models_best_tokens_agree_and_zero_elsewhere():
-    pair = tiny_pair(6)
-    (prompts, responses) = random_texts(vocab_size=6)
-    made = label_responses(pair, prompts, responses, uniform(6, 14), Warp(0))
-    agreements = []
-    for prompt, response, labels in zip(prompts, responses, made, strict=True):
-        text = torch.tensor([[*prompt, *response]])
-        best = [
-            model(text).logits[0, len(prompt) - 1 : -1].argmax(dim=-1)
-            for model in (pair.target, pair.draft)
-        ]
-        assert labels["draft_ids"] == best[1].tolist()
-        assert labels["accept_prob"] == (best[0] == best[1]).double().tolist()
-        agreements += labels["accept_prob"]
-    assert {0.0, 1.0} == set(agreements)
-
-
 # --- batches, slices and padding change nothing
 
 
@@ -136,17 +102,6 @@ def test_small_batches_and_slices_have_the_labels_of_each_text_alone(monkeypatch
         assert_same(made[row], alone[row], 1e-12)
 
 
-def test_probabilities_of_a_slice_of_positions_are_in_memory(monkeypatch):
-    pair = tiny_pair(12)
-    prompts, responses = random_texts()
-    sizes = []
-    logits_of = pair.draft_lm.logits
-    pair.draft_lm.logits = lambda hidden: sizes.append(len(hidden)) or logits_of(hidden)
-    monkeypatch.setattr(shard_rows, "SLICE_ELEMENTS", 36)
-    label_responses(pair, prompts, responses, uniform(6, 14), Warp())
-    assert max(sizes) == 3 and sum(sizes) == sum(map(len, responses))
-
-
 # --- the distribution of the drafted tokens
 
 
@@ -166,32 +121,6 @@ def test_drafted_tokens_follow_the_drafts_warped_distribution():
             torch.tensor([labels["draft_ids"][i] for labels in made]), minlength=8
         )
         assert chi_square_p_value(counts, distribution) > 1e-6
-
-
-def test_the_mean_label_over_evenly_spread_uniforms_is_the_overlap():
-    pair = tiny_pair(8, scale=2.0)
-    count = 4000
-    spread = ((np.arange(count) + 0.5) / count)[:, None, None]
-    made = label_responses(pair, [[3, 1, 5]] * count, [[4]] * count, spread, Warp(1.0))
-    shared = overlap(
-        *(
-            torch.tensor(distributions(model, [3, 1, 5], Warp(1.0), 8))
-            for model in (pair.target, pair.draft)
-        )
-    ).item()
-    # Each token's share of the numbers is its probability to within one draw.
-    assert np.mean([labels["accept_prob"][0] for labels in made]) == pytest.approx(
-        shared, abs=8 / count
-    )
-    assert 0.1 < shared < 0.9
-
-
-@pytest.mark.parametrize("broken", ["target", "draft"])
-def test_a_model_that_gives_nan_is_named(broken):
-    pair = tiny_pair(5)
-    getattr(pair, broken).get_output_embeddings().weight.data.fill_(torch.nan)
-    with pytest.raises(UserError, match=f"tiny-{broken} produced NaN"):
-        label_responses(pair, [[1]], [[2]], uniform(1, 1), Warp())
 
 
 def test_logits_of_a_padded_vocabulary_are_left_out():

@@ -9,7 +9,6 @@ import pyarrow.parquet as pq
 import pytest
 from fakes import tiny_pair
 
-from specheads.data_gen import shard_rows
 from specheads.data_gen.run import generate_data
 from specheads.data_gen.settings import DataGeneration
 from specheads.decoding.responses import Responder
@@ -85,15 +84,6 @@ def test_other_settings_share_nothing(pairs, tmp_path, generated, changed):
     assert sum(generated) == 12
 
 
-def test_a_damaged_shard_is_made_again(pairs, tmp_path, generated):
-    make(pairs[0], tmp_path)
-    for path in tmp_path.glob("*/train-00001.parquet"):
-        path.write_bytes(b"nothing")
-    generated.clear()
-    other = make(pairs[1], tmp_path)
-    assert sum(generated) == len(pq.read_table(other / "train-00001.parquet"))
-
-
 def test_shards_of_few_rows_are_answered_together_but_for_greedy_ones(pairs, tmp_path, generated):
     few = SETTINGS.but(rows_per_shard=1, responses_per_prompt=3, batch_size=4)
     folder = only_responses(pairs[0], tmp_path, few)
@@ -132,8 +122,7 @@ def only_responses(pair, root, settings=SETTINGS):
     return generate_data(pair, Letters(), settings, root, labelled=False)
 
 
-def test_responses_alone_are_made_once_for_all_drafts(pairs, tmp_path, generated, monkeypatch):
-    monkeypatch.setattr(shard_rows, "label_responses", None)  # nothing is labelled
+def test_responses_alone_are_made_once_for_all_drafts(pairs, tmp_path, generated):
     folder = only_responses(pairs[0], tmp_path, SETTINGS.but(samples_per_position=2))
     rows = pq.read_table(folder / "train-00000.parquet").to_pylist()
     assert all(

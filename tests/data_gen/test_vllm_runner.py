@@ -10,16 +10,11 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from types import SimpleNamespace
 
 import pyarrow.parquet as pq
 import pytest
 import torch
-from omegaconf import OmegaConf
 
-from specheads.commands import data as data_command
-from specheads.data_gen import run as data_run
-from specheads.data_gen import vllm_runner
 from specheads.data_gen.run import cache_provenance, generate_data
 from specheads.data_gen.settings import DataGeneration
 from specheads.data_gen.shard_rows import label_responses, uniforms_of
@@ -188,30 +183,6 @@ def test_what_was_finished_when_vllm_died_is_kept(nano, prompts, stand_in, tmp_p
     assert len(json.loads((package / "asked.json").read_text())) == 9 - kept
 
 
-def test_all_responses_are_made_before_the_first_label(
-    nano, prompts, stand_in, tmp_path, monkeypatch
-):
-    """So that vLLM's memory is free by then."""
-    _, python = stand_in
-    made = []
-    running = []
-    real = data_run.label_rows
-    start = vllm_runner.subprocess.Popen
-
-    def noted(*arguments):
-        running.append(any(each.poll() is None for each in made))
-        return real(*arguments)
-
-    def started(*arguments, **given):
-        made.append(start(*arguments, **given))
-        return made[-1]
-
-    monkeypatch.setattr(vllm_runner.subprocess, "Popen", started)
-    monkeypatch.setattr(data_run, "label_rows", noted)
-    generate_data(nano, prompts, settings(python), tmp_path / "data")
-    assert made and running and not any(running)
-
-
 def test_min_p_is_asked_for_where_vllm_would_keep_the_tokens_of_the_warp(nano):
     assert "min_p" not in sampling_params(nano, Warp(top_p=0.9), 5, 0.5)
     given = sampling_params(nano, Warp(top_k=5, min_p=0.1), 5, 0.5)
@@ -227,17 +198,6 @@ def test_an_interpreter_without_vllm_is_named(nano, prompts, tmp_path):
         generate_data(nano, prompts, settings(sys.executable), tmp_path)
     with pytest.raises(UserError, match=r"vllm.python=nowhere/python cannot be run"):
         generate_data(nano, prompts, settings("nowhere/python"), tmp_path)
-
-
-def test_weights_that_this_process_quantizes_are_refused(monkeypatch):
-    cfg = OmegaConf.create(
-        {"runner": "vllm", "data": {"_target_": "specheads.prompts.sources.NanoSource"}}
-    )
-    monkeypatch.setattr(
-        data_command, "model_config", lambda cfg: SimpleNamespace(quantization="int8")
-    )
-    with pytest.raises(UserError, match=r"model.quantization=int8 is of this process"):
-        data_command.check_data(cfg)
 
 
 @pytest.fixture(scope="module")

@@ -94,12 +94,6 @@ def test_without_a_folder_steps_are_compiled_all_the_same(monkeypatch, tmp_path,
     assert "not kept for later runs" in caplog.text
 
 
-def test_a_private_folder_is_read(monkeypatch):
-    monkeypatch.setattr(artefacts.CompiledProgram, "from_bytes", lambda content: content)
-    load_or_compile(NAME, Step)
-    assert load_or_compile(NAME, Step) == (b"code", True)
-
-
 def test_a_damaged_step_is_compiled_again(monkeypatch, caplog):
     loaded = []
     monkeypatch.setattr(

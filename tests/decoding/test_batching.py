@@ -1,6 +1,5 @@
 """A row of a batch emits what a decoder for one prompt emits, whatever its neighbours do."""
 
-import re
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -14,17 +13,13 @@ from specheads import (
     AcceptanceHead,
     HeadConfig,
     SpeculativeDecoder,
-    UserError,
     Warp,
-    papers,
     stopping,
     verification,
 )
 from specheads.decoding import batching
-from specheads.decoding.decoder import Baseline
 from specheads.decoding.engine.cuda_graph import PART
 
-VOCAB = 40
 GREEDY = Warp(temperature=0)
 SAMPLED = Warp(top_k=4, top_p=0.95)
 PROMPTS = [[1, 2, 3], [4], [5, 6, 0, 3, 2, 1, 4], [1, 2], [3, 1, 2, 1], [2], [6, 6]]
@@ -190,17 +185,6 @@ def test_captured_rows_go_on_in_larger_memory(warp):
     assert made["eager"] == made["cuda_graph"] and min(map(len, made["eager"])) > PART
 
 
-@pytest.mark.parametrize("warp", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
-def test_rows_of_the_target_alone_emit_what_it_emits_alone(warp):
-    alone = Baseline(tiny_pair(vocab_size=7, scale=2.0), warp, engine="eager")
-    expected = [
-        alone.generate(prompt, 25, seed).tokens.tolist()
-        for prompt, seed in zip(PROMPTS, SEEDS, strict=True)
-    ]
-    rows = batched(alone, PROMPTS, 3, 25, SEEDS)
-    assert [row.tokens.tolist() for row in rows] == expected
-
-
 @pytest.mark.parametrize("name", CONFIGS)
 def test_greedy_rows_are_what_plain_generation_gives(name):
     pair = family_pair(name)
@@ -231,21 +215,6 @@ def test_greedy_rows_are_what_plain_generation_gives(name):
 def random_head_of(pair):
     size = pair.draft.get_input_embeddings().weight.shape[1]
     return random_head(pair.draft_lm.hidden_size, embedding_size=size)
-
-
-def test_rows_end_at_stop_tokens_limits_and_windows():
-    pair = tiny_pair(vocab_size=VOCAB, scale=2.0)
-    prompts = [*PROMPTS, [1, 2, 3, 4, 5, 6, 7, 8]]
-    decoder = SpeculativeDecoder(
-        pair, stopping=stopping.FixedLength(4), warp=GREEDY, engine="eager", window=20
-    )
-    stop = decoder.generate(prompts[0], 15).tokens[6].item()
-    expected = [decoder.generate(prompt, 15, stop_tokens=[stop]) for prompt in prompts]
-    rows = batched(decoder, prompts, 3, 15, stop_tokens=[stop])
-    assert [row.tokens.tolist() for row in rows] == [each.tokens.tolist() for each in expected]
-    reasons = [row.finish_reason for row in rows]
-    assert reasons == [each.finish_reason for each in expected]
-    assert set(reasons) == {"stop", "length", "context"}
 
 
 def test_generations_are_yielded_as_they_end_and_prompts_are_read_as_there_is_room():
@@ -308,62 +277,3 @@ def test_decoders_with_other_rules_share_the_memory_of_rows():
         rows = batched((first, second)[turn], PROMPTS, 3, 20, [3] * len(PROMPTS))
         assert [row.tokens.tolist() for row in rows] == expected[turn]
     assert first._engines_of(3) is second._engines_of(3) is shared._engines_of(3)
-
-
-def until_error(generations):
-    """Return what was yielded before a UserError, and its text."""
-    done = {}
-    try:
-        for number, generation in generations:
-            done[number] = generation
-    except UserError as error:
-        return done, str(error)
-    raise AssertionError("there was no error")
-
-
-def broken(pair, token):
-    """Make the target's logits NaN wherever it reads `token`."""
-    pair.target.get_input_embeddings().weight[token] = torch.nan
-
-
-def test_a_nan_in_one_row_leaves_the_others_untouched_and_names_the_row():
-    pair = tiny_pair(vocab_size=VOCAB, scale=2.0)
-    rule = stopping.FixedLength(3)
-    prompts = [[1, 2, 3], [4], [5, 6, 0], [1, 2]]
-    free = [
-        SpeculativeDecoder(pair, stopping=rule, warp=GREEDY, engine="eager")
-        .generate(p, 12)
-        .tokens.tolist()
-        for p in prompts
-    ]
-    used = {token for tokens in (*prompts, *free) for token in tokens}
-    unused = next(token for token in range(VOCAB) if token not in used)
-    broken(pair, unused)
-    decoder = SpeculativeDecoder(pair, stopping=rule, warp=GREEDY, engine="eager")
-    done, error = until_error(
-        decoder.generate_batch(
-            [prompts[0], [unused, 1], *prompts[1:]],
-            max_batch=3,
-            max_new_tokens=12,
-            as_completed=True,
-        )
-    )
-    assert re.match("prompt 1: tiny-target produced NaN logits", error) and "prompt 2" not in error
-    assert [done[number].tokens.tolist() for number in (0, 2, 3, 4)] == free
-
-
-def test_the_memory_of_a_row_is_announced(caplog):
-    decoder = SpeculativeDecoder(tiny_pair(window=4096), engine="eager")
-    with caplog.at_level("INFO"):
-        decoder.generate_batch([[1]], max_batch=3, max_new_tokens=4)
-    # Keys and values of 16 float64 numbers at 4,096 positions, in two layers of the target and one
-    # of the draft.
-    assert "a batch of 3: 3.0 MiB of KV cache for each row" in caplog.text
-
-
-def test_trees_decode_one_prompt_at_a_time():
-    decoder = SpeculativeDecoder(tiny_pair(), drafting=papers.Tree(), engine="eager")
-    with pytest.raises(
-        UserError, match="Tree with .* decodes one prompt at a time; batches need chains"
-    ):
-        decoder.generate_batch([[1]], max_batch=2)

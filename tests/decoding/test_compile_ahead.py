@@ -4,7 +4,6 @@ where it is needed.
 
 import logging
 import os
-import threading
 from functools import partial
 
 import pytest
@@ -72,34 +71,3 @@ def test_jobs_begin_in_their_order(tmp_path):
         most=1,
     )
     assert path.read_text().split() == ["9", "4", "2"]
-
-
-@needs_compiler
-@pytest.mark.parametrize("fails", [False, True])
-def test_the_operators_are_built_while_the_compiler_is_loaded(monkeypatch, tmp_path, fails):
-    """Each waits for the other here, so that neither could come first.
-
-    A compiler that fails changes nothing.
-    """
-    loading = threading.Event()
-    built = threading.Event()
-
-    def load():
-        loading.set()
-        assert built.wait(600)
-        if fails:
-            raise RuntimeError("no such instruction")
-
-    def build(path):
-        assert loading.wait(600)
-        built.set()
-
-    monkeypatch.setattr(artefacts, "planned", {})
-    monkeypatch.setattr(artefacts, "load_compiler", load)
-    monkeypatch.setattr(cpu, "_library_path", lambda: tmp_path / "nothing")
-    monkeypatch.setattr(cpu, "_build", build)
-    monkeypatch.setattr(cpu, "_load_library", lambda path: None)
-    monkeypatch.setattr(cpu, "_declare", lambda opened: opened)
-    monkeypatch.setattr(cpu, "_loaded", [])
-    monkeypatch.setattr(cpu, "_RESULTS", {})
-    assert cpu.load_operators.__wrapped__() and built.is_set()

@@ -4,7 +4,6 @@ the same function.
 
 from typing import NamedTuple
 
-import pytest
 import torch
 from fakes import needs_compiler
 from torch import Tensor, nn
@@ -14,7 +13,6 @@ from torch.utils._pytree import tree_leaves
 from specheads.decoding.engine.compiled_program import (
     OPTIONS,
     CompiledProgram,
-    _builder,
     _first_call,
 )
 
@@ -98,11 +96,6 @@ def test_a_kept_program_is_loaded_without_building_anything(monkeypatch, tmp_pat
 def test_a_weight_that_no_module_owns_is_not_kept():
     assert compiled(Sum(torch.ones(3))).is_general
     assert not compiled(Sum(torch.ones(1000))).is_general
-
-
-def test_an_epilogue_returns_tensors_and_tuples():
-    with pytest.raises(TypeError, match="returns a dict"):
-        _builder((None, {"a": None}))
 
 
 class Graph(CompiledFxGraph):

@@ -168,10 +168,3 @@ def test_sparse_attention_reads_one_token_at_a_time():
 def test_models_whose_long_texts_come_out_otherwise_are_refused(name):
     with pytest.raises(UserError, match="cannot be decoded"):
         cache_of(language_model(name))
-
-
-def test_states_that_are_wrong_after_a_rewind_are_refused(monkeypatch):
-    """A cache that shares what its layers write into."""
-    monkeypatch.setattr("specheads.decoding.engine.own_cache._copy_of", lambda cache: cache)
-    with pytest.raises(UserError, match="cannot be decoded"):
-        cache_of(language_model("lfm2"))

@@ -261,6 +261,10 @@ def changed(change):
     return layer
 
 
+def put(module, name, value):
+    setattr(module, name, value)
+
+
 def twice(linear):
     class Other(nn.Linear):
         def forward(self, x):
@@ -274,18 +278,18 @@ def twice(linear):
 @pytest.mark.parametrize(
     "change",
     [
-        lambda layer: setattr(layer.mlp, "act_fn", nn.GELU()),
-        lambda layer: setattr(layer.mlp, "up_proj", twice(layer.mlp.up_proj)),
-        lambda layer: setattr(
+        lambda layer: put(layer.mlp, "act_fn", nn.GELU()),
+        lambda layer: put(layer.mlp, "up_proj", twice(layer.mlp.up_proj)),
+        lambda layer: put(
             layer.mlp.down_proj, "bias", nn.Parameter(torch.ones(32, dtype=torch.float32))
         ),
-        lambda layer: setattr(
+        lambda layer: put(
             layer.self_attn.q_proj, "bias", nn.Parameter(torch.ones(32, dtype=torch.float32))
         ),
         lambda layer: layer.mlp.bfloat16(),
         lambda layer: layer.to(torch.float64),
         lambda layer: layer.self_attn.register_forward_hook(lambda *args: None),
-        lambda layer: setattr(layer, "__class__", type("Mine", (type(layer),), {})),
+        lambda layer: put(layer, "__class__", type("Mine", (type(layer),), {})),
     ],
     ids=[
         "activation",

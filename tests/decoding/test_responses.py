@@ -107,38 +107,6 @@ def test_greedy_batches_equal_what_transformers_generates(nano64, prompts):
         assert response.ids == expected[0, len(prompt) :].tolist()
 
 
-def test_rows_do_not_depend_on_batch_size_order_or_other_prompts():
-    pair = stopping_pair(3)
-    warp = Warp(1.0, top_k=6)
-    prompts = [
-        (Prompt(f"{i:04x}", "train", str(i)), ids) for i, ids in enumerate(random_prompts(10))
-    ]
-
-    def rows(chosen, batch_size):
-        settings = DataGeneration(seed=7, warp=warp, max_new_tokens=16, batch_size=batch_size)
-        shard = Shard(chosen)
-        (responses,) = respond_to(
-            responder(pair, [ids for _, ids in chosen], 16, batch_size), [shard], settings
-        )
-        return label_rows(pair, shard, responses, settings)
-
-    alone = {row["prompt_id"]: row for prompt in prompts for row in rows([prompt], 1)}
-    for chosen, batch_size in [
-        (prompts, 10),
-        (prompts, 3),
-        (prompts[::-1], 4),
-        (prompts[2:9:3], 2),
-    ]:
-        for prompt, row in zip(chosen, rows(chosen, batch_size), strict=True):
-            expected = alone[prompt[0].prompt_id]
-            assert row.keys() == expected.keys()
-            for name, value in row.items():
-                if "prob" in name:
-                    np.testing.assert_allclose(value, expected[name], rtol=0, atol=1e-12)
-                else:
-                    assert value == expected[name]
-
-
 def rows_of(warp, sample=0, **settings):
     """Rows of one random pair's responses to eight prompts."""
     texts = random_prompts(8)
@@ -220,22 +188,6 @@ def test_steps_report_exactly_the_tokens_of_the_responses():
     assert expected[-1] == 0 and all(
         left <= 12 * 20 - made for left, made in zip(expected, np.cumsum(counts), strict=True)
     )
-
-
-def test_as_many_tokens_are_expected_as_responses_that_end_as_often_have():
-    expected = []
-    prompts = random_prompts(12)
-    each = responder(stopping_pair(None), prompts, 20, batch_size=5)
-    each.respond(
-        prompts[:10],
-        uniform(12, 20)[:10],
-        Warp(),
-        lambda made, left: expected.append(left),
-        num_later=2,
-    )
-    # Without an end, all go to the limit: after the first step 5 have 19 to go, and 7 have not
-    # begun.
-    assert expected[0] == 5 * 19 + 7 * 20 and expected[-1] == 2 * 20
 
 
 def test_a_killed_process_goes_on_with_the_tokens_that_it_has(tmp_path, monkeypatch, caplog):

@@ -8,7 +8,7 @@ from fakes import needs_compiler
 from families import CONFIGS, VOCAB_SIZE, WINDOW, tiny_model
 from transformers import MistralConfig
 
-from specheads.decoding.engine import EagerEngine, RowPlaces, eager
+from specheads.decoding.engine import EagerEngine, RowPlaces
 from specheads.decoding.engine.compiled import CompiledEngine, StepKind, StepModule
 from specheads.decoding.engine.cpu import CpuStep
 from specheads.pair.language_model import LanguageModel
@@ -80,14 +80,6 @@ def test_rows_are_read_as_alone(name):
     expected = rows.expected()
     assert len(torch.unique(expected, dim=0)) == len(expected) == 6
     torch.testing.assert_close(actual, expected, atol=2e-5, rtol=0)
-
-
-def test_rows_that_follow_each_other_are_a_slice():
-    slices = [
-        eager._slice_of(torch.tensor(rows))
-        for rows in ([0, 1, 2], [2, 3], [1], [0, 2], [1, 0], [0, 0], [0, 1, 1])
-    ]
-    assert slices == [slice(0, 3), slice(2, 4), slice(1, 2), None, None, None, None]
 
 
 @torch.no_grad()

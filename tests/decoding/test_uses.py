@@ -193,20 +193,14 @@ TestUses = Uses.TestCase
     "prompt",
     [
         [1.0, 2.0],
-        [1.5],
         [True, False],
         b"abc",
-        bytearray(b"abc"),
         ["1", "2"],
         [1, "2"],
-        [None],
         None,
         5,
-        {1, 2},
         iter([1]),
         {"role": "user"},
-        [[1, 2]],
-        [{"role": "user"}, 1],
         torch.tensor([1.0]),
         torch.tensor([True]),
         np.array([1.0, 2.0]),
@@ -281,12 +275,9 @@ def test_windows_are_integers_that_the_target_reaches(window):
     ("choices", "kind"),
     [
         ({"stopping": "head"}, "StoppingRule"),
-        ({"stopping": stopping.FixedLength}, "StoppingRule"),
-        ({"stopping": 5}, "StoppingRule"),
         ({"verification": "block"}, "Verification"),
         ({"drafting": "chain"}, "Drafting"),
         ({"warp": 0.7}, "Warp"),
-        ({"warp": {"temperature": 1}}, "Warp"),
     ],
 )
 def test_choices_of_other_types_are_refused(choices, kind):
@@ -476,21 +467,4 @@ def test_a_rule_needs_two_methods(engine):
     assert (
         Third().compile_key != Third().compile_key
         and decoder.stopping.compile_key == decoder.stopping.compile_key
-    )
-
-
-def test_objects_are_shown_on_a_line():
-    pair = tiny_pair(7, 2.0)
-    decoder = greedy(pair, stopping=stopping.FixedLength(3))
-    out = decoder.generate([1, 2, 3], 20)
-    assert repr(pair) == "Pair(tiny: target tiny-target, draft tiny-draft, 7 tokens)"
-    assert repr(decoder).startswith(
-        "SpeculativeDecoder(tiny, stopping=FixedLength(num_tokens=3), warp=Warp("
-    )
-    assert (
-        repr(decoder.verification) == "TokenVerification()"
-        and repr(decoder.drafting) == "Autoregressive()"
-    )
-    assert repr(out).startswith(
-        f"Generation({out.text!r}, 20 tokens in {len(out.rounds)} target forward passes"
     )

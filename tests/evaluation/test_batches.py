@@ -3,7 +3,6 @@ tables.
 """
 
 import json
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -13,9 +12,9 @@ from rich.console import Console
 
 from specheads import AcceptanceHead, HeadConfig, UserError, papers, verification
 from specheads.decoding.records import DecodeStats
-from specheads.evaluation import batches, presentation
-from specheads.evaluation.batches import BatchRun, batch_rows, best_fixed
-from specheads.evaluation.candidates import TARGET_ALONE, Candidate, fixed_length
+from specheads.evaluation import presentation
+from specheads.evaluation.batches import BatchRun, batch_rows
+from specheads.evaluation.candidates import TARGET_ALONE, Candidate
 from specheads.evaluation.evaluate import evaluate
 from specheads.evaluation.presentation import print_report
 from specheads.evaluation.prompt_sets import PromptData
@@ -192,31 +191,6 @@ def test_repeated_prompts_are_resampled_together():
     settings = [TARGET_ALONE, Candidate("fixed_length", "fast", None, None)]
     _, one = batch_rows(settings, [[SLOW], [FAST]], ["a"])
     assert one.speedup.low == one.speedup.value == one.speedup.high
-
-
-@pytest.mark.parametrize(
-    ("speeds", "chosen"),
-    [
-        ((5.0, 9.0, 7.0), "fixed_length(num_tokens=3)"),
-        ((5.0, 9.0, 11.0), "fixed_length(num_tokens=6)"),
-    ],
-)
-def test_the_fixed_length_of_a_size_is_the_fastest_on_dev_prompts(monkeypatch, speeds, chosen):
-    asked = []
-
-    def made(sweep, settings, requests, size, journal):
-        asked.append((requests, size, sweep.settings.repeats))
-        return [[SimpleNamespace(tokens_per_second=speed)] for speed in speeds]
-
-    monkeypatch.setattr(batches, "run_batches", made)
-    dev = SimpleNamespace(prompts=[("a", [1]), ("b", [2]), ("c", [3])])
-    prompts = SimpleNamespace(dev=dev)
-    settings = Evaluation(repeats=3)
-    setup = SimpleNamespace(
-        prompts=prompts, settings=settings, pair=None, window=9, journal=lambda *names, **more: None
-    )
-    assert best_fixed(setup, [fixed_length(length) for length in (1, 3, 6)], 2).name == chosen
-    assert asked == [([[1], [2], [3], [1]], 2, 1)]
 
 
 def test_a_report_without_concurrency_has_no_batches(call, tmp_path):

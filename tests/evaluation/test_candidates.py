@@ -1,6 +1,5 @@
 """Rules from configs, whose open parameters are fitted on a small recording."""
 
-import re
 from dataclasses import replace
 
 import pytest
@@ -412,20 +411,6 @@ def test_the_ceiling_drafts_as_far_as_the_rules_and_the_recording(tuning, longes
             {FIXED: RuleChoice(stopping.FixedLength, {"num_tokens": 2})}, {}, without
         )
     )
-
-
-def test_what_cannot_be_fitted_is_named():
-    rules = {
-        "a": RuleChoice(
-            stopping.Logistic, {"weights": {"max_prob": None, "bias": None}, "threshold": 0.5}
-        )
-    }
-    said = (
-        "Logistic leaves weights to be fitted on recorded dev prompts, but nothing is recorded"
-        " here; give a value, or leave this rule out of stopping=."
-    )
-    with pytest.raises(UserError, match=f"^{re.escape(said)}$"):
-        candidates(rules, {}, None)
 
 
 class OfHead(stopping.HeadThreshold):

@@ -8,19 +8,14 @@ from specheads.decoding.step_costs import StepCosts
 from specheads.decoding.step_times import StepTimes
 from specheads.evaluation.candidates import FIXED
 from specheads.evaluation.conclusions import (
-    change,
     changes_text,
-    counted_text,
     faster_verification,
     fastest_by_kind,
     first_ratio,
-    information_text,
     main_data_set,
-    percent,
     preferred,
     ratio_text,
     ratios_of,
-    times,
     use_text,
     used_at,
     verdict_of,
@@ -32,9 +27,7 @@ from specheads.evaluation.report import (
     BatchRow,
     BatchTable,
     ComparedSetting,
-    Comparison,
     DataSet,
-    Information,
     Kind,
     LiveRow,
     Report,
@@ -162,15 +155,6 @@ def test_the_recording_decides_at_timed_steps_and_decoding_confirms(doubts):
     assert faster_verification(replace(report, live=[head, slow]), "head_threshold") is None
 
 
-def test_without_timed_steps_counted_costs_are_named():
-    found = replayed_verdict("head_threshold")
-    assert found.rests_on == (
-        "Replayed at ratio 10 on 7 prompts of set 0, chosen on dev prompts; verifying more tokens"
-        " is free."
-    )
-    assert not found.decoded
-
-
 @pytest.mark.parametrize(
     ("low", "high", "said"),
     [(0.70, 0.80, True), (0.85, 0.95, False), (1.05, 1.3, False), (1.2, 1.4, True)],
@@ -241,12 +225,6 @@ def test_a_gain_that_is_none_is_said_in_words():
     rows = [replace(winner("head", 1.1, "mine"), gain=Interval(0.9, 0.8, 0.99)), winner(FIXED, 1.2)]
     text = use_text(replayed(*rows, uses={"10": "head"}).verdict.answer)
     assert "no gain: −10.0\u00a0% [−20.0,\u00a0−1.0] over the best fixed length" in text
-
-
-def test_estimates_are_written_with_their_limits():
-    assert str(times(Interval(1.704, 1.6, 1.816))) == "1.70× [1.60,\u00a01.82]"
-    assert str(change(Interval(1.044, 0.956, 1.1))) == "+4.4\u00a0% [−4.4,\u00a0+10.0]"
-    assert str(percent(Interval(-0.314, -0.5, 0.25))) == "−31\u00a0% [−50,\u00a025]"
 
 
 def sets_of(*roles, winners=(), rules=()):
@@ -349,112 +327,3 @@ def test_the_target_alone_loses_what_the_fixed_length_gains():
         Report({}, None, data_sets=sets_of("test", winners=rows)), {}
     ).answer.choices[Kind.ALONE]
     assert alone == ComparedSetting("target alone", Interval(1, 1, 1), Interval(0.625, 0.5, 0.8))
-
-
-def test_several_ratios_that_agree_are_named_and_none_is_said():
-    rows = [winner(FIXED, 1.5, ratio=ratio) for ratio in ("5", "10", MEASURED)]
-    report = Report({}, MACHINE, [], [], sets_of("test", winners=rows))
-    said = "no: at 5, 10 it is the best fixed length, too"
-    assert changes_text(report, verdict_of(report, {})) == said
-    alone = replace(report, data_sets=sets_of("test", winners=rows[:1]))
-    assert changes_text(alone, verdict_of(alone, {})) == "not known, no other was replayed"
-    assert used_at(report, "5") is None  # without a verdict
-
-
-def choice(name, speed, gain=None):
-    return ComparedSetting(name, Interval(speed, speed, speed), gain)
-
-
-@pytest.mark.parametrize(
-    ("gain", "said"),
-    [
-        (
-            Interval(1.044, 0.9, 1.01),
-            ", +4.4\u00a0% [−10.0,\u00a0+1.0] over the best fixed length.",
-        ),
-        (
-            Interval(0.95, 0.9, 1.0),
-            ", no gain: −5.0\u00a0% [−10.0,\u00a0+0.0] over the best fixed length.",
-        ),
-        (None, "."),
-    ],
-)
-def test_a_rule_is_said_with_its_gain_over_the_fixed_length(gain, said):
-    answer = Comparison("10", Kind.HEADLESS, {Kind.HEADLESS: choice("a", 1.5, gain)}, None)
-    assert use_text(answer) == f"1.50× [1.50,\u00a01.50] the target alone{said}"
-
-
-def test_a_fixed_length_and_the_target_alone_are_said_without_a_gain():
-    choices = {
-        Kind.ALONE: choice("target alone", 1),
-        Kind.FIXED: choice("K", 1.1),
-        Kind.HEAD: choice("mine", 1.2),
-    }
-    fixed, alone = (Comparison("10", use, choices, None) for use in (Kind.FIXED, Kind.ALONE))
-    only = replace(fixed, choices={kind: choices[kind] for kind in (Kind.ALONE, Kind.FIXED)})
-    speed = "1.10× [1.10,\u00a01.10] the target alone"
-    assert (
-        use_text(fixed) == f"{speed}; no rule is clearly faster than this fixed length."
-        and use_text(only) == f"{speed}."
-    )
-    here = (
-        "No setting was clearly faster on dev prompts; here mine is 1.20× [1.20,\u00a01.20] the"
-        " target alone."
-    )
-    assert use_text(alone) == here
-    nothing = replace(alone, choices={Kind.ALONE: choices[Kind.ALONE]})
-    assert use_text(nothing) == "Nothing else that was decoded keeps the target's distribution."
-
-
-def test_a_warning_names_the_share_and_the_remedy_after_the_remarks():
-    def warned(share, family="logistic"):
-        row = replace(live("a", family, 1.0), accepted_over_expected=share)
-        return warnings_of(Report({}, None, live=[row], notes=["A remark."]))
-
-    said = (
-        "Of the tokens that a expected to be accepted, 80\u00a0% [70,\u00a089] were, so its"
-        " predictions do not hold "
-    )
-    said += "on these prompts; "
-    assert warned(Interval(0.8, 0.7, 0.89)) == ["A remark.", said + "fit it again."]
-    remedy = (
-        "specheads evaluate head=<folder> calibrate=true, with the same model, data and warp, fits"
-        " it to such prompts."
-    )
-    assert warned(Interval(0.8, 0.7, 0.89), "head_threshold") == ["A remark.", said + remedy]
-    assert (
-        warned(None)
-        == warned(Interval(1.3, 1.1, 1.5))
-        == warned(Interval(0.8, 0.7, 0.9))
-        == ["A remark."]
-    )
-
-
-def test_what_can_be_known_is_said_in_nats_and_shares():
-    def of(value):
-        return Interval(value, value - 0.1, value + 0.1)
-
-    known = Information(
-        9, of(0.6543), of(0.4), of(0.2543), {"mine": of(0.5), "free logistic": of(0.0)}, {}
-    )
-    assert (
-        information_text(known)
-        == "0.654 nats per drafted token, of which 0.400 are irreducible and 0.254 reducible; "
-        "of these explain: mine 50\u00a0% [40,\u00a060], free logistic nothing"
-    )
-
-
-@pytest.mark.parametrize(
-    ("ratio", "heads", "said"),
-    [
-        (MEASURED, ["mine"], "costs as measured here"),
-        ("10", [], "verifying more tokens is free"),
-        (
-            "10",
-            ["mine"],
-            "verifying more tokens is free, heads’ costs are counted from their weights",
-        ),
-    ],
-)
-def test_which_costs_count_is_said(ratio, heads, said):
-    assert counted_text(Report({"heads": heads}, None), ratio) == said

@@ -248,11 +248,6 @@ def test_without_a_head_rules_need_none(call):
     }
 
 
-def test_a_missing_split_is_refused(call):
-    with pytest.raises(UserError, match="no final prompts"):
-        call(split="final")
-
-
 def test_rules_that_cannot_be_replayed_must_be_decoded(call):
     with pytest.raises(
         UserError, match="live=none, but autoregressive drafts under .* can only be decoded"

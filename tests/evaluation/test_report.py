@@ -9,7 +9,7 @@ from jsonschema import Draft202012Validator
 from report_example import report_example
 from rich.console import Console
 
-from specheads import AcceptanceHead, HeadConfig, Warp, papers, stopping, verification
+from specheads import AcceptanceHead, HeadConfig, Warp, stopping
 from specheads.decoding.step_costs import StepCosts
 from specheads.decoding.step_times import StepTimes
 from specheads.evaluation import report as module
@@ -57,15 +57,6 @@ def report(measured):
         "lossless": True,
     }
     return Report(context, StepTimes(StepCosts(0.1, 1.0)), ["The machine was busy."], live)
-
-
-def test_the_counts_do_not_depend_on_the_other_settings_of_a_sweep(measured):
-    alone = Sweep(tiny_pair(5), Evaluation(warp=Warp(), max_new_tokens=12, repeats=2), 14).run(
-        [measured[2].setting], [[0], [1, 2], [3], [4, 4]]
-    )[0]
-    names = ("num_tokens", "num_drafted", "num_accepted", "num_target_calls")
-    for stats, other in zip(alone.stats, measured[2].stats, strict=True):
-        assert [getattr(stats, n) for n in names] == [getattr(other, n) for n in names]
 
 
 def test_a_row_has_the_counts_of_its_setting(measured, report):
@@ -161,45 +152,3 @@ def test_measured_figures_are_marked_where_they_are_unreliable():
     assert "as replay predicts them, unreliable" in doubtful
     trusted = printed(replace(report_example(), doubts=[]))
     assert "doubtful" not in trusted and ", unreliable" not in trusted
-
-
-def test_other_verification_rules_are_compared_at_equal_lengths():
-    settings = sweep_settings(rules([2, 4]), stopping.MaxProbability(0.5, 3))
-    assert [setting.name for setting in settings] == [
-        "target alone",
-        "fixed_length(num_tokens=2)",
-        "fixed_length(num_tokens=4)",
-        "max prob",
-    ]
-    for name, rule in (
-        ("block", verification.BlockVerification()),
-        ("biased", papers.BiasedVerification(0.5)),
-    ):
-        settings += [
-            replace(each, name=f"{name} {each.name}", verification=rule) for each in settings[1:3]
-        ]
-    prompts = [[0], [1, 2], [3], [4, 4], [2, 2], [1, 1]]
-    measured = Sweep(tiny_pair(5), Evaluation(warp=Warp(), max_new_tokens=40, repeats=1), 42).run(
-        settings, prompts
-    )
-    live = live_rows(Results([], CostTable({}), measured=measured), True, range(6))
-    assert [row.lossless for row in live] == [True] * 6 + [False] * 2
-    fixed = max(
-        (row for row in live[1:5] if row.rule_name == "fixed_length"),
-        key=lambda row: row.speedup.value,
-    )
-    for row in live:
-        assert row.gain.value == pytest.approx(
-            row.tokens_per_second.value / fixed.tokens_per_second.value
-        )
-        assert row.gain.low <= row.gain.value <= row.gain.high
-    console = Console(record=True, width=220)
-    context = {
-        "model": "tiny",
-        "num_live_prompts": 6,
-        "verification": "token verification",
-        "lossless": True,
-    }
-    print_report(Report(context, None, [], live), console, verbose=True)
-    text = console.export_text()
-    assert "eff." in text and "lossy" in text

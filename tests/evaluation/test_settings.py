@@ -2,12 +2,8 @@
 needs neither.
 """
 
-import re
-from pathlib import Path
-
 import pytest
 
-import specheads
 from specheads import UserError, papers, stopping, verification
 from specheads.commands.compose import command_config
 from specheads.commands.evaluate import evaluation_settings
@@ -106,12 +102,3 @@ def test_settings_are_changed_by_copies_that_are_checked_too():
     assert settings.but(repeats=2).num_prompts == 7
     with pytest.raises(UserError, match="repeats=0 must be a positive integer"):
         settings.but(repeats=0)
-
-
-def test_no_module_below_the_door_reads_a_config():
-    folder = Path(specheads.__file__).parent
-    for path in [*folder.glob("evaluation/**/*.py"), *folder.glob("replay/*.py")]:
-        imports = re.findall(r"^\s*(?:from|import) (\w+)", path.read_text(), re.MULTILINE)
-        assert not {"hydra", "omegaconf"} & set(imports) and "data_gen" not in path.read_text(), (
-            path
-        )

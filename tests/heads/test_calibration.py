@@ -105,17 +105,6 @@ def test_an_index_with_few_samples_stays_close_to_all_tokens_and_without_samples
     assert believed.intercept == pytest.approx([0.0] * NUM_INDICES, abs=1e-4)
 
 
-@pytest.mark.parametrize("kept", [True, False])
-def test_samples_of_a_single_class_lead_to_finite_numbers(kept):
-    logits, _, furthest = samples(50)
-    fitted = IndexCalibration.fit(logits, torch.full((50,), kept), furthest)
-    assert torch.tensor([fitted.slope, fitted.intercept]).isfinite().all()
-    assert (
-        IndexCalibration.fit(logits[:0], furthest[:0] > 0, furthest[:0])
-        == IndexCalibration.neutral()
-    )
-
-
 def test_tokens_are_counted_at_every_index_up_to_their_largest():
     row, index = in_rounds(torch.tensor([0, 2, 9]), num_indices=4)
     assert list(zip(row.tolist(), index.tolist(), strict=True)) == [
@@ -131,17 +120,6 @@ def test_tokens_are_counted_at_every_index_up_to_their_largest():
 
 
 # --- applying
-
-
-def test_the_last_index_serves_all_later_ones():
-    logits = torch.ones(6)
-    assert TRUE(logits, torch.arange(6)).tolist() == [0.0, pytest.approx(0.7), 1.75, 2.0, 2.0, 2.0]
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_the_neutral_calibration_changes_no_bit(dtype):
-    logits = 20 * torch.randn(1000, dtype=dtype, generator=torch.Generator().manual_seed(0))
-    assert torch.equal(IndexCalibration.neutral()(logits, torch.arange(1000)), logits)
 
 
 def with_calibration(predicts: str, values: dict | None, prob: float = 0.8):
@@ -202,11 +180,6 @@ def test_no_calibration_equals_the_neutral_calibration_bit_by_bit(predicts):
 
 
 # --- in a head's config
-
-
-def test_a_calibration_survives_its_dict():
-    assert IndexCalibration.from_dict(TRUE.to_dict()) == TRUE
-    assert IndexCalibration.from_dict(None) == IndexCalibration.neutral()
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,6 @@ import torch
 from fakes import needs_compiler, tiny_pair
 
 from specheads import AcceptanceHead, HeadConfig, SpeculativeDecoder, Warp, load_pair, stopping
-from specheads.heads.batch import HeadBatch, head_features
 from specheads.heads.config import DEFAULT_INPUTS, KNOWN_INPUTS
 from specheads.heads.features import FEATURES, RECORDED, drafting_features, input_size
 from specheads.pair.draft_vocabulary import keep_tokens
@@ -80,57 +79,6 @@ def test_the_size_of_an_input_is_the_sum_of_its_features():
 
 
 # --- features through training and decoding
-
-
-class Spy(stopping.FixedLength):
-    """Remembers the features that the decoder computes."""
-
-    needs = frozenset({"token", "second_prob", *DEFAULT_INPUTS["next_token"]})
-
-    def __init__(self, num_tokens):
-        super().__init__(num_tokens)
-        self.seen = []
-
-    def step(self, state, features):
-        self.seen.append(features)
-        return super().step(state, features)
-
-
-@pytest.mark.parametrize("predicts", KNOWN_INPUTS)
-def test_training_and_the_decoder_predict_the_same_from_the_same_state(nano64, prompts, predicts):
-    """In float64. At step j an `input_token` head predicts y_{j-1}, whose features are those after
-    it was read.
-    """
-    inputs = ("hidden", "second_prob", "max_prob", "entropy")
-    if predicts == "next_token":
-        inputs += ("embedding", "draft_prob")
-    torch.manual_seed(0)
-    config = HeadConfig(nano64.draft_lm.hidden_size, 2, predicts, inputs)
-    head = AcceptanceHead(config).double().requires_grad_(False)
-    spy = Spy(5)
-    lag = int(predicts == "input_token")
-    decoder = SpeculativeDecoder(nano64, stopping=spy, warp=Warp(1.0, 50), engine="eager")
-    text = list(prompts[0])
-    start = 0
-    num_compared = 0
-    for each in decoder.generate(prompts[0], 40, seed=1).rounds:
-        steps = spy.seen[start : start + each.num_drafted]
-        start += each.num_drafted
-        drafted = [int(step["token"]) for step in steps]
-        index = len(text) + torch.arange(len(drafted) - lag)
-        tokens = torch.tensor([[*text, *drafted]])
-        text += each.tokens
-        if not len(index):
-            continue
-        batch = HeadBatch(tokens, torch.zeros_like(index), index, tokens[0, index], {})
-        features = head_features(nano64.draft_lm, batch, predicts, frozenset(inputs))
-        for name in inputs:
-            actual = torch.cat([step[name] for step in steps[lag:]])
-            torch.testing.assert_close(actual, features[name], atol=1e-11, rtol=0)
-        predicted = torch.cat([head(step) for step in steps[lag:]])
-        torch.testing.assert_close(predicted, head(features), atol=1e-11, rtol=0)
-        num_compared += len(index)
-    assert num_compared > 20
 
 
 @needs_compiler

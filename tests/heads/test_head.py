@@ -1,9 +1,5 @@
-import json
-from dataclasses import replace
-
 import pytest
 import torch
-from fakes import tiny_pair
 from torch import nn
 
 from specheads.errors import UserError
@@ -171,34 +167,6 @@ def test_an_input_that_never_changes_stays_finite():
 # --- whether it fits
 
 
-@pytest.fixture(scope="module")
-def pair():
-    return tiny_pair(5)  # hidden size 16, draft revision r2
-
-
-def test_a_head_fits_the_draft_it_was_trained_for(pair):
-    AcceptanceHead(config(draft={"id": "tiny-draft", "revision": "r2"})).check_fits(pair)
-    # The weights are what counts
-    AcceptanceHead(config(draft={"id": "moved/elsewhere", "revision": "r2"})).check_fits(pair)
-    AcceptanceHead(config()).check_fits(pair)  # it does not say for which
-
-
-def test_another_hidden_size_is_an_error_that_names_both(pair):
-    head = AcceptanceHead(HeadConfig(hidden_size=24, draft={"id": "theirs", "revision": "r2"}))
-    with pytest.raises(UserError, match=r"size 24.*tiny-draft has size 16.*trained for theirs"):
-        head.check_fits(pair)
-
-
-def test_another_draft_revision_is_an_error_that_names_both(pair):
-    head = AcceptanceHead(config(draft={"id": "theirs", "revision": "r9"}))
-    with pytest.raises(UserError, match=r"theirs at revision r9.*tiny-draft at revision r2"):
-        head.check_fits(pair)
-    with pytest.raises(UserError, match="revision r2.*revision r3"):
-        AcceptanceHead(config(draft={"id": "d", "revision": "r2"})).check_fits(
-            replace(pair, draft_revision="r3")
-        )
-
-
 # --- the config
 
 
@@ -230,35 +198,6 @@ def test_an_input_token_head_cannot_read_features_of_the_next_token(name):
     # of y_{i+1}; in training they would be y_i's.
     with pytest.raises(UserError, match=rf"head\.inputs names '{name}'"):
         HeadConfig(hidden_size=H, predicts="input_token", inputs=("hidden", name))
-
-
-@pytest.mark.parametrize(
-    "original",
-    [
-        HeadConfig(hidden_size=H),
-        HeadConfig(hidden_size=H, predicts="input_token", depth=0, width=7),
-        HeadConfig(
-            hidden_size=H,
-            embedding_size=E,
-            depth=4,
-            inputs=("hidden", "max_prob"),
-            label="overlap",
-            warp={"temperature": 0.7, "top_k": 50, "top_p": 1.0},
-            draft={"id": "d", "revision": "r"},
-            target={"id": "t", "revision": "s"},
-            calibration={"slope": [1.5, 1.0], "intercept": [0.0, -0.25]},
-            recommended={"threshold": 0.7},
-            train={"optimizer": {"lr": 1e-3}, "num_prompts": 5},
-        ),
-    ],
-)
-def test_a_config_survives_json(original):
-    written = json.loads(json.dumps(original.to_dict()))
-    assert HeadConfig.from_dict(written, "config.json") == original
-    assert (
-        AcceptanceHead(original).state_dict().keys()
-        == AcceptanceHead(HeadConfig.from_dict(written, "")).state_dict().keys()
-    )
 
 
 @pytest.mark.parametrize(

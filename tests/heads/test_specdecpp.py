@@ -62,16 +62,6 @@ def test_their_checkpoints_are_read_exactly(depth, shared, tmp_path):
     )
 
 
-def test_shared_blocks_are_stored_once(tmp_path):
-    folder = saved(Theirs(3), 3, tmp_path / "theirs")
-    assert sorted(load_file(folder / "model.safetensors")) == [
-        "model.0.linear.bias",
-        "model.0.linear.weight",
-        "model.3.bias",
-        "model.3.weight",
-    ]
-
-
 def test_a_head_of_theirs_decodes(nano, prompts, tmp_path):
     torch.manual_seed(0)
     head = load_head(saved(Theirs(1), 1, tmp_path / "theirs"))

@@ -175,8 +175,6 @@ def test_weights_in_8_bits_come_back_as_they_were_rounded(tmp_path, vocabulary):
             "do not fit; expected a row for each of 6 different tokens from 0 to 2047",
         ),
         ({"d2t": -torch.arange(7)}, "do not fit"),
-        ({"d2t": torch.full((7,), 2042)}, "do not fit"),
-        ({"lm_head.weight": torch.zeros(7, 3)}, "do not fit"),
     ],
 )
 def test_a_damaged_folder_is_refused(pair, tmp_path, changes, message):

@@ -32,7 +32,6 @@ def sampled(**values):
     [
         {"temperature": 0.6, "top_p": 0.9},
         {"temperature": 0.6, "top_k": 4, "min_p": 0.1},
-        {"top_k": 0, "top_p": 0.5},
         {"min_p": 0.3},
     ],
     ids=str,
@@ -78,12 +77,6 @@ def test_given_values_win_one_by_one_and_the_log_says_once_where_each_is_from(ca
         "warp: temperature=0.7 (given), top_k=0 (the target's), top_p=1 (usual), min_p=0.1 (given)",
     ]
     assert len(lines) == 4
-
-
-def test_what_is_no_value_of_a_warp_is_refused():
-    cfg = command_config("train", ["+warp.colour=blue"])
-    with pytest.raises(UserError, match="warp.*colour"):
-        settings_of(specheads.HeadTraining, cfg)
 
 
 def test_what_no_warp_does_is_named_where_it_is_on():

@@ -101,13 +101,6 @@ def test_a_file_that_cannot_be_read_is_refused(tmp_path, cache):
     assert not [path for path in (cache / "gguf").iterdir() if path.is_dir()]
 
 
-def test_without_the_package_a_sentence_names_it(tmp_path, cache, monkeypatch):
-    (tmp_path / "tiny.gguf").touch()
-    monkeypatch.setattr("transformers.utils.is_gguf_available", lambda: False)
-    with pytest.raises(UserError, match="pip install gguf"):
-        resolve(tmp_path / "tiny.gguf")
-
-
 def test_a_model_inside_a_python_package(tmp_path, monkeypatch):
     folder = tmp_path / "some_model"
     folder.mkdir()

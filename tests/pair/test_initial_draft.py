@@ -59,10 +59,3 @@ def test_layers_are_spread_from_the_first_to_the_last():
 def test_layers_that_the_target_does_not_have_are_refused(layers, message):
     with pytest.raises(UserError, match=message):
         TargetLayers(layers).make(family_pair("llama").target)
-
-
-def test_initial_drafts_have_descriptive_names():
-    assert (
-        TargetLayers((0, 1)).name == "the target's layers [0, 1]"
-        and TargetLayers(2).name == "the target's layers 2"
-    )

@@ -65,8 +65,8 @@ def test_the_hub_is_asked_once_and_for_seconds(asked):
         check_available("head", "some/head")
 
 
-def test_without_an_answer_the_causes_and_remedies_are_told(asked, monkeypatch):
-    hub, questions = asked
+def test_without_an_answer_the_causes_and_remedies_are_told(asked):
+    hub, _ = asked
     hub.answer = OSError("Name or service not known")
     told = (
         "does not answer: Name or service not known.*folder: correct model.target=.*hf download"
@@ -74,7 +74,3 @@ def test_without_an_answer_the_causes_and_remedies_are_told(asked, monkeypatch):
     )
     with pytest.raises(UserError, match=told):
         check_available("target", "some/model")
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-    with pytest.raises(UserError, match="HF_HUB_OFFLINE is set"):
-        check_available("target", "some/model")
-    assert len(questions) == 1

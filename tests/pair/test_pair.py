@@ -110,12 +110,7 @@ def test_a_folder_without_weights_has_no_version(nano, tmp_path):
         ),
         ({"name": "nano", "device": "gpu9"}, "device='gpu9' cannot be used here"),
         ({"draft": None, "target": "embedded:nano/target"}, "a pair needs both"),
-        ({"name": "mine"}, "draft=None and target=None: a pair needs both"),
         ({"name": "nano", "tap": 3}, r"model\.tap=3 is not known; expected one of draft, target"),
-        (
-            {"name": "nano", "trust_remote_code": "false"},
-            r"model\.trust_remote_code=false must be true or false",
-        ),
         (
             {"name": "nano", "chat": 1},
             r"model\.chat=1 must be true or false; it is whether instructions",
@@ -296,11 +291,8 @@ def test_messages_go_through_the_chat_template_whatever_the_instruction_format()
     "template",
     [
         "{{ 1 // 0 }}",
-        "{{ messages[0].content + 1 }}",
         "{{ raise_exception('no') }}",
         "{% for %}",
-        "{{ nothing.more }}",
-        "{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}",
         "{{ {}.popitem() }}",
     ],
 )
@@ -552,12 +544,6 @@ def test_a_single_changed_weight_is_another_version_and_the_old_one_comes_back(n
     path.write_bytes(before[:-1] + bytes([before[-1] ^ 1]))
     assert revision_at(copies["target"]) != nano.target_revision
     path.write_bytes(before)
-    assert revision_at(copies["target"]) == nano.target_revision
-
-
-def test_weights_of_the_same_model_in_another_format_are_not_read(nano, copies):
-    (copies["target"] / "consolidated.safetensors").write_bytes(b"the same in another format")
-    (copies["target"] / "pytorch_model.bin").write_bytes(b"once more")
     assert revision_at(copies["target"]) == nano.target_revision
 
 

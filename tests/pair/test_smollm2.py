@@ -40,12 +40,6 @@ def test_the_package_has_a_small_draft_with_its_card():
     assert f"{config['draft_vocab_size']:,} tokens" in card
 
 
-def test_its_prompts_are_different_and_have_text():
-    assert len(set(PROMPTS)) == len(PROMPTS) >= 2000 and all(
-        prompt.strip() == prompt != "" for prompt in PROMPTS
-    )
-
-
 def test_without_its_target_a_sentence_says_how_to_get_it(monkeypatch):
     monkeypatch.setattr(locations, "find_spec", lambda name: None)
     with pytest.raises(

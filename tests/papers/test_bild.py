@@ -35,15 +35,3 @@ def test_its_fallback_is_the_stopping_rule_unless_another_is_chosen():
         ).stopping.max_tokens
         == 2
     )
-
-
-def test_drafts_end_where_the_draft_is_unsure():
-    rule = stopping.MaxProbability(0.6, 3)
-    state = rule.start_prompt(1, torch.device("cpu"))
-    stops = []
-    for probability in (0.9, 0.7, 0.65, 0.9, 0.5):
-        state, stop = rule.step(state, {"max_prob": torch.tensor([probability])})
-        stops.append(stop.item())
-        if stop:
-            state = rule.start_round(rule.end_round(state, torch.tensor([3]), torch.tensor([1])))
-    assert stops == [False, False, True, False, True]

@@ -28,8 +28,6 @@ WRONG = [
     (lambda: KnownText(max_ngram=0), "drafting.max_ngram=0"),
     (lambda: BlockSearch(tiny_pair(3), block=0), "block=0"),
     (lambda: BlockSearch(tiny_pair(3), beams=0.5), "beams=0.5"),
-    (lambda: papers.BiasedVerification(-0.1), "verification.eps=-0.1"),
-    (lambda: papers.BiasedVerification(0.1, "best"), "verification.mode=best must be one of"),
     (lambda: papers.JointVerification("x"), "verification.threshold=x must be a number from 0 to"),
     (lambda: papers.BigLittle(rollback=-1), "verification.rollback=-1"),
     (lambda: papers.BigLittle(fallback=1.5), "verification.fallback=1.5"),

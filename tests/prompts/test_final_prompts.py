@@ -64,10 +64,6 @@ def test_parts_share_no_prompt_and_hold_none_that_was_read_or_is_trained_on(libr
     assert {prompt.prompt_id for prompt in final(list(range(NUM_PARTS)))} == set(ids)
 
 
-def test_final_prompts_do_not_depend_on_the_number_of_test_prompts():
-    assert final(3) == final(3, num_test=0) == final(3, num_test=5)
-
-
 def test_without_a_part_there_is_no_final_prompt_and_all_else_is_the_same():
     plain = list(NanoSource(1600, 200, 300).load(chats=False))
     assert {prompt.split for prompt in plain} == {"train", "dev", "test"}

@@ -12,7 +12,6 @@ import pytest
 from datasets import Dataset, DatasetDict
 
 from specheads.commands.compose import command_config, source_of
-from specheads.commands.evaluate import named_test_sets
 from specheads.commands.help import read_head
 from specheads.errors import UserError
 from specheads.pair.config import config_folder
@@ -326,16 +325,6 @@ def test_a_row_that_refers_to_another_data_set_is_refused(tmp_path):
         match="line 2 refers to a different data set in place of its text; run the prepare.py that",
     ):
         configured("speed-bench", f"data.path={path}").load(chats=True)
-
-
-def test_a_set_for_tests_is_named_next_to_the_data_of_the_head():
-    sets = named_test_sets({"spec-bench": None, "mt-bench": None}, 10)
-    assert {
-        name: (test_set.source.num_test, test_set.is_file) for name, test_set in sets.items()
-    } == {
-        "spec-bench": (384, False),
-        "mt-bench": (60, False),
-    }
 
 
 @pytest.mark.parametrize(

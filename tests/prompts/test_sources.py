@@ -234,11 +234,6 @@ def hub(monkeypatch):
     return asked
 
 
-def test_without_a_test_split_test_prompts_follow_the_dev_prompts(hub):
-    made = source("someone/set", counts=(1, 1, 1)).load(chats=True)
-    assert pairs(made) == [("train", "say one"), ("dev", "say two"), ("test", "say three")]
-
-
 def test_test_prompts_come_from_their_own_split_and_each_split_shrinks_by_itself(hub, caplog):
     with caplog.at_level(logging.INFO):
         made = source("someone/set", counts=(2, 1, 9), test_split="test").load(chats=True)
@@ -289,15 +284,6 @@ def test_a_damaged_offset_of_a_saved_folder_is_a_message(tmp_path, splits):
     )
     with pytest.raises(UserError, match=r"data\.path='.*saved'"):
         source(str(folder), "{a}", counts=(3, 0, 0)).load(chats=True)
-
-
-def test_a_saved_folder_with_splits_has_them(tmp_path):
-    path = str(tmp_path / "saved")
-    DatasetDict(
-        {"train": Dataset.from_list(ROWS), "test": Dataset.from_list(TEST_ROWS)}
-    ).save_to_disk(path)
-    made = source(path, test_split="test", counts=(1, 1, 1)).load(chats=True)
-    assert pairs(made) == [("train", "say one"), ("dev", "say two"), ("test", "tell seven")]
 
 
 @pytest.mark.parametrize(
@@ -505,19 +491,6 @@ def test_files_decide_the_split_and_it_is_the_same_everywhere():
     assert [
         prompt_sources.split_of(name) for name in ("json/decoder.py", "heapq.py", "textwrap.py")
     ] == ["dev", "dev", "train"]
-
-
-def test_the_sides_of_the_standard_library_share_no_file():
-    files = {
-        split: {each.source for each in prompt_sources.standard_library(split)}
-        for split in ("train", "dev", "test")
-    }
-    assert all(files.values())
-    assert (
-        not files["train"] & files["dev"]
-        and not files["train"] & files["test"]
-        and not files["dev"] & files["test"]
-    )
 
 
 # --- conversations

@@ -11,7 +11,6 @@ import numpy as np
 import pyarrow as pa
 import pytest
 import torch
-from chains import Model
 from fakes import tiny_pair
 from hypothesis import example, given
 from hypothesis import strategies as st
@@ -291,26 +290,3 @@ def test_a_journal_that_was_cut_anywhere_has_its_first_entries_and_goes_on(texts
 
 
 # --- rows of tensors, and parts
-
-
-@tries(2)
-@given(
-    st.lists(st.tuples(st.integers(0, 5), st.integers(0, 99)), min_size=1, max_size=6),
-    st.integers(1, 3),
-)
-def test_rows_of_tensors_are_read_back(sizes, width):
-    made = [
-        {
-            "hidden": Model(width, seed)(())[None].expand(count, -1).float(),
-            "ids": torch.arange(seed, seed + count),
-        }
-        for count, seed in sizes
-    ]
-    with folder() as here:
-        store = RowStore(here, PROVENANCE, {"": np.ones(len(made), dtype=int)}, "rows")
-        store.fill(lambda start, rows: [made[row] for row in rows], "no memory")
-        for number, row in enumerate(made):
-            read = store.row("", number)
-            assert read.keys() == row.keys() and all(
-                torch.equal(read[name], row[name]) for name in row
-            )

@@ -106,17 +106,6 @@ def test_intervals_over_few_prompts_cover(count):
     assert 0.93 <= float(((low <= 0) & (high >= 0)).mean()) <= 0.965
 
 
-def test_the_interval_of_a_mean_has_the_textbook_width():
-    values = np.random.default_rng(0).normal(10, 2, size=400)
-    counts = resample_counts(range(400))
-    result = interval(counts @ values / 400)
-    half = 1.96 * values.std() / 20
-    assert result.value == pytest.approx(values.mean())
-    assert (result.low, result.high) == pytest.approx(
-        (values.mean() - half, values.mean() + half), abs=0.15 * half
-    )
-
-
 def test_sums_are_of_prompts_and_rates_are_of_the_sample_itself():
     """Two prompts, and resamples with the first one twice and with the second one twice."""
     resamples = np.array([[1, 1], [2, 0], [0, 2]])

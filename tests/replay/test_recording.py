@@ -94,14 +94,6 @@ def test_a_damaged_shard_is_made_again_and_a_complete_recording_is_not(pair, tmp
     assert {path: path.stat().st_mtime_ns for path in folder.rglob("*")} == times
 
 
-def test_a_row_does_not_depend_on_its_neighbours(pair, tmp_path):
-    few, many = (load_recording(make(pair, tmp_path, count)) for count in (3, 5))
-    tokens = int(few.lengths.sum())
-    assert few.tokens[:tokens].tolist() == many.tokens[:tokens].tolist()
-    assert torch.equal(few.accepted, many.accepted[:, :tokens])
-    assert torch.equal(few.branch_length, many.branch_length[:, :tokens])
-
-
 def test_other_settings_are_another_recording(pair, tmp_path):
     folders = [
         make(pair, tmp_path),

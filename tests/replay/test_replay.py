@@ -4,7 +4,6 @@ in sampling.
 
 import copy
 from dataclasses import replace
-from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -242,20 +241,6 @@ def test_a_response_that_ended_one_token_before_its_limit_has_no_round_more():
         assert rounds.per_prompt(99).tokens.tolist() == (2 * recording.lengths).tolist()
 
 
-def test_rounds_tile_every_response(pair, heads, tmp_path):
-    recording = recorded(pair, heads, tmp_path, Warp(1.0), 5, num_samples=3)
-    for rounds in [*replay(recording, [rule for _, rule in every_rule(heads)]), oracle(recording)]:
-        for prompt in range(5):
-            for sample in range(3):
-                of_sample = rounds_of(rounds, prompt, sample)
-                assert sum(tokens for _, _, tokens in of_sample) == recording.lengths[prompt]
-                assert all(
-                    accepted <= drafted and tokens in (accepted, accepted + 1)
-                    for drafted, accepted, tokens in of_sample
-                )
-                assert all(tokens == accepted + 1 for _, accepted, tokens in of_sample[:-1])
-
-
 def test_the_greedy_oracle_discards_nothing_and_calls_once_per_difference(pair, heads, tmp_path):
     """SpecDec++, lemma 2.1: |S| + 1 calls where the response ends by itself and the models agree on
     its end.
@@ -359,50 +344,6 @@ def test_calibrated_heads_have_exactly_the_rounds_of_decoding_in_greedy_mode(pai
                 [rounds_of(rounds, number) for number in range(4)] for rounds in replayed
             )
             assert raw != calibrated
-
-
-class Growing(stopping.StoppingRule):
-    """Drafts a number of tokens that grows by `more` after every round.
-
-    The state knows the number, the rule what to add.
-    """
-
-    compile_key = ("growing",)
-    needs = frozenset()
-
-    def __init__(self, more):
-        self.more = more
-
-    def start_prompt(self, batch, device):
-        return GrowingState(
-            torch.zeros(batch, dtype=torch.long), torch.ones(batch, dtype=torch.long)
-        )
-
-    def step(self, state, features):
-        num_drafted = state.num_drafted + 1
-        return state._replace(num_drafted=num_drafted), num_drafted >= state.length
-
-    def learn(self, state, num_drafted, num_accepted):
-        return state._replace(length=state.length + self.more)
-
-
-class GrowingState(NamedTuple):
-    num_drafted: torch.Tensor
-    length: torch.Tensor
-
-
-def test_each_rule_learns_by_what_is_its_own(pair, heads, tmp_path):
-    recording = recorded(pair, heads[:1], tmp_path, Warp(1.0), 3)
-    for more, rounds in zip(
-        (0, 1, 2), replay(recording, [Growing(more) for more in (0, 1, 2)]), strict=True
-    ):
-        for prompt in range(3):
-            drafted = [each[0] for each in rounds_of(rounds, prompt)]
-            asked = [1 + more * number for number in range(len(drafted))]
-            assert drafted[0] == 1 and all(
-                here <= wanted for here, wanted in zip(drafted, asked, strict=True)
-            )
-            assert drafted[1] == asked[1]
 
 
 def test_a_logit_is_that_of_the_node_from_which_the_head_predicts_the_token(pair, heads, tmp_path):

@@ -234,16 +234,6 @@ def test_a_branch_ends_with_an_end_token_and_at_the_limit():
     assert last_start == {10: 8, 30: 9}  # the target alone emits what is at the limit
 
 
-def test_batches_of_branches_do_not_matter(monkeypatch):
-    monkeypatch.setattr(branches, "GROWN_BYTES", 0)
-    pair = family_pair("qwen2")
-    response = np.random.default_rng(5).integers(29, size=12).tolist()
-    single, many = (record(pair, Warp(1.0), response, batch_size=size) for size in (1, 100))
-    assert single.keys() == many.keys()
-    for name in single:
-        np.testing.assert_allclose(single[name], many[name], rtol=0, atol=1e-6)
-
-
 @pytest.mark.parametrize("name", CONFIGS)
 @pytest.mark.parametrize("num_positions", [1, 100, 10_000])
 def test_responses_that_are_recorded_together_are_recorded_as_alone(

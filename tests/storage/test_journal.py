@@ -2,11 +2,6 @@ import json
 
 import pytest
 
-from specheads import Warp
-from specheads.decoding.stopping import FixedLength
-from specheads.evaluation.candidates import RuleChoice, candidates
-from specheads.evaluation.settings import Evaluation
-from specheads.evaluation.sweep import Sweep, sweep_settings
 from specheads.storage.journal import Journal
 
 PROVENANCE = {"settings": [("a", None)], "seed": 0}
@@ -18,20 +13,6 @@ def path(tmp_path):
     for prompt in range(3):
         journal.add(prompt, {"stats": [prompt]})
     return journal.path
-
-
-def test_a_journal_is_read_back(path):
-    assert Journal(path, PROVENANCE).entries == {n: {"stats": [n]} for n in range(3)}
-
-
-@pytest.mark.parametrize("cut", [1, 5, 20])
-def test_an_incomplete_line_is_dropped_and_the_journal_continues(path, cut):
-    path.write_bytes(path.read_bytes()[:-cut])
-    journal = Journal(path, PROVENANCE)
-    num_complete = 2 if cut > 1 else 3  # a line without its line end is still complete
-    assert sorted(journal.entries) == list(range(num_complete))
-    journal.add(7, {})
-    assert sorted(Journal(path, PROVENANCE).entries) == [*range(num_complete), 7]
 
 
 @pytest.mark.parametrize("damage", [b"", b"nonsense\n", b"[1]\n"])
@@ -55,33 +36,3 @@ def test_a_journal_of_another_sweep_starts_from_the_beginning(path, caplog):
         "generations.jsonl starts from the beginning: it was measured with another seed"
         in caplog.text
     )
-
-
-def test_an_interrupted_sweep_resumes_to_the_same_counts(nano, prompts, tmp_path):
-    def sweep(journal=None, stop_after=None):
-        done = []
-
-        def count(number):
-            done.append(number)
-            if stop_after is not None and sum(done) >= stop_after:
-                raise InterruptedError
-
-        rules = {"fixed_length": RuleChoice(FixedLength, {"num_tokens": [1, 3]})}
-        settings = sweep_settings(candidates(rules, {}, None))
-        how = Evaluation(warp=Warp(), max_new_tokens=6, repeats=2, engine="eager")
-        measured = Sweep(nano, how, nano.window).run(settings, prompts[:4], journal, count)
-        counts = [
-            [(s.num_tokens, s.num_drafted, s.num_accepted, s.num_target_calls) for s in m.stats]
-            for m in measured
-        ]
-        return counts, [len(m.token_seconds) for m in measured], done
-
-    counts, lengths, _ = sweep()
-    with pytest.raises(InterruptedError):
-        # Six responses per prompt: in the third one.
-        sweep(Journal(tmp_path / "j", PROVENANCE), stop_after=15)
-    journal = Journal(tmp_path / "j", PROVENANCE)
-    assert sorted(journal.entries) == [0, 1]
-    resumed = sweep(journal)
-    assert resumed[:2] == (counts, lengths)
-    assert resumed[2] == [12] + [1] * 12

@@ -22,7 +22,7 @@ from functools import cache
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, NamedTuple, NoReturn
 
 import torch
 import transformers
@@ -34,6 +34,9 @@ from specheads.decoding.engine.eager import Epilogue
 from specheads.interrupts import listen
 from specheads.pair.language_model import LanguageModel
 from specheads.storage.files import cache_folder, write_whole
+
+if TYPE_CHECKING:
+    from multiprocessing.sharedctypes import Synchronized
 
 logger = logging.getLogger(__name__)
 
@@ -80,11 +83,10 @@ def compile_ahead(warm_ups: Iterable[Callable[[], object]]) -> None:
         planned = None
     if not _is_usable(folder()):
         return
-    jobs = {
-        job.name: job
-        for job in found.values()
-        if job.name is not None and not (folder() / job.name).is_file()
-    }
+    jobs = dict[str, Job]()
+    for job in found.values():
+        if job.name is not None and not (folder() / job.name).is_file():
+            jobs[job.name] = job
     if len(jobs) > 1:
         logger.info("compiling %d steps of the models, once for this machine", len(jobs))
         with suppress(Exception):
@@ -126,7 +128,7 @@ def _run_in_processes(jobs: Sequence[Job], most: int) -> None:
             process.join()
 
 
-def _compile_in_fork(jobs: Sequence[Job], taken: Any) -> NoReturn:
+def _compile_in_fork(jobs: Sequence[Job], taken: "Synchronized[int]") -> NoReturn:
     """Compile one job after the other that no other process has taken."""
     from torch._inductor import config  # takes seconds to import
 
@@ -252,15 +254,16 @@ def name_of(lm: LanguageModel, epilogue: Epilogue, *settings: object) -> str | N
     read, a hook), so the code must not be kept.
     """
     modules = [lm.model, *modules_in(epilogue.compile_key)]
-    parts = [(name, part) for module in modules for name, part in module.named_modules()]
-    sources = [
-        _source(type(value))
-        for value in (epilogue, *vars(epilogue).values(), *(part for _, part in parts))
-    ]
+    parts = list[tuple[str, nn.Module]]()
+    weights = list[Tensor]()
+    for module in modules:
+        parts += module.named_modules()
+        weights += [*module.parameters(), *module.buffers()]
+    sources = [_source(type(value)) for value in (epilogue, *vars(epilogue).values())]
+    sources += [_source(type(part)) for _, part in parts]
     hooked = any(is_hooked(part) for _, part in parts)
     if " at 0x" in repr(epilogue.compile_key) or None in sources or hooked:
         return None
-    weights = [tensor for module in modules for tensor in (*module.parameters(), *module.buffers())]
     weights, settings = tree_map_only(
         Tensor, lambda x: (tuple(x.shape), x.stride(), x.dtype, x.device), (weights, settings)
     )
@@ -312,7 +315,9 @@ def machine() -> tuple[str, ...]:
 @cache
 def sources_of(*rooms: str) -> str:
     """Return a hash of the Python sources of some folders of this package."""
-    paths = [path for room in rooms for path in sorted((_PACKAGE / room).rglob("*.py"))]
+    paths = list[Path]()
+    for room in rooms:
+        paths += sorted((_PACKAGE / room).rglob("*.py"))
     return hashlib.sha256("".join(map(_hash_of, paths)).encode()).hexdigest()
 
 

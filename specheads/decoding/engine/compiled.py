@@ -325,10 +325,11 @@ class CompiledEngine(EagerEngine):
 
     def rewind(self, length: int) -> None:
         super().rewind(length)
+        if length:
+            return
+        watched = self._watched.items()
         # A new text begins, and a model or a head was moved, cast or changed.
-        if length == 0 and not all(
-            weights.are_those_of(module) for module, weights in self._watched.items()
-        ):
+        if not all(weights.are_those_of(module) for module, weights in watched):
             self._watched = {module: Weights(module) for module in self._watched}
             self._forget()
 

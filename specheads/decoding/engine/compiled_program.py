@@ -10,15 +10,19 @@ import pickle
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from operator import is_
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 from torch.export.graph_signature import InputKind
-from torch.fx import GraphModule
+from torch.fx import GraphModule, Node
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass as is_made_of_tensors
 from torch.utils._pytree import tree_leaves, tree_map, tree_unflatten
+
+if TYPE_CHECKING:
+    from torch._inductor.output_code import CompiledFxGraph
+    from torch._inductor.standalone_compile import AOTCompiledArtifact
 
 # Inductor's options. A step is only called with the shapes it was compiled for
 # (tests/decoding/test_engines.py); checking would cost as much as a layer.
@@ -51,14 +55,15 @@ _Build = Callable[[Iterator[Tensor]], TensorTree]
 Repeater = Callable[..., tuple[int, list[Tensor]]]
 # Makes one of a compiled function, its tensors with None for those that each call brings, and the
 # number of its results; None where it cannot.
-MakeRepeater = Callable[[Callable[..., Any], Sequence[Tensor | None], int], Repeater | None]
+MakeRepeater = Callable[[Callable[..., object], Sequence[Tensor | None], int], Repeater | None]
 
 
 @dataclass(frozen=True)
 class CompiledProgram:
     """A compiled step, and the sources of the tensors that it reads."""
 
-    artifact: Any  # the function of the tensors of `sources`, then the tensors of a call
+    # The function of the tensors of `sources`, then the tensors of a call
+    artifact: "AOTCompiledArtifact"
     options: Mapping[str, object]  # Inductor's
     sources: Sequence[str | Tensor]  # names of a module's tensors, and tensors that no module owns
     outputs: TensorTree  # the structure of the result, with None in place of tensors
@@ -83,24 +88,19 @@ class CompiledProgram:
             open_inputs: the dimensions whose sizes may change of the first entries of the last
                 argument.
         """
-        shapes = tree_map(lambda leaf: None, args)
-        shapes = [
-            {open_sizes[i]: Dim.DYNAMIC} if i in open_sizes else shape
-            for i, shape in enumerate(shapes)
-        ]
-        for_each = [dict.fromkeys(dimensions, Dim.DYNAMIC) for dimensions in open_inputs]
-        opened = [
-            tree_map(lambda leaf, shape=shape: shape, args[-1][i])
-            for i, shape in enumerate(for_each)
-        ]
+        shapes = list(tree_map(lambda leaf: None, args))
+        for i, dimension in open_sizes.items():
+            shapes[i] = {dimension: Dim.DYNAMIC}
+        opened = []
+        for i, dimensions in enumerate(open_inputs):
+            shape = dict.fromkeys(dimensions, Dim.DYNAMIC)
+            opened.append(tree_map(lambda leaf, shape=shape: shape, args[-1][i]))
         shapes[-1] = (*opened, *shapes[-1][len(opened) :]) if opened else shapes[-1]
         with torch.no_grad():
             exported = torch.export.export(module, args, dynamic_shapes=tuple(shapes), strict=False)
             _drop_checks(exported.graph_module)
             sources = _sources(exported, module)
-            placeholders = [
-                node.meta["val"] for node in exported.graph.nodes if node.op == "placeholder"
-            ]
+            placeholders = [node.meta["val"] for node in _placeholders(exported)]
             artifact = torch._inductor.standalone_compile(
                 exported.graph_module,
                 placeholders,
@@ -109,6 +109,7 @@ class CompiledProgram:
                 aot=True,
             )
         spec = exported.call_spec.out_spec
+        artifact = cast("AOTCompiledArtifact", artifact)  # which `aot` asks for
         return cls(artifact, options, sources, tree_unflatten([None] * spec.num_leaves, spec))
 
     @property
@@ -116,11 +117,12 @@ class CompiledProgram:
         """Whether it contains no tensor that may change from run to run, so that it can be kept on
         disk.
         """
-        constants = [source for source in self.sources if isinstance(source, Tensor)]
-        return all(
-            constant.numel() <= _LARGEST_CONSTANT and not constant.requires_grad
-            for constant in constants
-        )
+        for source in self.sources:
+            if not isinstance(source, Tensor):
+                continue
+            if source.numel() > _LARGEST_CONSTANT or source.requires_grad:
+                return False
+        return True
 
     def bind(
         self,
@@ -170,7 +172,7 @@ class BoundProgram:
         ]
         self._artifact = program.artifact
         self._build = _builder(program.outputs)
-        self._run: Callable[[list[Tensor]], Any] | None = None
+        self._run: Callable[[list[Tensor]], Sequence[Tensor]] | None = None
         self.repeater: Repeater | None = None
 
     def __call__(
@@ -214,9 +216,13 @@ class Weights:
     def __init__(self, *modules: nn.Module) -> None:
         # Where each module keeps its parts, and those that are there. Not the modules themselves,
         # which may be thrown away.
-        parts = dict.fromkeys(part for module in modules for part in module.modules())
-        held = [each for part in parts for each in (part._parameters, part._buffers, part._modules)]
-        self._held = [(each, tuple(each.values())) for each in held]
+        parts = dict[nn.Module, None]()
+        for module in modules:
+            parts |= dict.fromkeys(module.modules())
+        self._held = []
+        for part in parts:
+            for held in (part._parameters, part._buffers, part._modules):
+                self._held.append((held, tuple(held.values())))
         self._roots = [module._parameters for module in modules]
         # Held, so that no other one can take the place of one in memory
         self._tensors = _parts_of(modules)
@@ -224,19 +230,15 @@ class Weights:
         self._places = [_place_of(tensor) for tensor in self._tensors]
         # Views, which see what is written later. On other devices a comparison would wait, and
         # steps read weights in place.
-        wide = [
-            tensor for tensor in self._tensors if tensor.is_floating_point() and tensor.itemsize > 1
-        ]
-        plain = [
-            each.detach()
-            for each in wide
-            if each.device.type == "cpu" and not is_made_of_tensors(each)
-        ]
-        self._views = [
-            each.flatten()[:: max(1, each.numel() // _NUM_SAMPLED)]
-            for each in plain
-            if each.is_contiguous()
-        ]
+        self._views = list[Tensor]()
+        for tensor in self._tensors:
+            is_wide = tensor.is_floating_point() and tensor.itemsize > 1
+            if not is_wide or tensor.device.type != "cpu" or is_made_of_tensors(tensor):
+                continue
+            plain = tensor.detach()
+            if plain.is_contiguous():
+                step = max(1, plain.numel() // _NUM_SAMPLED)
+                self._views.append(plain.flatten()[::step])
         self._sample = self._now()
 
     def are_those_of(self, *modules: nn.Module) -> bool:
@@ -245,12 +247,11 @@ class Weights:
         Asked before each response: listing them takes longer.
         """
         roots = [module._parameters for module in modules]
-        are_held = len(roots) == len(self._roots) and all(map(is_, roots, self._roots))
-        are_held = are_held and all(
-            len(now) == len(then) and all(map(is_, now.values(), then)) for now, then in self._held
-        )
-        if not are_held:
+        if len(roots) != len(self._roots) or not all(map(is_, roots, self._roots)):
             return False
+        for now, then in self._held:
+            if len(now) != len(then) or not all(map(is_, now.values(), then)):
+                return False
         # Others exchange what they are made of
         tensors = self._tensors if self._are_plain else _parts_of(modules)
         return [_place_of(tensor) for tensor in tensors] == self._places and torch.equal(
@@ -265,10 +266,13 @@ class Weights:
 
 def _parts_of(modules: Iterable[nn.Module]) -> list[Tensor]:
     """Return the tensors of modules, and those that some are made of, as quantized ones are."""
-    tensors = [tensor for module in modules for tensor in (*module.parameters(), *module.buffers())]
+    tensors = list[Tensor]()
+    for module in modules:
+        tensors += [*module.parameters(), *module.buffers()]
     for tensor in tensors:  # the list grows meanwhile
         if is_made_of_tensors(tensor):
-            tensors.extend(getattr(tensor, name) for name in tensor.__tensor_flatten__()[0])
+            names, _ = tensor.__tensor_flatten__()
+            tensors.extend(getattr(tensor, name) for name in names)
     return tensors
 
 
@@ -297,6 +301,11 @@ def _tensors(module: nn.Module) -> dict[str, Tensor]:
     }
 
 
+def _placeholders(exported: ExportedProgram) -> list[Node]:
+    """Return the nodes of a trace that stand for the tensors it takes."""
+    return [node for node in exported.graph.nodes if node.op == "placeholder"]
+
+
 def _sources(exported: ExportedProgram, module: nn.Module) -> list[str | Tensor]:
     """Return the names of the module's tensors, and the other tensors, that a traced call reads.
 
@@ -308,7 +317,7 @@ def _sources(exported: ExportedProgram, module: nn.Module) -> list[str | Tensor]
     first = [spec.kind for spec in specs].index(InputKind.USER_INPUT)
     if any(spec.kind is not InputKind.USER_INPUT for spec in specs[first:]):
         raise RuntimeError("a trace's weights come after its inputs")
-    placeholders = [node for node in exported.graph.nodes if node.op == "placeholder"]
+    placeholders = _placeholders(exported)
     for node, spec in zip(placeholders[:first], specs[:first], strict=True):
         name = str(spec.target)
         if not node.users:
@@ -333,8 +342,8 @@ def add_leaves(tree: TensorTree, leaves: list[Tensor]) -> list[Tensor]:
 
 
 def _first_call(
-    artifact: Callable[..., Any], args: list[Tensor]
-) -> tuple[Any, Callable[[list[Tensor]], Any]]:
+    artifact: Callable[..., Sequence[Tensor]], args: list[Tensor]
+) -> tuple[Sequence[Tensor], Callable[[list[Tensor]], Sequence[Tensor]]]:
     """Run an artifact.
 
     Return its results, and the function of a list of tensors to be called from now on.
@@ -346,8 +355,8 @@ def _first_call(
     graphs = _graphs_in(artifact, set())
     given = list(args)  # compiled code empties its list
     results = artifact(*args)
-    if len(graphs) == 1:
-        compiled = graphs[0].current_callable
+    compiled = graphs[0].current_callable if len(graphs) == 1 else None
+    if compiled is not None:
         again = compiled(given)
         if len(again) == len(results) and all(map(_is_equal, again, results)):
             return results, compiled
@@ -366,7 +375,7 @@ def _is_equal(first: object, second: object) -> bool:
     return is_alike and torch.allclose(first, second, rtol=0, atol=0, equal_nan=True)
 
 
-def _graphs_in(function: object, seen: set[int]) -> list[Any]:
+def _graphs_in(function: object, seen: set[int]) -> "list[CompiledFxGraph]":
     """Return the compiled graphs that a function calls, through the functions and objects that it
     holds.
     """
@@ -378,12 +387,12 @@ def _graphs_in(function: object, seen: set[int]) -> list[Any]:
         return []
     seen.add(id(function))
     held = [cell.cell_contents for cell in getattr(function, "__closure__", None) or ()]
-    held += [
-        value
-        for name, value in getattr(function, "__dict__", {}).items()
-        if name in ("compiled_fn", "inner_fn")
-    ]
-    return [graph for each in held for graph in _graphs_in(each, seen)]
+    attributes = getattr(function, "__dict__", {})
+    held += [attributes[name] for name in attributes if name in ("compiled_fn", "inner_fn")]
+    graphs = []
+    for each in held:
+        graphs += _graphs_in(each, seen)
+    return graphs
 
 
 def is_same(first: object, second: object) -> bool:

@@ -14,7 +14,7 @@ import gc
 import logging
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from functools import partial
-from typing import Any
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -234,7 +234,7 @@ class _GroupedOperations(Operations):
         key: Tensor,
         value: Tensor,
         mask: Tensor | None,
-        **options: Any,
+        **options: object,
     ) -> AttentionOutput:
         shared = key.shape[1] < query.shape[1]
         if (
@@ -245,7 +245,8 @@ class _GroupedOperations(Operations):
             or has_other_options(options)
         ):
             return plain(module, query, key, value, mask, **options)
-        return _attend(query, key, value, mask, options.get("scaling")), None
+        scale = cast(float | None, options.get("scaling"))
+        return _attend(query, key, value, mask, scale), None
 
 
 class _GroupedStep(StepOperations):

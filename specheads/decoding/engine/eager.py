@@ -387,15 +387,19 @@ class EagerEngine:
         stay = next((i for i, node in enumerate(accepted_nodes) if i != node), count)
         if stay < count:
             moved = torch.tensor(accepted_nodes[stay:]) + base
-            tensors = self._key_value_tensors()
-            places = {device: moved.to(device) for device in {memory.device for memory in tensors}}
-            for memory in tensors:
+            places = dict[torch.device, Tensor]()
+            for memory in self._key_value_tensors():
+                if memory.device not in places:
+                    places[memory.device] = moved.to(memory.device)
                 memory[..., base + stay : base + count, :] = memory[..., places[memory.device], :]
         self.rewind(base + count)
 
     def _key_value_tensors(self) -> list[Tensor]:
         """Return the tensors (..., capacity, head size) that memory consists of."""
-        return [memory for layer in self._written() for memory in (layer.keys, layer.values)]
+        tensors = list[Tensor]()
+        for layer in self._written():
+            tensors += [layer.keys, layer.values]
+        return tensors
 
     def _zero(self) -> None:
         for memory in self._key_value_tensors():
@@ -409,10 +413,12 @@ class EagerEngine:
     def _keys_and_values(self) -> Memory:
         """Return the keys and values of each layer, empty ones for a layer that the model skips."""
         nothing = torch.zeros(0, device=self.lm.device)
-        return [
-            (layer.keys, layer.values) if layer.is_initialized else (nothing, nothing)
-            for layer in self._layers
-        ]
+        memory = Memory()
+        for layer in self._layers:
+            memory.append(
+                (layer.keys, layer.values) if layer.is_initialized else (nothing, nothing)
+            )
+        return memory
 
     def _written(self) -> list[_KVLayer]:
         """Return the layers that have memory; layers that the model skips have none."""
@@ -438,10 +444,8 @@ class EagerEngine:
             row = rows.to(source.keys.device)[:, None]
             place = index.clamp_min(0).to(source.keys.device)
             copied.lazy_initialization(
-                *(
-                    memory[:1].expand(len(rows), -1, -1, -1)
-                    for memory in (source.keys, source.values)
-                )
+                source.keys[:1].expand(len(rows), -1, -1, -1),
+                source.values[:1].expand(len(rows), -1, -1, -1),
             )
             copied.keys[:, :, :width] = source.keys[row, :, place].transpose(1, 2)
             copied.values[:, :, :width] = source.values[row, :, place].transpose(1, 2)

@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import groupby
-from typing import Any, NamedTuple
+from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
 import torch
@@ -136,13 +136,11 @@ def _obstacle_to_static_memory(lm: LanguageModel) -> str | None:
         return "its code comes with the checkpoint"
     if other := set(getattr(config, "layer_types", None) or ()) - _KINDS:
         return f"it has layers of the kind {', '.join(sorted(other))}"
-    names = (
-        name for name, value in config.to_dict().items() if value and not isinstance(value, str)
-    )
-    limit = next(
-        (name for name in names if _LENGTHS.search(name) and not _KNOWN_LENGTHS.search(name)), None
-    )
-    return limit and f"its attention depends on {limit}"
+    for name, value in config.to_dict().items():
+        limits = bool(value) and not isinstance(value, str) and _LENGTHS.search(name)
+        if limits and not _KNOWN_LENGTHS.search(name):
+            return f"its attention depends on {name}"
+    return None
 
 
 def _is_right(lm: LanguageModel, expected: Tensor, places: Sequence[int], states: Tensor) -> bool:
@@ -249,12 +247,11 @@ class OwnCacheEngine(EagerEngine):
             else [OwnCacheEngine(lm, capacity, 1, together) for _ in range(num_rows)]
         )
         self._text = torch.empty(1, 0, dtype=torch.long, device=lm.device)
-        self._cache: Any = (
-            None  # of the first `_num_read` tokens; None: a copy is to be taken, or there is none
-        )
+        # Of the first `_num_read` tokens; None: a copy is to be taken, or there is none
+        self._cache: Cache | None = None
         self._num_read = 0
         self._has_cache = True
-        self._copies: list[tuple[int, Any]] = []  # of the cache, by the number of tokens read
+        self._copies: list[tuple[int, Cache]] = []  # of the cache, by the number of tokens read
         self._num_forward = MOST_COPIES  # forward passes since it last went back
 
     @property
@@ -305,7 +302,7 @@ class OwnCacheEngine(EagerEngine):
         elif self._cache is not None and self._num_forward < MOST_COPIES:
             self._copies.append((self._num_read, _copy_of(self._cache)))
         self._num_forward += 1
-        given: dict[str, Any] = {} if self._cache is None else {self._name: self._cache}
+        given: dict[str, object] = {} if self._cache is None else {self._name: self._cache}
         if self._takes_positions:
             given["position_ids"] = torch.arange(self._num_read, end, device=self.lm.device)[None]
         output = self.lm.body(
@@ -361,14 +358,16 @@ class OwnCacheEngine(EagerEngine):
         self.rewind(length)
 
 
-def _copy_of(cache: Any) -> Any:
+def _copy_of(cache: Cache) -> Cache:
     """Return a copy of a cache.
 
     Keys and values are shared, because layers replace them and never write into them.
     """
-    shared = [layer for layer in getattr(cache, "layers", ()) if isinstance(layer, DynamicLayer)]
-    tensors = [tensor for layer in shared for tensor in (layer.keys, layer.values)]
-    return copy.deepcopy(cache, {id(tensor): tensor for tensor in tensors})
+    shared = dict[int, object]()
+    for layer in getattr(cache, "layers", ()):
+        if isinstance(layer, DynamicLayer):
+            shared |= {id(layer.keys): layer.keys, id(layer.values): layer.values}
+    return copy.deepcopy(cache, shared)
 
 
 class WholeTexts:

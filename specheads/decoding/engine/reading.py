@@ -8,7 +8,7 @@ so tokens of one text may be read together, without padding.
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -56,7 +56,7 @@ class Reading(NamedTuple):
     if ALiBi may need them.
     """
 
-    arguments: dict[str, Any]
+    arguments: dict[str, object]
     key_position: Tensor | None = None
 
     def hidden_states(self, lm: LanguageModel, tokens: Tensor, memory: Cache) -> Tensor:
@@ -155,7 +155,7 @@ def _alibi_at(lm: LanguageModel, key_position: Tensor | None, num_rows: int) -> 
 
     It makes it from masks of two dimensions (B, S).
     """
-    base_model: Any = lm.model.base_model
+    base_model = lm.model.base_model
     if key_position is None or not hasattr(base_model, "build_alibi_tensor"):
         yield
         return
@@ -303,7 +303,8 @@ class ChainLayer(_StepLayer):
 
 def has_other_options(options: Mapping[str, object]) -> bool:
     """Whether attention is called with options that only transformers' attention has."""
-    return any(isinstance(x, Tensor) or x for x in (options.get(name) for name in _OTHER_ATTENTION))
+    given = map(options.get, _OTHER_ATTENTION)
+    return any(isinstance(value, Tensor) or value for value in given)
 
 
 class Operations(Sampling):
@@ -323,7 +324,7 @@ class Operations(Sampling):
         key: Tensor,
         value: Tensor,
         mask: Tensor | None,
-        **options: Any,
+        **options: object,
     ) -> AttentionOutput:
         """Return what transformers' attention `sdpa` returns, which is `plain`."""
         return plain(module, query, key, value, mask, **options)
@@ -346,7 +347,7 @@ def computing(operations: Operations) -> Iterator[None]:
         key: Tensor,
         value: Tensor,
         attention_mask: Tensor | None = None,
-        **options: Any,
+        **options: object,
     ) -> AttentionOutput:
         # Some models name the mask
         return operations.attention(plain, module, query, key, value, attention_mask, **options)

@@ -50,6 +50,9 @@ def html_of(report: Report) -> str:
         panel = Panel({"ratio": answer.ratio}, not answers, verdict_table(report, answer))
         answers.append((answer, conclusions.use_text(answer), panel))
     figures = figures_of(report)
+    ratios = list[tuple[str, str]]()  # with what a reader calls them
+    for ratio in conclusions.ratios_of(report):
+        ratios.append((ratio, conclusions.ratio_text(report, ratio)))
     return rendered(
         figures,
         title=f"Speculative decoding: {context.get('model') or ' → '.join(models) or 'evaluation'}",
@@ -61,10 +64,7 @@ def html_of(report: Report) -> str:
         changes=conclusions.changes_text(report, verdict) if verdict else None,
         data_sets=[f"{data_set.name} ({data_set.role})" for data_set in report.data_sets],
         main_set=conclusions.main_data_set(report),
-        ratios=[
-            (ratio, conclusions.ratio_text(report, ratio))
-            for ratio in conclusions.ratios_of(report)
-        ],
+        ratios=ratios,
         main_ratio=conclusions.first_ratio(report),
     )
 
@@ -115,11 +115,10 @@ def _sections(report: Report, figures: Mapping[str, Figures]) -> Iterator[Sectio
     if "pareto" in figures:
         yield _plot("pareto")
     if "reliability" in figures:
-        known = [
-            f"{data.name}: {conclusions.information_text(data.information)}."
-            for data in report.data_sets
-            if data.information
-        ]
+        known = list[str]()
+        for data in report.data_sets:
+            if data.information:
+                known.append(f"{data.name}: {conclusions.information_text(data.information)}.")
         yield _plot("reliability", known)
     if report.live:
         yield section("live", "Live measurements", table=live_table(report))

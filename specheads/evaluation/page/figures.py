@@ -6,9 +6,11 @@ The page colours their text and grid.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
+from math import inf
 
 import plotly.graph_objects as go
 
+from specheads.errors import is_number
 from specheads.evaluation.candidates import CEILING, FIXED, ORACLE
 from specheads.evaluation.conclusions import (
     fastest_by_kind,
@@ -122,8 +124,11 @@ def _main_families(data_set: DataSet, ratio: str | None) -> set[str]:
     leading = {(row.rule_name, row.head) for row in fastest.values()}
     if Kind.HEAD in fastest:
         leading.add(("head_threshold", fastest[Kind.HEAD].head))
-    led = {row.family for row in data_set.rules if (row.rule_name, row.head) in leading}
-    return led | {FIXED, CEILING, ORACLE}
+    families = {FIXED, CEILING, ORACLE}
+    for row in data_set.rules:
+        if (row.rule_name, row.head) in leading:
+            families.add(row.family)
+    return families
 
 
 def _speed(report: Report, data_set: DataSet, ratio: str, styles: Mapping[str, Style]) -> go.Figure:
@@ -137,23 +142,27 @@ def _speed(report: Report, data_set: DataSet, ratio: str, styles: Mapping[str, S
     dev = next((each.rules for each in report.data_sets if each.role == "dev"), data_set.rules)
     best = dict[str, dict[float, tuple[float, RuleRow]]]()  # by family and threshold
     for row, on_dev in zip(data_set.rules, dev, strict=True):
-        if ratio not in row.speedup or "threshold" not in row.parameters or row.bound:
+        threshold = row.parameters.get("threshold")
+        if ratio not in row.speedup or not is_number(threshold) or row.bound:
             continue
         of_family = best.setdefault(row.family, {})
-        threshold = row.parameters["threshold"]
         dev_speed = on_dev.speedup[ratio].value
         if threshold not in of_family or dev_speed > of_family[threshold][0]:
             of_family[threshold] = (dev_speed, row)
     for family, points in best.items():
         thresholds = sorted(points)
-        rows = [points[threshold][1] for threshold in thresholds]
-        speeds = [row.speedup[ratio] for row in rows]
+        speeds = list[Interval]()
+        hover = list[str]()
+        for threshold in thresholds:
+            _, row = points[threshold]
+            speeds.append(row.speedup[ratio])
+            hover.append(_hover(report, row))
         style = styles[family]
         _draw(
             figure,
             thresholds,
             speeds,
-            [_hover(report, row) for row in rows],
+            hover,
             mode="lines+markers",
             marker=style.marker(8),
             line=style.line,
@@ -231,19 +240,24 @@ def _pareto(
         "verification rate: forward passes of the target per token",
         540,
     )
-    usable = [row for row in data_set.rules if not row.bound]
+    rates = list[tuple[float, float]]()  # of what a decoder can use
+    for row in data_set.rules:
+        if not row.bound:
+            rates.append((row.discard_rate.value, row.verification_rate.value))
     discard = list[float]()
     verification = list[float]()
-    for row in sorted(
-        usable, key=lambda row: (row.discard_rate.value, row.verification_rate.value)
-    ):
-        if not verification or row.verification_rate.value < verification[-1]:
-            discard.append(row.discard_rate.value)
-            verification.append(row.verification_rate.value)
+    least = inf
+    for discard_rate, verification_rate in sorted(rates):
+        if verification_rate < least:
+            least = verification_rate
+            discard.append(discard_rate)
+            verification.append(verification_rate)
     thin = {"color": GREY, "width": 1}
     _draw(figure, discard, verification, mode="lines", line=thin, name="Pareto front")
-    for family in dict.fromkeys(row.family for row in data_set.rules):
-        rows = [row for row in data_set.rules if row.family == family]
+    families = dict[str, list[RuleRow]]()
+    for row in data_set.rules:
+        families.setdefault(row.family, []).append(row)
+    for family, rows in families.items():
         _draw(
             figure,
             [row.discard_rate for row in rows],

@@ -5,6 +5,7 @@ Chosen on other prompts.
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 
 import numpy as np
 import torch
@@ -25,6 +26,7 @@ from specheads.evaluation.candidates import (
 from specheads.evaluation.replayed_sets import RecordedSet, chosen, counts_of
 from specheads.evaluation.report import MEASURED
 from specheads.evaluation.sweep import LARGEST_SPREAD, Overheads
+from specheads.forecast import Advance
 from specheads.pair.pair import Pair
 from specheads.pair.reading import GivenTexts, read
 from specheads.pair.sampling import Warp, check_finite, overlap
@@ -90,7 +92,7 @@ def agreement(
     pair: Pair,
     recording: Recording,
     warp: Warp,
-    advance: Callable[[int], object] = lambda prompts: None,
+    advance: Advance = lambda prompts: None,
 ) -> Agreement:
     """Return how far a pair agrees on a recording's responses; `advance` is called per response."""
     device = pair.draft_lm.device
@@ -171,34 +173,43 @@ def predict(
     """
     table = _cost_table(times, overheads)
     alone = table.costs[MEASURED].alone_seconds
-    resamples = resample_counts([group for half in halves for group in half.groups])
+    groups = list(chain.from_iterable(half.groups for half in halves))
+    resamples = resample_counts(groups)
     counted = _counted(halves, table)
     speeds = dict[str, np.ndarray]()
     for name, of_halves in counted.items():
-        tokens = np.concatenate([each.counts.tokens for each in of_halves])
+        tokens = list[np.ndarray]()
         seconds = list[np.ndarray]()
         for each in of_halves:
+            tokens.append(each.counts.tokens)
             costs = table.of(each.rule, MEASURED)
             seconds.append(costs.seconds(each.counts.drafted, each.counts.rounds))
-        speeds[name] = (resamples @ tokens) / (resamples @ np.concatenate(seconds)) * alone
+        all_tokens = resamples @ np.concatenate(tokens)
+        speeds[name] = all_tokens / (resamples @ np.concatenate(seconds)) * alone
     fixed = speeds[FIXED]
     options = [Option(PLAIN, Interval(1.0, 1.0, 1.0), interval(1 / fixed))]
     for name, speed in speeds.items():
-        rules = [each.rule for each in counted[name]]
+        names = dict[str, None]()  # in order
+        is_bound = False
+        for each in counted[name]:
+            names[each.rule.name] = None
+            is_bound = is_bound or each.rule.bound
         is_chosen = name != ORACLE_BOUND.family
         options.append(
             Option(
                 name.replace("_", " "),
                 interval(speed),
                 interval(speed / fixed),
-                " or ".join(dict.fromkeys(rule.name for rule in rules)) if is_chosen else "",
-                is_bound=any(rule.bound for rule in rules),
+                " or ".join(names) if is_chosen else "",
+                is_bound=is_bound,
             )
         )
     # A head's rule takes about as many steps for each emitted token as the ceiling's.
-    ceiling = [each.counts for each in counted[CEILING]]
-    drafted = sum(counts.drafted.sum() for counts in ceiling)
-    emitted = sum(counts.tokens.sum() for counts in ceiling)
+    drafted = 0.0
+    emitted = 0.0
+    for each in counted[CEILING]:
+        drafted += each.counts.drafted.sum()
+        emitted += each.counts.tokens.sum()
     for width, step_seconds in heads.items():
         slowed = step_seconds * drafted / emitted / alone
         options.append(_head_option(width, fixed, speeds[CEILING], slowed, HEAD_SHARES[greedy]))
@@ -238,7 +249,7 @@ def best_length(half: RecordedSet, times: StepTimes) -> int:
     rule = best_rules(
         half.recording, FIXED_LENGTHS, _cost_table(times, Overheads(times.costs.round_seconds))
     )[FIXED]
-    return int(rule.parameters["num_tokens"])
+    return rule.max_tokens
 
 
 def best_rules(
@@ -258,9 +269,11 @@ def _head_option(
     """Return a head at the shares of the gap that heads have closed elsewhere, `slowed` by its cost
     for each emitted token.
     """
-    least, typical, most = (
-        1 / (1 / (fixed + share * (ceiling - fixed)) + slowed) for share in shares
-    )
+
+    def at(share: float) -> np.ndarray:
+        return 1 / (1 / (fixed + share * (ceiling - fixed)) + slowed)
+
+    least, typical, most = map(at, shares)
     # In resamples whose ceiling is the slower one, the largest share is the least.
     low = np.minimum(least, most)
     high = np.maximum(least, most)

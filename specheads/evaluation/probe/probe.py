@@ -3,7 +3,7 @@ what to do.
 """
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -149,9 +149,12 @@ def probe(
     logger.info("probe: %d prompts; recording their responses, then timing steps", len(prompts))
     recorded = _recorded(pair, settings, data, data_folder, prompts)
     with progress("comparing distributions", len(prompts)) as advance:
-        agreed = [
-            prediction.agreement(pair, half.recording, settings.warp, advance) for half in recorded
-        ]
+        overlaps = list[torch.Tensor]()
+        unknown = list[torch.Tensor]()
+        for half in recorded:
+            agreed = prediction.agreement(pair, half.recording, settings.warp, advance)
+            overlaps.append(agreed.overlap)
+            unknown.append(agreed.unknown)
     hidden_size = pair.draft_lm.hidden_size
     widths = sorted({max(8, hidden_size // 16), max(8, hidden_size // 8), hidden_size})
     times = _timed(pair, settings, widths)
@@ -167,18 +170,20 @@ def probe(
     live = live_check(pair, checked, times.costs, length, how)
     heads = {width: times.rules[head_name(width)] for width in widths}
     options = prediction.predict(recorded, times, heads, settings.warp.greedy, live.overheads)
-    recordings = [half.recording for half in recorded]
-    groups = [group for half in recorded for group in half.groups]
-    overlaps = [half.overlap for half in agreed]
-    unknown = torch.cat([half.unknown for half in agreed]).mean().item()
-    survived = np.mean([survival(recording, SURVIVAL) for recording in recordings], axis=0)
+    recordings = list[Recording]()
+    groups = list[Hashable]()
+    survived = list[list[float]]()
+    for half in recorded:
+        recordings.append(half.recording)
+        groups += half.groups
+        survived.append(survival(half.recording, SURVIVAL))
     return Probed(
         pair=pair.name or f"{pair.draft_id} for {pair.target_id}",
         num_prompts=len(prompts),
         num_tokens=sum(len(half) for half in overlaps),
         overlap=_mean_overlap(recordings, overlaps, groups),
-        unknown=None if pair.draft_lm.lacking is None else unknown,
-        survival=survived.round(4).tolist(),
+        unknown=None if pair.draft_lm.lacking is None else torch.cat(unknown).mean().item(),
+        survival=np.mean(survived, axis=0).round(4).tolist(),
         information=information(recordings, {}, groups, overlaps),
         times=times,
         live=live,
@@ -257,13 +262,13 @@ def _recorded(
     recorder = Recorder(pair, settings.warp, limits, RecordSettings(), settings.seed, folder)
     groups = groups_of([prompt for prompt, _ in prompts])
     first = halves(groups)
-    of_half = {
-        "first": np.flatnonzero(first).tolist(),
-        "second": np.flatnonzero(~first).tolist(),
-    }
-    sets = {name: [prompts[number] for number in numbers] for name, numbers in of_half.items()}
+    sets: dict[str, list[EncodedPrompt]] = {"first": [], "second": []}
+    groups_of_sets: dict[str, list[Hashable]] = {"first": [], "second": []}
+    for prompt, group, is_first in zip(prompts, groups, first, strict=True):
+        name = "first" if is_first else "second"
+        sets[name].append(prompt)
+        groups_of_sets[name].append(group)
     recorded = []
     for name, recording in record_sets(recorder, sets, [], ground_truth=True).items():
-        of_prompts = [groups[number] for number in of_half[name]]
-        recorded.append(RecordedSet(name, "dev", recording, of_prompts))
+        recorded.append(RecordedSet(name, "dev", recording, groups_of_sets[name]))
     return recorded

@@ -12,16 +12,20 @@ import threading
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, Self
+from typing import Any, Self, Unpack
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel
-from transformers.generation import StoppingCriteriaList
-from transformers.generation.candidate_generator import AssistedCandidateGenerator
+from transformers import GenerationConfig, PreTrainedModel
+from transformers.generation import LogitsProcessorList, StoppingCriteriaList
+from transformers.generation.candidate_generator import (
+    AssistedCandidateGenerator,
+    CandidateGenerator,
+)
+from transformers.utils import ModelOutput
 
 from specheads.heads.features import drafting_features
-from specheads.heads.portable.standalone_head import DraftRound, StandaloneHead
+from specheads.heads.portable.standalone_head import Bounds, DraftRound, StandaloneHead
 
 # A method of a target, not part of transformers' public interface.
 REPLACED = "_get_candidate_generator"
@@ -40,7 +44,7 @@ def _tapped(model: PreTrainedModel, temperature: float = 1.0) -> Iterator[dict[s
     last = dict[str, Tensor]()
     output_embedding = model.get_output_embeddings()
 
-    def keep(module: torch.nn.Module, given: tuple[Any, ...], output: Any) -> None:
+    def keep(module: torch.nn.Module, given: tuple[Tensor, ...], output: Any) -> None:
         if threading.get_ident() == thread and module is output_embedding:
             last["hidden"] = given[0]
         elif threading.get_ident() == thread:
@@ -64,7 +68,7 @@ class HeadCandidates(AssistedCandidateGenerator):
 
     num_assistant_tokens: int  # the base class sets it
 
-    def __init__(self, assisted: "Assisted", **arguments: Any) -> None:
+    def __init__(self, assisted: "Assisted", **arguments: object) -> None:
         super().__init__(assistant_model=assisted.draft, **arguments)
         # transformers warns of a config next to settings of generation that are not in it.
         self.generation_config.use_cache = self.assistant_kwargs.pop("use_cache", True)
@@ -75,9 +79,9 @@ class HeadCandidates(AssistedCandidateGenerator):
         # The target looks for them, as it has the tokenizer.
         self.generation_config.stop_strings = None
         # Processors of logits and settings, once transformers has made them.
-        self._prepared: tuple[Any, Any] | None = None
+        self._prepared: tuple[LogitsProcessorList, GenerationConfig] | None = None
 
-    def get_candidates(self, input_ids: Tensor, **kwargs: Any) -> tuple[Tensor, Tensor | None]:
+    def get_candidates(self, input_ids: Tensor, **kwargs: object) -> tuple[Tensor, Tensor | None]:
         """Return the text (1, T) followed by a draft, and the logits that the draft was sampled
         from.
         """
@@ -104,7 +108,7 @@ class HeadCandidates(AssistedCandidateGenerator):
         finally:
             self.num_assistant_tokens = before
 
-    def _prepare_generation_args(self, *arguments: Any) -> dict[str, Any]:
+    def _prepare_generation_args(self, *arguments: object) -> dict[str, Any]:
         given = super()._prepare_generation_args(*arguments)
         # Lengths go into the config for the same reason as use_cache.
         config = copy.copy(given["generation_config"])
@@ -156,10 +160,10 @@ class HeadCandidates(AssistedCandidateGenerator):
         self,
         model: PreTrainedModel,
         input_ids: Tensor,
-        logits_processor: Any,
-        generation_config: Any,
-        **given: Any,
-    ) -> Any:
+        logits_processor: LogitsProcessorList,
+        generation_config: GenerationConfig,
+        **given: object,
+    ) -> Tensor | ModelOutput:
         """Return what transformers' `_sample` does.
 
         `generate` calls it with what it has prepared.
@@ -169,7 +173,7 @@ class HeadCandidates(AssistedCandidateGenerator):
             input_ids, logits_processor, generation_config=generation_config, **given
         )
 
-    def _stops(self, text: Tensor, *others: Any, **kwargs: Any) -> Tensor:
+    def _stops(self, text: Tensor, *others: object, **kwargs: object) -> Tensor:
         """Return whether the draft ends, (1,).
 
         Transformers asks after each token, besides its own criteria.
@@ -205,7 +209,7 @@ class Assisted:
         draft: PreTrainedModel,
         head: StandaloneHead,
         this_thread: bool = False,
-        **bounds: Any,
+        **bounds: Unpack[Bounds],
     ) -> None:
         self.target = target
         self.draft = draft
@@ -258,7 +262,10 @@ class Assisted:
         return assistant_model is self.draft and self._thread in (None, threading.get_ident())
 
     def candidates(
-        self, target_tokenizer: Any = None, assistant_tokenizer: Any = None, **arguments: Any
+        self,
+        target_tokenizer: object = None,
+        assistant_tokenizer: object = None,
+        **arguments: object,
     ) -> HeadCandidates:
         if target_tokenizer is not None and assistant_tokenizer is not None:
             raise ValueError(
@@ -280,7 +287,9 @@ class _Dispatcher:
         self.had = vars(target).get(REPLACED)
         self.users: list[Assisted] = []
 
-    def __call__(self, assistant_model: PreTrainedModel | None = None, **arguments: Any) -> Any:
+    def __call__(
+        self, assistant_model: PreTrainedModel | None = None, **arguments: object
+    ) -> CandidateGenerator:
         """Return the generator of drafts: that of the latest user who serves the draft, else the
         target's original one.
         """

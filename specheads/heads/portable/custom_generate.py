@@ -15,13 +15,14 @@ both are known, they must be equal, unless `any_draft=True`. `threshold`, `min_t
 
 import sys
 from pathlib import Path
-from typing import Any
 
 from huggingface_hub import snapshot_download
+from torch import Tensor
 from transformers import PreTrainedModel
+from transformers.utils import ModelOutput
 
 from specheads.heads.portable.assisted import Assisted
-from specheads.heads.portable.standalone_head import StandaloneHead
+from specheads.heads.portable.standalone_head import Bounds, StandaloneHead
 
 _LOADED: dict[
     tuple[str, float, str], StandaloneHead
@@ -39,8 +40,8 @@ def generate(
     revision: str | None = None,
     token: str | bool | None = None,
     assistant_model: PreTrainedModel | None = None,
-    **arguments: Any,
-) -> Any:
+    **arguments: object,
+) -> Tensor | ModelOutput:
     """Return what `model.generate` returns.
 
     Raises ValueError without a draft model, or for a head that does not fit it.
@@ -58,7 +59,7 @@ def generate(
         raise ValueError(
             "the location of the head is not known; give acceptance_head=<folder or hub id>."
         )
-    head = _head(str(location), draft_model, {"revision": revision, "token": token})
+    head = _head(str(location), draft_model, revision, token)
     trained = (head.config.get("draft") or {}).get("commit")
     present = getattr(draft_model.config, "_commit_hash", None)
     if not any_draft and trained and present and trained != present:
@@ -67,16 +68,24 @@ def generate(
             f" the draft is {draft_model.name_or_path} at {present}; load that one, or give"
             " any_draft=True."
         )
-    bounds = {"threshold": threshold, "min_tokens": min_tokens, "max_tokens": max_tokens}
+    bounds: Bounds = {
+        "threshold": threshold,
+        "min_tokens": min_tokens,
+        "max_tokens": max_tokens,
+    }
     with Assisted(model, draft_model, head, this_thread=True, **bounds):
         return model.generate(assistant_model=draft_model, **arguments)
 
 
-def _head(location: str, draft: PreTrainedModel, hub: dict[str, Any]) -> StandaloneHead:
+def _head(
+    location: str, draft: PreTrainedModel, revision: str | None, token: str | bool | None
+) -> StandaloneHead:
     folder = Path(location)
     if not folder.is_dir():
         files = ["config.json", "model.safetensors", "golden.safetensors"]
-        folder = Path(snapshot_download(location, allow_patterns=files, **hub))
+        folder = Path(
+            snapshot_download(location, revision=revision, token=token, allow_patterns=files)
+        )
     device = draft.get_input_embeddings().weight.device
     key = str(folder.resolve()), (folder / "model.safetensors").stat().st_mtime, str(device)
     if key not in _LOADED:

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from specheads.heads.features import FEATURES, input_size
 
+Config = Mapping[str, Any]  # the content of a head's config.json
 Head = TypeVar("Head", bound=nn.Module)
 
 
@@ -24,9 +25,7 @@ def assemble(inputs: Sequence[str], features: Mapping[str, Tensor], dtype: torch
     return torch.cat(columns, dim=-1)
 
 
-def load_tensors(
-    make: Callable[[], Head], config: Mapping[str, Any], tensors: Mapping[str, Tensor]
-) -> Head:
+def load_tensors(make: Callable[[], Head], config: Config, tensors: Mapping[str, Tensor]) -> Head:
     """Return the head that `make` returns for `config`, with these tensors in float32.
 
     ValueError if they do not fit it.
@@ -37,12 +36,10 @@ def load_tensors(
         )
     with torch.device("meta"):  # what a damaged config asks for may not fit into memory
         head = make()
-    shapes = [
-        {name: tuple(tensor.shape) for name, tensor in each.items()}
-        for each in (head.state_dict(), tensors)
-    ]
-    for name in sorted(shapes[0].keys() | shapes[1].keys()):
-        wanted, actual = (each.get(name, "no such tensor") for each in shapes)
+    expected = head.state_dict()
+    for name in sorted(expected.keys() | tensors.keys()):
+        wanted = tuple(expected[name].shape) if name in expected else "no such tensor"
+        actual = tuple(tensors[name].shape) if name in tensors else "no such tensor"
         if wanted != actual:
             raise ValueError(f"tensor {name!r} is {actual}, expected {wanted} from config.json")
     head.load_state_dict(
@@ -70,7 +67,7 @@ class Network(nn.Module):
     input_mean: Tensor  # (input_size,)
     input_scale: Tensor  # (input_size,)
 
-    def __init__(self, config: Mapping[str, Any]) -> None:
+    def __init__(self, config: Config) -> None:
         super().__init__()
         self.inputs = tuple(config["inputs"])
         width = config["width"]

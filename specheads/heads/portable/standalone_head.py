@@ -15,13 +15,13 @@ of head) and the draft's input embedding.
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
 import torch
 from torch import Tensor
 
 from specheads.heads.calibration import calibrated
-from specheads.heads.portable.network import Network, load_tensors
+from specheads.heads.portable.network import Config, Network, load_tensors
 from specheads.heads.portable.tensor_file import read_tensors
 
 FORMAT_VERSION = 2
@@ -30,7 +30,7 @@ FORMAT_VERSION = 2
 class StandaloneHead(Network):
     """A head and its config, a dict (see config.json)."""
 
-    def __init__(self, config: Mapping[str, Any]) -> None:
+    def __init__(self, config: Config) -> None:
         """Make a head with random weights from the content of a config.json of the present
         format.
         """
@@ -46,9 +46,8 @@ class StandaloneHead(Network):
         """
         try:
             config = json.loads((Path(folder) / "config.json").read_text(encoding="utf-8"))
-            tensors, golden = (
-                read_tensors(Path(folder) / f"{name}.safetensors") for name in ("model", "golden")
-            )
+            tensors = read_tensors(Path(folder) / "model.safetensors")
+            golden = read_tensors(Path(folder) / "golden.safetensors")
             if (version := config.get("format_version")) != FORMAT_VERSION:
                 raise ValueError(
                     f"it has head format {version!r}; this file reads {FORMAT_VERSION}."
@@ -91,8 +90,16 @@ class StandaloneHead(Network):
         return self._fitted.expand(2, count, -1)
 
 
+class Bounds(TypedDict, total=False):
+    """Arguments of `bounds_of`, which are those of a draft; None: what the head recommends."""
+
+    threshold: float | None
+    min_tokens: int | None
+    max_tokens: int | None
+
+
 def bounds_of(
-    config: Mapping[str, Any],
+    config: Config,
     threshold: float | None = None,
     min_tokens: int | None = None,
     max_tokens: int | None = None,
@@ -108,11 +115,11 @@ def bounds_of(
         "min_tokens": 2 if config["predicts"] == "input_token" else 1,
         "max_tokens": 20,
     }
-    known = {
-        name: value for name, value in (config.get("recommended") or {}).items() if name in usual
-    }
+    recommended = config.get("recommended") or {}
     given = {"threshold": threshold, "min_tokens": min_tokens, "max_tokens": max_tokens}
-    bounds = usual | known | {name: value for name, value in given.items() if value is not None}
+    bounds = dict[str, Any]()
+    for name, value in usual.items():
+        bounds[name] = recommended.get(name, value) if given[name] is None else given[name]
     if not isinstance(bounds["threshold"], int | float) or not 0 <= bounds["threshold"] <= 1:
         raise ValueError(
             f"threshold={bounds['threshold']!r} must be a number from 0 to 1, the chance of a"
@@ -137,7 +144,7 @@ class DraftRound:
     (SpecDec++, section 3.2).
     """
 
-    def __init__(self, head: StandaloneHead, **bounds: Any) -> None:
+    def __init__(self, head: StandaloneHead, **bounds: Unpack[Bounds]) -> None:
         """Begin a draft. `bounds` are arguments of `bounds_of`, which may raise ValueError."""
         self.head = head
         self.threshold, self.min_tokens, self.max_tokens = bounds_of(head.config, **bounds).values()

@@ -7,7 +7,7 @@ the forward pass of a class runs; `within_forward` makes one of a function.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 from lightning.pytorch.strategies import (
@@ -165,7 +165,9 @@ def shard(draft: PreTrainedModel, mesh: DeviceMesh) -> None:
     register_fsdp_forward_method(draft, "called")
 
 
-def within_forward(draft: Any, call: Callable[..., Result], *arguments: Any) -> Result:
+def within_forward(
+    draft: PreTrainedModel, call: Callable[..., Result], *arguments: object
+) -> Result:
     """Call, as the forward pass of a draft that is spread.
 
     Its layers run equally often in all processes.

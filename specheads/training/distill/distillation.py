@@ -5,6 +5,7 @@ import os
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -140,8 +141,8 @@ def distill(
 
 def _token_counts(samples: Samples, vocab_size: int) -> np.ndarray:
     """Return how often each token (V,) is in all responses."""
-    responses = [response for row in samples.answers for response in row]
-    return np.bincount(np.concatenate(responses), minlength=vocab_size)
+    responses = chain.from_iterable(samples.answers)
+    return np.bincount(np.concatenate(list(responses)), minlength=vocab_size)
 
 
 def _reduced(pair: Pair, train: Samples, dev: Samples, settings: Distillation) -> Pair:
@@ -184,7 +185,7 @@ def _needs(pair: Pair, train: Samples, settings: Distillation, trainer: Trainer,
     batch = settings.loader.batch_size / trainer.world_size
     num_weights = pair.draft.num_parameters()
     itemsize = pair.draft.dtype.itemsize
-    longest_response = max(len(response) for row in train.answers for response in row)
+    longest_response = max(map(len, chain.from_iterable(train.answers)))
     longest_prompt = max(map(len, train.prompts))
     # For the gradient a layer keeps about twice what it takes without; with checkpoints one layer
     # does at a time.
@@ -245,7 +246,7 @@ def prepare(draft: PreTrainedModel, gradient_checkpointing: bool = False) -> Non
             )
 
 
-def _provenance(settings: Distillation, pair: Pair) -> dict[str, Any]:
+def _provenance(settings: Distillation, pair: Pair) -> dict[str, object]:
     """Return what decides the numbers of a run, besides its data: a run is resumed only if none of
     it has changed.
     """
@@ -312,7 +313,7 @@ def _export(
 
 def draft_provenance(
     pair: Pair, settings: Distillation, data: Path, num_prompts: int
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """Return where a distilled draft comes from: models, settings, data."""
     return {
         "name": pair.name,

@@ -24,14 +24,15 @@ _SIZE = 0.2
 def matrices_of_layers(model: PreTrainedModel) -> list[nn.Parameter]:
     """Return the matrices that are neither embeddings nor the output."""
     output = model.get_output_embeddings()
-    tables = {
-        id(module.weight)
-        for module in model.modules()
-        if isinstance(module, nn.Embedding) or module is output
-    }
-    return [
-        weight for weight in model.parameters() if weight.ndim == 2 and id(weight) not in tables
-    ]
+    tables = set[int]()
+    for module in model.modules():
+        if isinstance(module, nn.Embedding) or module is output:
+            tables.add(id(module.weight))
+    matrices = list[nn.Parameter]()
+    for weight in model.parameters():
+        if weight.ndim == 2 and id(weight) not in tables:
+            matrices.append(weight)
+    return matrices
 
 
 class MuonAndAdamW(torch.optim.AdamW):

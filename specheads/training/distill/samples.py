@@ -53,9 +53,13 @@ def texts_of(samples: Sequence[Sample]) -> GivenTexts:
 def _fingerprint(prompts: Sequence[np.ndarray], answers: Answers) -> str:
     """Return a hash of prompts and the responses to each."""
     digest = hashlib.sha256(_bytes_of(prompts))
-    numbers = iter(range(sum(map(len, answers))))
-    digest.update(f" {[[next(numbers) for _ in row] for row in answers]}".encode())
-    digest.update(_bytes_of([response for row in answers for response in row]))
+    responses = list[np.ndarray]()
+    numbers = list[list[int]]()  # of each prompt's responses
+    for row in answers:
+        numbers.append(list(range(len(responses), len(responses) + len(row))))
+        responses += row
+    digest.update(f" {numbers}".encode())
+    digest.update(_bytes_of(responses))
     return digest.hexdigest()[:16]
 
 
@@ -108,11 +112,15 @@ class TargetStore(RowStore):
     def _batches(self, start: str, rows: range) -> list[list[int]]:
         lengths = [sum(map(len, self.texts[row])) for row in rows]
         batches = batches_of_tokens(lengths, BATCH_TOKENS)
-        return [[rows[place] for place in batch] for batch in batches]
+        batches_of_rows = list[list[int]]()
+        for batch in batches:
+            batches_of_rows.append([rows[place] for place in batch])
+        return batches_of_rows
 
     @torch.no_grad()
     def _computed(self, start: str, rows: Sequence[int]) -> list[dict[str, Tensor]]:
-        prompts, responses = zip(*(self.texts[row] for row in rows), strict=True)
+        texts = [self.texts[row] for row in rows]
+        prompts, responses = zip(*texts, strict=True)
         hidden = states_by_length(self.target, GivenTexts.with_responses(prompts, responses))
         ids: list[Tensor] = []
         log_probs: list[Tensor] = []

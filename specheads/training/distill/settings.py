@@ -2,7 +2,7 @@
 sentence of help.
 """
 
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from pydantic import model_validator
 
@@ -142,7 +142,7 @@ class Distillation(Training):
             )
         return self
 
-    def cache_key(self, width: int) -> dict[str, Any]:
+    def cache_key(self, width: int) -> dict[str, object]:
         """Return the settings that decide the result of a training for a draft of this width,
         except for models and data.
         """

@@ -138,7 +138,7 @@ class HeadBank(nn.Module):
 
     @property
     def needs(self) -> frozenset[str]:
-        return frozenset(name for spec in self.specs for name in spec.config.inputs)
+        return frozenset[str]().union(*(spec.config.inputs for spec in self.specs))
 
     @property
     def heads(self) -> dict[str, AcceptanceHead]:

@@ -1,7 +1,7 @@
 """Training heads with Lightning: a bank on a frozen draft, which is in no checkpoint."""
 
 from collections.abc import Sequence
-from itertools import islice
+from itertools import chain, islice
 
 import torch
 from lightning.pytorch.utilities.types import OptimizerLRScheduler
@@ -62,7 +62,9 @@ class HeadModule(CurveModule):
         if self.bank.predicts == "next_token" and self.trainer.ckpt_path is None:
             batches = self.trainer.datamodule.batches("train", shared=False)
             parts = [self.features(batch.to(self.device)) for batch in islice(batches, 8)]
-            columns = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
+            columns = {}
+            for name in parts[0]:
+                columns[name] = torch.cat([part[name] for part in parts])
             self.bank.standardise(columns)
         self.log_history()
 
@@ -75,9 +77,8 @@ class HeadModule(CurveModule):
         self.bank.scale_gradients(factors)
 
     def named_values(self, values: Sequence[float]) -> dict[str, float]:
-        return {
-            f"{spec.name}/loss": value for spec, value in zip(self.bank.specs, values, strict=True)
-        }
+        names = [f"{spec.name}/loss" for spec in self.bank.specs]
+        return dict(zip(names, values, strict=True))
 
     def configure_gradient_clipping(
         self,
@@ -162,7 +163,7 @@ class HeadModule(CurveModule):
         if self.trainer.world_size > 1:
             parts: list = [None] * self.trainer.world_size
             torch.distributed.all_gather_object(parts, collected)
-            collected = [batch for part in parts for batch in part]
+            collected = list(chain.from_iterable(parts))
         logits, labels, more = zip(*collected, strict=True)
         self._collected.clear()
         return torch.cat(logits, dim=1), torch.cat(labels), list(more)

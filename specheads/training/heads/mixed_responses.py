@@ -183,7 +183,10 @@ class FeatureStore(RowStore):
     def _batches(self, start: str, rows: range) -> list[list[int]]:
         lengths = [len(self.splits[start][0, row]["tokens"]) for row in rows]
         batches = batches_of_tokens(lengths, BATCH_TOKENS)
-        return [[rows[place] for place in batch] for batch in batches]
+        batches_of_rows = list[list[int]]()
+        for batch in batches:
+            batches_of_rows.append([rows[place] for place in batch])
+        return batches_of_rows
 
     def _computed(self, start: str, rows: Sequence[int]) -> list[dict[str, Tensor]]:
         """Return the features (n, ...) of some rows of a split, those that depend on the token (n,

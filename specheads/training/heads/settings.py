@@ -155,7 +155,10 @@ class HeadTraining(Training):
         those of its settings that have several values.
         """
         if self.heads not in KINDS:
-            return [spec for part in self.kinds() for spec in part.specs(pair)]
+            specs_of_kinds = list[HeadSpec]()
+            for part in self.kinds():
+                specs_of_kinds += part.specs(pair)
+            return specs_of_kinds
         inputs = self.head.inputs
         several_inputs = bool(inputs) and not isinstance(inputs[0], str)
         choices: dict[str, tuple] = {
@@ -195,7 +198,7 @@ class HeadTraining(Training):
     def response_share(self) -> float:
         return checked_share(self.predicts, self.mixing.response_share)
 
-    def cache_key(self) -> dict[str, Any]:
+    def cache_key(self) -> dict[str, object]:
         """Return the settings that decide the result of a training, except for the data and the
         heads.
         """

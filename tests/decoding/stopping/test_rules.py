@@ -18,7 +18,6 @@ from specheads.decoding.drafting import ChainState, ChainStep
 from specheads.decoding.engine import ForwardOutput
 from specheads.decoding.engine.compiled_program import modules_in
 from specheads.decoding.step_inputs import DraftMemory
-from specheads.decoding.stopping.survival import SurvivalState
 from specheads.pair.config import config_folder
 
 CPU = torch.device("cpu")
@@ -82,61 +81,6 @@ def random_features(batch, generator, dtype=torch.float32):
     }
     values["entropy"] = 2.5 * (1 - first) * torch.rand(batch, generator=generator, dtype=dtype)
     return values | {"hidden": torch.randn(batch, HIDDEN, generator=generator, dtype=dtype)}
-
-
-def play(rule, rounds, limits, outcomes):
-    """Lengths (R, B) of rounds whose steps have the features `rounds` (R, steps), drafts cut at
-    `limits` (R, B), tokens accepted where `outcomes` (R, B) have as many; and the last state.
-
-    Rows that have ended go on stepping until all have: that must not matter.
-    """
-    batch = limits.shape[1]
-    lengths = []
-    state = rule.start_prompt(batch, CPU)
-    for steps, limit, most in zip(rounds, limits, outcomes, strict=True):
-        lasted = torch.zeros(batch, dtype=torch.long)
-        for number, features in enumerate(steps, start=1):
-            if ((lasted > 0) | (limit < number)).all():
-                break
-            state, stop = rule.step(state, features)
-            lasted = torch.where(stop & (lasted == 0), number, lasted)
-        assert (lasted <= rule.max_tokens).all()
-        drafted = torch.minimum(torch.where(lasted == 0, limit, lasted), limit)
-        lengths.append(drafted)
-        state = rule.start_round(rule.end_round(state, drafted, torch.minimum(drafted, most)))
-    return torch.stack(lengths), state
-
-
-@every_rule
-def test_a_batch_equals_its_rows_one_by_one(rule):
-    generator = torch.Generator().manual_seed(0)
-    batch = 9
-    num_rounds = 12
-    rounds = [
-        [random_features(batch, generator) for _ in range(rule.max_tokens)]
-        for _ in range(num_rounds)
-    ]
-    # Some rounds draft nothing
-    limits = torch.randint(0, 25, (num_rounds, batch), generator=generator)
-    outcomes = torch.randint(0, 12, (num_rounds, batch), generator=generator)
-    together, state = play(rule, rounds, limits, outcomes)
-    assert rule.max_tokens < 6 or together.unique().numel() > 3  # the rounds do differ
-    for row in range(batch):
-        row_rounds = [
-            [{name: value[row : row + 1] for name, value in features.items()} for features in steps]
-            for steps in rounds
-        ]
-        alone, last = play(rule, row_rounds, limits[:, row : row + 1], outcomes[:, row : row + 1])
-        assert together[:, row].tolist() == alone[:, 0].tolist()
-        for many, single in zip(tree_leaves(_read(state)), tree_leaves(_read(last)), strict=True):
-            # What a round's buffer holds is over with it
-            if many.dim() < 2 or many.shape[1] != rule.max_tokens:
-                assert torch.allclose(many[row].double(), single[0].double(), atol=1e-9, rtol=1e-6)
-
-
-def _read(state):
-    """Return a state without what means nothing in rows that step on after they have stopped."""
-    return state._replace(num_expected=()) if isinstance(state, SurvivalState) else state
 
 
 @every_rule

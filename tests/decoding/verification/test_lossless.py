@@ -2,8 +2,6 @@
 decoding samples from.
 """
 
-import random
-
 import pytest
 import torch
 from chains import Model, Warped, difference, emitted_distribution, expected_accepted
@@ -85,26 +83,6 @@ def test_a_walk_that_is_not_reflected_would_be_noticed():
     assert difference(emitted_distribution(Greedy(), target, draft, 3, 4), target) > 1e-3
 
 
-def stop_early(prefix, tokens):
-    """Return a length that depends on what was drafted: a stopping rule's."""
-    return next(
-        (
-            i
-            for i in range(1, len(tokens))
-            if random.Random(repr((prefix, tokens[:i]))).random() < 0.4
-        ),
-        len(tokens),
-    )
-
-
-@pytest.mark.parametrize("rule", [TokenVerification(), BlockVerification()], ids=lambda r: r.label)
-def test_drafts_that_stop_by_what_was_drafted(rule):
-    for target, draft in pairs(2, 4):
-        assert (
-            difference(emitted_distribution(rule, target, draft, 3, 5, stop_early), target) < 1e-9
-        )
-
-
 class Same:
     """The same distribution after every prefix."""
 
@@ -124,18 +102,3 @@ class Same:
 def test_the_worked_example(distribution_of, ninths):
     actual = expected_accepted(distribution_of, Same(1 / 3, 2 / 3), Same(2 / 3, 1 / 3), 2)
     assert actual == pytest.approx(ninths / 9, abs=1e-12)
-
-
-def test_blocks_accept_at_least_as_many_tokens_on_a_thousand_pairs():
-    more = 0
-    for seed in range(1000):
-        vocab_size, num_drafted = ((2, 3), (3, 2), (2, 2), (4, 2))[seed % 4]
-        target = Model(vocab_size, 2 * seed, seed % 3 == 0)
-        draft = Model(vocab_size, 2 * seed + 1, seed % 5 == 0)
-        token, block = (
-            expected_accepted(distribution, target, draft, num_drafted)
-            for distribution in (token_distribution, block_distribution)
-        )
-        assert block >= token - 1e-12
-        more += block > token + 1e-6
-    assert more > 500

@@ -119,23 +119,6 @@ def test_large_vocabularies_with_exact_zeros(rule, warp):
 @pytest.mark.parametrize(
     "distribution_of", [*DISTRIBUTIONS.values(), *(rule.distribution for rule in RULES[2:])]
 )
-def test_a_distribution_is_a_distribution(distribution_of):
-    block = random_block(500, 5, 4, spread=6.0)
-    distribution = distribution_of(block)
-    assert distribution.survival.is_floating_point() and (distribution.length_probs > -1e-6).all()
-    assert torch.allclose(
-        distribution.length_probs.double().sum(dim=1),
-        torch.ones(500, dtype=torch.float64),
-        atol=1e-6,
-    )
-    for accepted in range(6):
-        following = distribution.next_probs(torch.full((500,), accepted))
-        assert (following >= 0).all() and (following.sum(dim=-1) > 0).all()
-
-
-@pytest.mark.parametrize(
-    "distribution_of", [*DISTRIBUTIONS.values(), *(rule.distribution for rule in RULES[2:])]
-)
 def test_ragged_lengths_act_as_shorter_blocks(distribution_of):
     block = random_block(40, 4, 7, dtype=torch.float64)
     lengths = torch.arange(40) % 5

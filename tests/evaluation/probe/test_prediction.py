@@ -257,15 +257,6 @@ def test_overheads_of_rounds_slow_down_drafts_and_those_of_tokens_the_target_alo
     assert faster[FIXED_NAME] == pytest.approx(1.5 * options[FIXED_NAME].speedup.value)
 
 
-def test_verification_is_linear_between_what_was_timed():
-    costs = step_costs(0.1, {0: 1.0, 2: 1.2, 4: 1.3, 8: 1.7, LONGEST: 2.5}, QUIET)
-    assert (
-        costs.verification[:6] == pytest.approx((1.0, 1.1, 1.2, 1.25, 1.3, 1.4))
-        and len(costs.verification) == 17
-    )
-    assert costs.verified_seconds == pytest.approx(0.1) and costs.ratio == pytest.approx(10)
-
-
 def known(**speeds):
     names = {
         "plain": PLAIN,
@@ -318,32 +309,6 @@ def test_the_answer_is_the_simplest_that_nothing_beats(speeds, choice, command):
 
 def said(options):
     return recommended(options, lambda *words: " ".join(words)).text
-
-
-def test_answers_are_sentences_with_intervals():
-    """`known` gives speeds an interval of 0.05, and gains over the fixed length one of 0.01."""
-    alone = "the speed of the target alone"
-    fixed = "fixed_length(num_tokens=3)"
-    over = "over the best fixed length"
-    assert (
-        said(known(fixed=0.9))
-        == "Do not speculate with this draft: nothing is clearly faster than the target alone."
-    )
-    assert (
-        said(known(fixed=1.5))
-        == f"Draft a fixed number of tokens ({fixed}): 1.50x [1.45, 1.55] {alone}."
-    )
-    assert (
-        said(known(fixed=1.5, logistic=1.65))
-        == f"Stop by a logistic ({fixed}): 1.65x [1.60, 1.70] {alone}, +10.0% [+9.0%, +11.0%]"
-        f" {over}."
-    )
-    assert (
-        said(known(fixed=1.0, head=1.25, better=1.5))
-        == f"Train a head (20 wide): 1.25x [1.20, 1.30] {alone}, +25.0% [+24.0%, +26.0%] {over}. A"
-        " draft with 10% more overlap would bring 1.50x [1.45, 1.55] by itself: distil it"
-        " first."
-    )
 
 
 def test_of_several_heads_the_fastest_is_meant_and_none_is_needed():

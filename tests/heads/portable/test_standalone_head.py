@@ -9,7 +9,6 @@ import torch
 from head_kinds import KINDS
 from safetensors.torch import load_file, save_file
 
-from specheads import SpeculativeDecoder, Warp
 from specheads.decoding.stopping import HeadThreshold
 from specheads.heads.head import AcceptanceHead, HeadConfig, load_head, save_head
 from specheads.heads.portable.loaders import STANDALONE, loader_source, write_loader
@@ -206,46 +205,3 @@ def test_the_file_is_whole_and_names_no_part_of_this_project(folder):
     assert (folder / STANDALONE).read_text() == source
     assert "import specheads" not in source and "from specheads" not in source
     compile(source, STANDALONE, "exec")
-
-
-def test_its_rounds_are_the_decoders(nano, prompts, tmp_path):
-    """A decoder that asks the standalone file where to stop drafts as ours does, round by round."""
-    torch.manual_seed(0)
-    config = HeadConfig(
-        hidden_size=160,
-        depth=1,
-        width=8,
-        inputs=("draft_prob", "max_prob", "entropy"),
-        calibration=CALIBRATION,
-    )
-    folder = save_head(AcceptanceHead(config), tmp_path / "head", torch.randn(32, 3))
-    head = StandaloneHead.load(folder)
-    rule = HeadThreshold(load_head(folder), 0.6, max_tokens=8)
-    num_compared = 0
-    for prompt in prompts[:4]:
-        out = SpeculativeDecoder(nano, stopping=rule, warp=Warp(0.0)).generate(prompt, 40)
-        text = list(prompt)
-        for each in out.rounds:
-            if len(text) - len(prompt) > 30 or nano.tokenizer.eos_token_id in each.tokens:
-                break  # the limit or the end cuts drafts short, too
-            num_compared += 1
-            draft_round = DraftRound(head, threshold=0.6, max_tokens=8)
-            drafted = []
-            while True:
-                with torch.no_grad():
-                    distribution = (
-                        nano.draft(torch.tensor([text + drafted])).logits[0, -1].softmax(-1)
-                    )
-                drafted.append(int(distribution.argmax()))
-                entropy = -(distribution * distribution.log()).sum()
-                if draft_round.stops(
-                    {
-                        "draft_prob": distribution[drafted[-1]][None],
-                        "max_prob": distribution.max()[None],
-                        "entropy": entropy[None],
-                    }
-                ):
-                    break
-            assert len(drafted) == each.num_drafted
-            text += each.tokens
-    assert num_compared > 20

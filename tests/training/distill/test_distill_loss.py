@@ -29,6 +29,11 @@ def pair(request):
     return replace(pair)
 
 
+@pytest.fixture
+def small_slices(monkeypatch):
+    monkeypatch.setattr(loss_module, "SLICE_ELEMENTS", 4 * VOCAB_SIZE)
+
+
 def states(pair, seed=0):
     tokens = torch.randint(VOCAB_SIZE, (3, 12), generator=torch.Generator().manual_seed(seed))
     return [
@@ -44,8 +49,7 @@ def plain_losses(pair, draft_hidden, target_hidden, divergence):
 
 
 @pytest.mark.parametrize("divergence", DIVERGENCES)
-def test_losses_and_gradients_in_slices_are_the_plain_ones(pair, divergence, monkeypatch):
-    monkeypatch.setattr(loss_module, "SLICE_ELEMENTS", 4 * VOCAB_SIZE)
+def test_losses_and_gradients_in_slices_are_the_plain_ones(pair, divergence, small_slices):
     hidden, target_hidden = states(pair)
     weight = pair.draft.get_output_embeddings().weight
     results = []
@@ -68,9 +72,8 @@ def test_losses_and_gradients_in_slices_are_the_plain_ones(pair, divergence, mon
     torch.testing.assert_close(overlaps, torch.minimum(t, d).sum(-1), atol=1e-12, rtol=0)
 
 
-def test_no_distributions_are_kept_for_the_gradient(pair, monkeypatch):
+def test_no_distributions_are_kept_for_the_gradient(pair, small_slices):
     """What autograd keeps has the size of hidden states, not of distributions."""
-    monkeypatch.setattr(loss_module, "SLICE_ELEMENTS", 4 * VOCAB_SIZE)
     hidden, target_hidden = states(pair)
     kept = []
     with torch.autograd.graph.saved_tensors_hooks(

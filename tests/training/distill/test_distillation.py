@@ -120,18 +120,6 @@ def test_a_draft_becomes_an_ordinary_folder(cfg, tmp_path, samples, capsys):
 
 
 @pytest.mark.parametrize(
-    ("layers", "num_layers"),
-    [("[0,5]", 2), ("1", 1)],
-)
-def test_a_draft_may_begin_as_layers_of_the_target(cfg, layers, num_layers):
-    folder = distill_draft(cfg("model.draft=null", "samples=text", f"init_layers={layers}")).folder
-    pair = load_pair("nano", draft=str(folder))
-    assert (pair.draft.config.num_hidden_layers, pair.draft.config.hidden_size) == (num_layers, 256)
-    quality = description_of(folder)["test"]
-    assert quality["after"]["overlap"] > quality["before"]["overlap"]
-
-
-@pytest.mark.parametrize(
     "words",
     [
         ["gradient_checkpointing=true", "stored_dtype=float32", "trainer.precision=bf16-mixed"],

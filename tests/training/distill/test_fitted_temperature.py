@@ -6,7 +6,6 @@ from specheads.pair.language_model import LanguageModel
 from specheads.pair.reading import GivenTexts, states_of
 from specheads.pair.revisions import set_draft_temperature
 from specheads.pair.sampling import Warp, overlap
-from specheads.training.distill import draft_quality as draft_quality_module
 from specheads.training.distill.draft_quality import (
     TEMPERATURES,
     draft_quality,
@@ -61,10 +60,3 @@ def test_overlaps_are_those_of_drafts_at_each_temperature(samples):
         draft = LanguageModel(pair.draft, VOCAB, temperature)
         there = overlap(expected, WARP(draft.logits(states_of(draft, texts)))).mean().item()
         assert overlaps[temperature] == pytest.approx(there)
-
-
-def test_the_first_of_equals_is_the_best(pair, samples, monkeypatch):
-    monkeypatch.setattr(
-        draft_quality_module, "overlaps_at", lambda *_: {1.0: 0.5, 0.9: 0.7, 0.8: 0.7}
-    )
-    assert with_fitted_temperature(pair, samples, WARP, 2).draft_lm.temperature == 0.9

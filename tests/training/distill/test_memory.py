@@ -22,7 +22,7 @@ LAYER_STATE = 16 * (TARGET - 31 * LAYER) - 4 * (LAYER - 2 * 4_096)
 @pytest.fixture
 def gpu(monkeypatch):
     """Returns a function that gives the stand-in a number of bytes."""
-    monkeypatch.setattr(memory, "checked_device", lambda device: "cuda")
+    monkeypatch.setattr(memory, "checked_device", lambda device: device or "cuda")
     monkeypatch.setattr(
         "specheads.pair.language_model.load_model",
         lambda *args, **keys: pytest.fail("a model was loaded"),
@@ -55,8 +55,7 @@ def test_the_weights_with_their_state_must_fit_next_to_the_target(
         check_config(PairConfig(**SHAPES, **config), Distillation(**settings))
 
 
-def test_nothing_is_refused_on_a_cpu_and_for_a_draft_that_is_spread(gpu, monkeypatch):
+def test_nothing_is_refused_on_a_cpu_and_for_a_draft_that_is_spread(gpu):
     gpu(1)
     check_config(PairConfig(**SHAPES), Distillation(trainer={"strategy": "deepspeed_stage_3"}))
-    monkeypatch.setattr(memory, "checked_device", lambda device: "cpu")
-    check_config(PairConfig(**SHAPES), Distillation())
+    check_config(PairConfig(**SHAPES, device="cpu"), Distillation())

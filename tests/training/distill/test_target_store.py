@@ -12,8 +12,6 @@ from fakes import tiny_pair
 from specheads.pair.reading import GivenTexts, states_of
 from specheads.training.distill.distill_loss import (
     DIVERGENCES,
-    DistributionSource,
-    TargetDistributions,
     _with_rest,
     computed_distributions,
     most_likely,
@@ -122,39 +120,6 @@ def test_distributions_of_which_all_tokens_are_kept_lose_nothing_but_precision(
     )
     from_store = token_losses(pair.draft_lm, draft, stored_distributions(**store[1, 0]), divergence)
     torch.testing.assert_close(from_store, full, atol=2e-2, rtol=2e-3)
-
-
-@pytest.mark.parametrize("divergence", DIVERGENCES)
-def test_grouping_outcomes_never_increases_a_divergence(pair, texts, tmp_path, divergence):
-    """By the data-processing inequality."""
-    _, target, draft = along(pair, texts, (1, 0))
-    full, _ = token_losses(
-        pair.draft_lm, draft, computed_distributions(pair.target_lm, target), divergence
-    )
-    reduced = most_likely(pair.target_lm.logits(target).log_softmax(-1), 5)
-    source = DistributionSource(
-        lambda piece: TargetDistributions(reduced.log_probs[piece], reduced.ids[piece]), 5
-    )
-    grouped, _ = token_losses(pair.draft_lm, draft, source, divergence)
-    assert (grouped <= full + 1e-12).all() and (grouped < full - 1e-6).any()
-
-
-def test_distributions_are_computed_once_except_for_damaged_shards(
-    pair, texts, tmp_path, monkeypatch
-):
-    store_of(tmp_path, pair, texts).make()
-    calls = []
-    original = TargetStore._computed
-    monkeypatch.setattr(
-        TargetStore, "_computed", lambda self, *rows: calls.append(rows) or original(self, *rows)
-    )
-    store_of(tmp_path, pair, texts).make()
-    assert not calls
-    (shard,) = tmp_path.glob("target_probs/*/*.safetensors")
-    before = shard.read_bytes()
-    shard.write_bytes(before[:-3])
-    store_of(tmp_path, pair, texts).make()
-    assert calls and shard.read_bytes() == before
 
 
 def test_other_texts_targets_and_distributions_have_other_stores(pair, texts, tmp_path):

@@ -4,7 +4,6 @@ import copy
 
 import pytest
 import torch
-from torch.nn.functional import binary_cross_entropy_with_logits
 
 from specheads.heads.head import AcceptanceHead, HeadConfig, set_scale
 from specheads.training.heads.bank import HeadBank, HeadSpec, HeadStack, weighted_bce
@@ -59,39 +58,12 @@ def test_second_derivatives_agree_with_finite_differences(batch):
     )
 
 
-def test_equal_weights_give_pytorchs_binary_cross_entropy(batch):
-    total, weight = weighted_bce(*batch)
-    close(total / weight, binary_cross_entropy_with_logits(*batch))
-
-
-@pytest.mark.parametrize("cut", [1, 17, 39])
-def test_the_sums_of_two_parts_combine_to_the_loss_of_the_whole(batch, cut):
-    logits, labels = batch
-    first = weighted_bce(logits[:cut], labels[:cut], 6.0)
-    second = weighted_bce(logits[cut:], labels[cut:], 6.0)
-    total, weight = weighted_bce(logits, labels, 6.0)
-    close((first[0] + second[0]) / (first[1] + second[1]), total / weight)
-    # which the mean of the parts' own losses is not
-    assert abs((first[0] / first[1] + second[0] / second[1]) / 2 - total / weight) > 1e-4
-
-
 def test_extreme_logits_stay_finite_and_cost_their_size():
     logits = torch.tensor([1e4, -1e4, 1e4, -1e4], requires_grad=True)
     total, weight = weighted_bce(logits, torch.tensor([1.0, 0.0, 0.0, 1.0]), 2.0)
     assert (total.item(), weight.item()) == (2e4 + 1e4, 6)
     total.backward()
     assert logits.grad.tolist() == [0, 0, 2, -1]
-
-
-def test_a_bank_weights_each_heads_loss_by_its_own_weights(batch):
-    logits, labels = batch
-    specs = [HeadSpec(f"{weight}", HeadConfig(4, depth=0), weight) for weight in WEIGHTS]
-    rows = torch.stack([logits + number for number in range(len(specs))])
-    sums, totals = HeadBank(specs, seed=0).losses(rows, labels)
-    for number, weight in enumerate(WEIGHTS):
-        loss, total = formula(logits + number, labels, weight)
-        close(sums[number], loss)
-        close(totals[number], total)
 
 
 # --- stacks

@@ -83,18 +83,6 @@ def test_stored_features_equal_those_of_the_draft_in_every_epoch(
     assert len(files) > 2 or shard_bytes == 2**28
 
 
-def test_each_epoch_has_the_probability_of_its_sample(nano64, rows, tmp_path):
-    data = stored(tmp_path, nano64, rows)["train"]
-    probs = [data[epoch, 4]["features"]["draft_prob"] for epoch in range(4)]
-    assert (
-        not torch.equal(probs[0], probs[1])
-        and not torch.equal(probs[1], probs[2])
-        and torch.equal(probs[0], probs[3])
-    )
-    hidden = [data[epoch, 4]["features"]["hidden"] for epoch in range(2)]
-    assert torch.equal(*hidden)
-
-
 def test_a_complete_store_is_not_made_again_and_a_damaged_shard_alone_is(
     nano64, rows, tmp_path, monkeypatch, caplog
 ):

@@ -11,7 +11,6 @@ from specheads.data_gen.settings import DataGeneration
 from specheads.prompts.sources import NanoSource
 
 ONE_EPOCH = {"trainer": {"max_epochs": 1, "accelerator": "cpu"}, "calibration": 2}
-SETTINGS = specheads.HeadTraining(heads="lookahead", head={"depth": [0, 1]}, **ONE_EPOCH)
 
 
 @pytest.fixture(scope="module")
@@ -20,29 +19,6 @@ def data(nano, tmp_path_factory):
     generation = DataGeneration(max_new_tokens=12, max_prompt_tokens=256)
     folder = generate_data(nano, source, generation, tmp_path_factory.mktemp("data"))
     return specheads.GeneratedData(folder, list(source.load(chats=False)), generation.limits)
-
-
-def test_heads_are_trained_calibrated_and_exported(nano, data, tmp_path):
-    trained = specheads.train_heads(nano, data, SETTINGS, run=tmp_path / "run")
-    names = ["next_token-d0-r1", "next_token-d1-r1"]
-    assert len(names) == 2 and set(trained.calibrated) == set(names) < set(trained.test)
-    for name in names:
-        head = specheads.load_head(trained.folder / name)
-        found = trained.calibrated[name]
-        assert (head.config.calibration is not None) == found.used and head.config.train[
-            "num_prompts"
-        ] == 12
-        assert (
-            head.config.train["dev_ece"] == found.ece
-            and head.config.train["dev_log_loss"] == found.log_loss
-        )
-        assert found.ece.keys() == {"raw", "cross_fitted"} and "auroc" in head.config.train["test"]
-        assert (
-            "fitted on one half of the prompts and measured on the other"
-            in (trained.folder / name / "README.md").read_text()
-        )
-    assert set(trained.information.explained) == {"free logistic", *names}
-    assert json.loads((tmp_path / "run" / "test.json").read_text()).keys() == trained.test.keys()
 
 
 def test_both_kinds_are_trained_as_if_alone_and_compared(nano, data, tmp_path):

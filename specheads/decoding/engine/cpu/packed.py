@@ -8,9 +8,9 @@ weight changes.
 
 import copy
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeGuard, cast
 from weakref import WeakKeyDictionary
 
 import torch
@@ -26,6 +26,9 @@ from specheads.heads.portable.network import Network, ResidualBlock
 from specheads.load import available_memory
 from specheads.pair.language_model import LanguageModel
 from specheads.pair.quantization import on_lattice
+
+if TYPE_CHECKING:
+    from transformers.models.llama.modeling_llama import LlamaDecoderLayer
 
 logger = logging.getLogger(__name__)
 
@@ -58,15 +61,10 @@ def _storage(*weights: Tensor) -> torch.dtype:
     for storage, forms in _LATTICES.items():
         if all(on_lattice(weight, *forms) for weight in weights):
             return storage
-    narrow = (torch.bfloat16, torch.float16)
-    return next(
-        (
-            each
-            for each in narrow
-            if all(torch.equal(weight.to(each).float(), weight) for weight in weights)
-        ),
-        dtype,
-    )
+    for narrow in (torch.bfloat16, torch.float16):
+        if all(torch.equal(weight.to(narrow).float(), weight) for weight in weights):
+            return narrow
+    return dtype
 
 
 def _pack(weight: Tensor, storage: torch.dtype | None = None) -> Tensor:
@@ -89,11 +87,10 @@ def _pack(weight: Tensor, storage: torch.dtype | None = None) -> Tensor:
         if storage == torch.uint8:
             q = q.view(torch.int16)
             q = (q | q >> 4).to(torch.uint8)
-        parts = [
-            _in_panels(part, number * rows, rows)
-            for part in (lattice.d, lattice.m, q.view(torch.int32))
-        ]
-        return torch.cat(parts, dim=-1).view(number, size, -1).view(storage)
+        d = _in_panels(lattice.d, number * rows, rows)
+        m = _in_panels(lattice.m, number * rows, rows)
+        q = _in_panels(q.view(torch.int32), number * rows, rows)
+        return torch.cat([d, m, q], dim=-1).view(number, size, -1).view(storage)
     in_pairs = weight.dtype == torch.bfloat16 and torch.ops.specheads.multiplies_pairs()
     weight = weight if storage is None else weight.to(storage)
     size += size % 2 if in_pairs else 0
@@ -135,7 +132,7 @@ class _Packed(nn.Module):
 class _PackedLinear(_Packed):
     """Linear maps outside of such layers that read the same input, as one packed map."""
 
-    def __init__(self, *members: Any) -> None:
+    def __init__(self, *members: nn.Linear) -> None:
         weights = [member.weight for member in members]
         bias = None if members[0].bias is None else torch.cat([member.bias for member in members])
         super().__init__(
@@ -163,7 +160,7 @@ def is_layer(module: nn.Module) -> bool:
     kind = type(module)
     if kind.__name__ not in _LAYERS or not kind.__module__.startswith("transformers.models."):
         return False
-    layer: Any = module
+    layer = cast("LlamaDecoderLayer", module)
     attention = layer.self_attn
     mlp = layer.mlp
     inputs = (attention.q_proj, attention.k_proj, attention.v_proj)
@@ -185,7 +182,7 @@ def is_layer(module: nn.Module) -> bool:
 
 
 class _PackedLayer(_Packed):
-    def __init__(self, layer: Any) -> None:
+    def __init__(self, layer: "LlamaDecoderLayer") -> None:
         attention = layer.self_attn
         mlp = layer.mlp
         inputs = [attention.q_proj, attention.k_proj, attention.v_proj]
@@ -207,16 +204,16 @@ class _PackedLayer(_Packed):
     def compute(
         self,
         number: int,
-        layer: Any,
+        layer: "LlamaDecoderLayer",
         hidden: Tensor,
         attention_mask: Tensor | None = None,
         position_embeddings: tuple[Tensor, Tensor] | None = None,
         past_key_values: Cache | None = None,
-        **options: Any,
+        **options: object,
     ) -> Tensor:
         """Return the output (B, T, H) of the layer for hidden states (B, T, H)."""
         layers = () if past_key_values is None else past_key_values.layers
-        memory: Any = layers[layer.self_attn.layer_idx] if layers else None
+        memory = layers[layer.self_attn.layer_idx] if layers else None
         if (
             attention_mask is None
             or position_embeddings is None
@@ -253,36 +250,23 @@ class _PackedLayer(_Packed):
 
 def _is_network(module: nn.Module) -> bool:
     """Whether the operator `head_network` computes what this module does."""
-    kind: Any = type(module)
-    if (
-        not isinstance(module, Network)
-        or kind.score is not Network.score
-        or kind.assemble is not Network.assemble
-    ):
+    if not isinstance(module, Network):
         return False
-    maps = [
-        *((block, block.linear) for block in module.blocks),
-        (module.projection,),
-        (module.readout,),
-    ]
-    kinds = {type(part) for parts in maps for part in parts} - {
-        ResidualBlock,
-        nn.Linear,
-        nn.Identity,
-    }
-    parts = [
-        module,
-        *(
-            each
-            for part in (module.projection, module.blocks, module.readout)
-            for each in part.modules()
-        ),
-    ]
-    tensors = [
-        tensor for part in parts for tensor in (*part.parameters(False), *part.buffers(False))
-    ]
+    kind = type(module)
+    if kind.score is not Network.score or kind.assemble is not Network.assemble:
+        return False
+    maps: list[nn.Module] = [module.projection, module.readout]
+    for block in module.blocks:
+        maps += [block, cast(ResidualBlock, block).linear]
+    kinds = set(map(type, maps))
+    parts: list[nn.Module] = [module]
+    for inner in (module.projection, module.blocks, module.readout):
+        parts += inner.modules()
+    tensors = list[Tensor]()
+    for part in parts:
+        tensors += [*part.parameters(False), *part.buffers(False)]
     return (
-        not kinds
+        kinds <= {ResidualBlock, nn.Linear, nn.Identity}
         and not any(map(is_hooked, parts))
         and not any(is_made_of_tensors(tensor) for tensor in tensors)  # such as quantized ones
         and len({tensor.dtype for tensor in tensors}) == 1
@@ -293,23 +277,22 @@ def _is_network(module: nn.Module) -> bool:
 class PackedNetwork(_Packed):
     """A head's network as one operator."""
 
-    def __init__(self, network: Any) -> None:
-        projected = isinstance(network.projection, nn.Linear)
-        linears = [block.linear for block in network.blocks]
+    def __init__(self, network: Network) -> None:
+        projection = network.projection if isinstance(network.projection, nn.Linear) else None
+        linears = [cast(ResidualBlock, block).linear for block in network.blocks]
         tensors = {
             "input_mean": network.input_mean,
             "input_scale": network.input_scale,
-            "projection": _pack(network.projection.weight) if projected else None,
-            "projection_bias": network.projection.bias if projected else None,
+            "projection": None if projection is None else _pack(projection.weight),
+            "projection_bias": None if projection is None else projection.bias,
             "blocks": torch.cat([_pack(linear.weight) for linear in linears]) if linears else None,
             "block_biases": torch.stack([linear.bias for linear in linears]) if linears else None,
             "readout": network.readout.weight[0],
             "readout_bias": network.readout.bias,
         }
-        copies = {
-            name: None if each is None else each.detach().clone().contiguous()
-            for name, each in tensors.items()
-        }
+        copies = dict[str, Tensor | None]()
+        for name, tensor in tensors.items():
+            copies[name] = None if tensor is None else tensor.detach().clone().contiguous()
         super().__init__(**copies)
 
     def logits(self, inputs: Tensor) -> Tensor:
@@ -317,19 +300,21 @@ class PackedNetwork(_Packed):
         return torch.ops.specheads.head_network(inputs, *self._buffers.values())
 
 
-def _is_packable(module: nn.Module) -> bool:
+def _is_packable(module: nn.Module) -> TypeGuard[nn.Linear]:
     if type(module) is not nn.Linear or is_made_of_tensors(module.weight):
         return False
     return module.weight.dtype in _TYPES
 
 
-def _groups_of(model: nn.Module, packs_layers: bool = True) -> list[list[Any]]:
+def _groups_of(model: nn.Module, packs_layers: bool = True) -> list[list[nn.Module]]:
     """Return a model's layers, and linear maps outside of them, together if they read one input and
     all have a bias or none.
     """
     layers = [module for module in model.modules() if packs_layers and is_layer(module)]
-    taken = {module for layer in layers for module in layer.modules()}
-    groups: dict[Any, list[Any]] = {}
+    taken = set[nn.Module]()
+    for layer in layers:
+        taken.update(layer.modules())
+    groups: dict[tuple[object, ...], list[nn.Module]] = {}
     for parent in model.modules():
         for name, child in parent.named_children():
             if child not in taken and _is_packable(child):
@@ -348,13 +333,11 @@ _copies: WeakKeyDictionary[nn.Module, tuple[Weights, nn.Module]] = WeakKeyDictio
 @torch.no_grad()
 def _copy_of(group: Sequence[nn.Module]) -> Any:
     if not _is_current(group):
-        kind = (
-            _PackedLayer
-            if is_layer(group[0])
-            else PackedNetwork
-            if _is_network(group[0])
-            else _PackedLinear
-        )
+        kind: Callable[..., nn.Module] = _PackedLinear
+        if is_layer(group[0]):
+            kind = _PackedLayer
+        elif _is_network(group[0]):
+            kind = PackedNetwork
         _copies[group[0]] = Weights(*group), kind(*group)
     return _copies[group[0]][1]
 
@@ -379,11 +362,10 @@ class PackedModel(nn.Module):
         copies = [_copy_of(group) for group in groups]
         self.networks = {network: _copy_of([network]) for network in networks}
         self.copies = nn.ModuleList([*copies, *self.networks.values()])
-        packed = {
-            member: (copied, i)
-            for group, copied in zip(groups, copies, strict=True)
-            for i, member in enumerate(group)
-        }
+        packed = {}
+        for group, copied in zip(groups, copies, strict=True):
+            for i, member in enumerate(group):
+                packed[member] = (copied, i)
         self.lm = copy.copy(lm)
         self.lm.model = _sharing(lm.model, packed, {})
         self.lm.input_embedding = self.lm.model.get_input_embeddings()
@@ -391,8 +373,10 @@ class PackedModel(nn.Module):
 
 
 def _sharing(
-    module: Any, packed: dict[nn.Module, tuple[Any, int]], made: dict[nn.Module, Any]
-) -> Any:
+    module: nn.Module,
+    packed: dict[nn.Module, tuple[Any, int]],
+    made: dict[nn.Module, nn.Module],
+) -> nn.Module:
     """Return a tree of modules with the tensors of `module` in which those that are `packed`
     compute with their copies.
     """
@@ -404,7 +388,7 @@ def _sharing(
             new._modules[name] = None if child is None else _sharing(child, packed, made)
         if module in packed:
             copied, number = packed[module]
-            new.forward = partial(copied.compute, number, new)
+            vars(new)["forward"] = partial(copied.compute, number, new)
     return made[module]
 
 
@@ -413,20 +397,16 @@ def bytes_to_pack(lm: LanguageModel, networks: Sequence[nn.Module] = ()) -> int:
     yet.
     """
     groups = [*_groups_of(lm.model), *([network] for network in networks)]
-    weights = [
-        weight
-        for group in groups
-        if not _is_current(group)
-        for module in group
-        for weight in module.parameters()
-    ]
-    storages = [
-        _storage(weight[: -(-_NUM_SAMPLED * len(weight) // weight.numel())]) for weight in weights
-    ]
-    return sum(
-        round(weight.numel() * _BYTES.get(each, each.itemsize))
-        for weight, each in zip(weights, storages, strict=True)
-    )
+    num_bytes = 0
+    for group in groups:
+        if _is_current(group):
+            continue
+        for module in group:
+            for weight in module.parameters():
+                sampled_rows = -(-_NUM_SAMPLED * len(weight) // weight.numel())
+                storage = _storage(weight[:sampled_rows])
+                num_bytes += round(weight.numel() * _BYTES.get(storage, storage.itemsize))
+    return num_bytes
 
 
 def packed_model(
@@ -437,7 +417,9 @@ def packed_model(
 
     `packs_layers`: whether a whole layer is one operator where that is possible.
     """
-    networks = [module for other in others for module in other.modules() if _is_network(module)]
+    networks = list[nn.Module]()
+    for other in others:
+        networks += filter(_is_network, other.modules())
     groups = _groups_of(lm.model, packs_layers)
     needed = bytes_to_pack(lm, networks)
     if needed > _SPARE_MEMORY * available_memory():
