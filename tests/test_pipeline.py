@@ -121,16 +121,14 @@ def test_evaluate_replays_rules_and_decodes_the_best(folder):
     assert "the best of each family" not in done.stdout  # but with verbose=true
     names = {path.name for path in report.parent.iterdir()}
     assert {"report.html", "report.json", "generations.jsonl", "overheads.jsonl", "wandb"} <= names
-    # Three short responses on a machine that runs tests tell nothing: what they took is doubted,
-    # and no threshold is stored.
-    assert (
-        content["doubts"]
-        and json.loads((exported / "config.json").read_text())["recommended"] is None
-    )
-    assert (
-        "no threshold was stored" in done.stdout + done.stderr
-        or "no threshold is recommended" in done.stdout + done.stderr
-    )
+    # Three short responses tell little, so the answer is doubted; whether the head's threshold is
+    # stored follows from the recording at this machine's costs.
+    assert content["doubts"]
+    stored = json.loads((exported / "config.json").read_text())["recommended"]
+    found = "now holds no threshold" if stored is None else f"threshold {stored['threshold']:g}"
+    assert found in done.stdout + done.stderr
+    if stored is None:
+        assert verdict["answer"]["use"] != "head"
 
 
 def test_the_same_evaluation_gives_the_same_numbers_and_records_nothing_twice(folder):
