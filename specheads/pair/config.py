@@ -103,8 +103,8 @@ class PairConfig(Settings):
     chat_template_kwargs: Annotated[Mapping[str, object], BeforeValidator(_check_arguments)] = (
         setting(
             {},
-            "the arguments of the chat template, such as {enable_thinking: false}, {reasoning_effort:"
-            " low}",
+            "the arguments of the chat template, such as {enable_thinking: false},"
+            " {reasoning_effort: low}",
         )
     )
     draft_temperature: PositiveNumber | None = setting(

@@ -587,7 +587,8 @@ def _check_chat_template(pair: Pair) -> None:
             else ""
         )
         logger.warning(
-            "the chat template of %s writes today's date, so another day gives a different data set%s",
+            "the chat template of %s writes today's date, so another day gives a different"
+            " data set%s",
             pair.target_id,
             keep,
         )

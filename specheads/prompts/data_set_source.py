@@ -237,9 +237,9 @@ class DatasetSource:
                     response = answers.fill(row) if answers and text is not None else None
                     if text is not None and text.startswith(_REFERENCE):
                         raise UserError(
-                            f"data.path={self.path!r}, {place} refers to a different data set in place"
-                            " of its text; run the prepare.py that SPEED-Bench's card links, and"
-                            " give the file that it writes: data.path=<file>."
+                            f"data.path={self.path!r}, {place} refers to a different data set in"
+                            " place of its text; run the prepare.py that SPEED-Bench's card links,"
+                            " and give the file that it writes: data.path=<file>."
                         )
                     of_row = (
                         []
