@@ -29,8 +29,8 @@ def notebook(script: str) -> dict:
 
 
 if __name__ == "__main__":
-    for name in sys.argv[1:]:
-        path = Path(name)
+    scripts = sys.argv[1:] or [Path(__file__).with_name("real_pair.py")]
+    for path in map(Path, scripts):
         path.with_suffix(".ipynb").write_text(
             json.dumps(notebook(path.read_text()), indent=1) + "\n"
         )
