@@ -277,7 +277,7 @@ def test_the_docs_say_what_each_runner_takes(folders, head, cut_draft, runner):
             )
             triton = "requires Triton" in did["error"]
             found.append(
-                "refused by a sentence"
+                "rejected with an error message"
                 if ours
                 else "needs Triton"
                 if triton
