@@ -3,6 +3,7 @@ Hydra.
 """
 
 import ast
+import importlib.util
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -185,6 +186,23 @@ def test_evaluation_and_training_stand_side_by_side(tree):
     for room, other in (("evaluation", "training"), ("training", "evaluation")):
         importers = tree.importers(f"specheads.{room}")
         assert importers and not [name for name in importers if f".{other}." in name]
+
+
+@pytest.mark.parametrize("folder", ["benchmarks", "examples", "tests/gpu", "tests/vllm"])
+def test_names_that_are_imported_elsewhere_exist(folder):
+    """Also in what runs on other machines only, where a rename would show too late."""
+    missing = []
+    for path in (ROOT / folder).rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ImportFrom) and f"{node.module}.".startswith("specheads."):
+                module = importlib.import_module(node.module)
+                missing += [
+                    f"{path.relative_to(ROOT)}: {node.module}.{alias.name}"
+                    for alias in node.names
+                    if not hasattr(module, alias.name)
+                    and not importlib.util.find_spec(f"{node.module}.{alias.name}")
+                ]
+    assert missing == []
 
 
 def test_configs_alone_name_the_papers_room(tree):

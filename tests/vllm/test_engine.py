@@ -305,9 +305,10 @@ def test_the_settings_of_an_evaluation_are_ones_that_vllm_takes(folders, tmp_pat
     from vllm.engine.arg_utils import EngineArgs
     from vllm.utils.argparse_utils import FlexibleArgumentParser
 
-    from specheads.integrations.formats import ENGINES, Drafting
+    from specheads.integrations.formats import ENGINES, DraftLength, EngineDrafting
 
-    written = ENGINES["vllm"][1](Drafting(str(folders["draft"]), [(1, 5), (4, 3), (16, 0)], None))
+    lengths = [DraftLength(1, 5), DraftLength(4, 3), DraftLength(16, 0)]
+    written = ENGINES["vllm"][1](EngineDrafting(str(folders["draft"]), lengths, None))
     flag, _, config = written.partition(" ")
     parser = EngineArgs.add_cli_args(FlexibleArgumentParser())
     words = ["--model", str(folders["target"]), "--dtype", "float32", flag, config.strip("'")]
