@@ -1,8 +1,7 @@
 """Damaged files of every kind are refused in one message, or read as before: no other error, and
 nothing wrong in silence.
 
-`SPECHEADS_MUTATIONS` is the number of mutations of each kind; `python -m tests.mutations 2000`
-prints a table of them.
+`SPECHEADS_MUTATIONS` is the number of mutations of each kind.
 """
 
 import os

@@ -4,7 +4,7 @@ import random
 import shutil
 import traceback
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -89,18 +89,3 @@ def _read(kind: Kind, folder: Path, before: Any, checked: bool) -> str:
         return "as before"
     return f"failed: read in silence as {after!r:.500}" if checked else "another value"
 
-
-def rows(
-    kinds: dict[str, Kind], folder: Path, count: int, seed: int = 0
-) -> Iterator[tuple[str, Outcomes]]:
-    """Yield the outcomes of each kind."""
-    for name, kind in kinds.items():
-        yield (
-            name,
-            tried(
-                kind,
-                folder / name.replace(" ", "_").replace("/", "_"),
-                max(1, round(count * kind.share)),
-                seed,
-            ),
-        )
