@@ -61,10 +61,10 @@ def test_no_source_runs_what_a_file_or_a_model_says():
     ruff += ["--output-format=json", f"--select={RUNS_CODE}", *CODE]
     found = json.loads(subprocess.run(ruff, cwd=ROOT, capture_output=True, check=False).stdout)
     assert [place["filename"] for place in found] == [str(ALLOWED)]
-    paths = [path for name in CODE for path in (ROOT / name).rglob("*.py")]
+    paths = [path for name in CODE for path in (ROOT / name, *(ROOT / name).rglob("*.py"))]
     calls = [
         (path, node)
-        for path in paths
+        for path in filter(Path.is_file, paths)
         for node in ast.walk(ast.parse(path.read_text()))
         if isinstance(node, ast.Call)
     ]
