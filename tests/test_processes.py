@@ -8,6 +8,7 @@ import os
 import re
 import signal
 import socket
+from subprocess import Popen
 
 import pytest
 import torch
@@ -85,14 +86,14 @@ TWO += ["trainer.log_every_n_steps=1"]
 SAME = {"rel": 2e-4, "abs": 2e-5}  # sums of float32 numbers in another order
 
 
-def interrupted(folder, signal_number, *words):
-    """Start a command, send its processes a signal once there is a checkpoint, and return the exit
-    code and what it printed.
+def interrupted(folder, end, *words):
+    """Start a command, end it once there is a checkpoint, and return the exit code and what it
+    printed.
     """
     process = start(folder, *words)
     checkpoint = "outputs/*/*/checkpoints/last.ckpt"
     wait_for(lambda: list(folder.glob(checkpoint)) or process.poll() is not None)
-    os.killpg(process.pid, signal_number)
+    end(process)
     output = process.communicate(timeout=120)[0]
     return process.returncode, output
 
@@ -115,8 +116,9 @@ def ran(folder, *words):
 )
 def test_two_processes_train_together_and_resume_together(words, number, made, tmp_path):
     words = ["specheads", *words, *TWO]
-    code, output = interrupted(tmp_path, number, *words)
-    if number == signal.SIGTERM:  # to all of them, as a scheduler sends it
+    # To all of them, as a scheduler sends it.
+    code, output = interrupted(tmp_path, lambda first: os.killpg(first.pid, number), *words)
+    if number == signal.SIGTERM:
         assert code == 143, output
         assert "stopped by SIGTERM; the same command resumes it" in output
         assert "Traceback" not in output
@@ -147,7 +149,7 @@ def test_a_run_of_two_processes_is_resumed_by_one(tmp_path):
     """In the folder that the first of them chose, with the curve of one process."""
     words = ["specheads", "train", *TRAINED, *SIX]
     launched = ["torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", *words]
-    _, output = interrupted(tmp_path, signal.SIGTERM, *launched)
+    _, output = interrupted(tmp_path, Popen.terminate, *launched)  # torchrun sends it on
     assert output.count("stopped by SIGTERM; the same command resumes it") == 1
     assert output.count("training next_token") == 1
     assert "resumed from" in ran(tmp_path, *words)
