@@ -6,12 +6,11 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
-from fakes import CountingTokenizer
+from families import VOCAB_SIZE, noisy_pair
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
 from specheads.pair.pair import Pair
 
-VOCAB_SIZE = 29
 WINDOW = 12
 LENGTH = 160
 MOST_WEIGHTS = 2e7  # of a model that is made; larger ones have sizes that are not shrunk here
@@ -173,17 +172,4 @@ def tiny_pair(name: str, **more: Any) -> Pair:
     The draft is the target with noise, so that it is often right and often wrong.
     """
     target, draft = (tiny_model(tiny_config(name, **more), seed=4) for _ in range(2))
-    torch.manual_seed(2)
-    for weight in draft.parameters():
-        if weight.is_floating_point():
-            weight += 0.05 * weight.abs().mean() * torch.randn_like(weight)
-    return Pair(
-        target,
-        draft,
-        CountingTokenizer(VOCAB_SIZE),
-        name,
-        f"{name}-target",
-        "r1",
-        f"{name}-draft",
-        "r2",
-    )
+    return noisy_pair(name, target, draft)
