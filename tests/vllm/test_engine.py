@@ -1,4 +1,4 @@
-"""vLLM with a head on its draft model: the target's own tokens and the target's own distribution."""
+"""vLLM with a head on its draft model: tokens and distribution are those of the target."""
 
 import itertools
 import json
