@@ -1,5 +1,4 @@
-"""Which versions this project runs with: a part of the tests in environments with the oldest and
-the newest packages.
+"""Run a part of the tests with the oldest, the pinned and the newest packages.
 
     python tests/versions.py oldest=python3.11 pinned=python3.11 newest=python3.12
 
