@@ -91,8 +91,9 @@ def models_of_commands():
 
 @pytest.mark.parametrize(("command", "model"), list(models_of_commands()))
 def test_every_model_composes_with_every_command(command, model):
-    cfg = command_config(command, [f"model={model}"])
-    assert cfg.model.name == model
+    named = ["model.draft=a", "model.target=b"] if model == "mine" else []
+    cfg = command_config(command, [f"model={model}", *named])
+    assert cfg.model.name == model and model_config(cfg).target
     source = prompt_source(plain(cfg.data))
     assert (type(source).__name__ == "NanoSource") == (model in ("nano", "mini"))
 
@@ -189,9 +190,3 @@ def test_every_recipe_composes_and_all_its_keys_are_read(experiment):
 @pytest.mark.parametrize("command", PROGRAMS)
 def test_every_key_of_a_command_is_read(command):
     check_keys(command_config(command, ["paths.run=run"]), verb_of(command).settings())
-
-
-@pytest.mark.parametrize("name", MODELS)
-def test_every_key_of_a_pair_is_read(name):
-    models = ["model.draft=a", "model.target=b"] if name == "mine" else []
-    assert model_config(command_config("train", [f"model={name}", *models])).target

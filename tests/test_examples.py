@@ -16,7 +16,6 @@ from fakes import tiny_pair
 from warm_processes import run as run_warm
 
 import specheads
-from examples.new_draft import KnownText
 from examples.new_stopping_rule import UnsureTokens
 from examples.speculative_decoding import speculative_decode
 from specheads import (
@@ -25,7 +24,6 @@ from specheads import (
     SpeculativeDecoder,
     Warp,
     generate_baseline,
-    papers,
     stopping,
 )
 from specheads.heads.head import save_head
@@ -114,16 +112,6 @@ def test_a_new_rule_stops_after_unsure_tokens():
     assert [numbers.tolist() for numbers in state] == [[0, 0], [0, 0]]
 
 
-@pytest.mark.parametrize("warp", [Warp(0), Warp(1.0, 20)], ids=["greedy", "sampled"])
-def test_a_new_rule_decodes(nano, prompts, warp):
-    decoder = SpeculativeDecoder(nano, stopping=UnsureTokens(max_tokens=6), warp=warp)
-    rounds = [each for ids in prompts[:3] for each in decoder.generate(ids, 24).rounds]
-    assert len({each.num_drafted for each in rounds}) > 2
-    if warp.greedy:
-        alone = generate_baseline(nano, prompts[0], 24, warp=warp)
-        assert torch.equal(decoder.generate(prompts[0], 24).tokens, alone.tokens)
-
-
 @pytest.mark.parametrize(
     ("name", "words"),
     [
@@ -139,18 +127,6 @@ def test_what_is_new_is_evaluated_from_the_command_line(name, words, tmp_path):
     assert done.returncode == 0, done.stderr
     report = next(tmp_path.glob("outputs/evaluate/*/report.json")).read_text()
     assert ("unsure_tokens" in report) == (name == "unsure_tokens")
-
-
-def test_known_text_is_drafted(nano, tmp_path):
-    text = "def mean(values):\n    return sum(values) / len(values)\n"
-    (tmp_path / "text.py").write_text(text)
-    drafting = KnownText(str(tmp_path / "text.py"))
-    rule = stopping.FixedLength(8)
-    decoder = SpeculativeDecoder(nano, drafting, rule, papers.TreeMatch(), Warp(0), "eager")
-    ids = nano.encode_instruction("def mean(values):\n")
-    out = decoder.generate(ids, 24)
-    assert out.stats.num_drafted > 8
-    assert torch.equal(out.tokens, generate_baseline(nano, ids, 24, warp=Warp(0)).tokens)
 
 
 def test_a_new_input_is_learned_and_decoded_with(tmp_path):

@@ -14,26 +14,15 @@ from hydra.core.hydra_config import HydraConfig
 
 from specheads.commands.command import NoteRunKey
 from specheads.commands.main import VERB_OF_PARENT, main
-from specheads.prompts import sources as nano_source
 
 SMALL = ["data.num_train=4", "data.num_dev=2", "data.num_test=2", "data.max_new_tokens=4"]
 
 
-@pytest.fixture(scope="module")
-def library():
-    return {side: list(nano_source.standard_library(side))[::8] for side in ("dev", "test")}
-
-
 @pytest.fixture
-def folder(tmp_path, monkeypatch, library):
-    """The working folder of a command, with files to be wrong about.
-
-    Reading the standard library takes seconds.
-    """
-    monkeypatch.setattr(nano_source, "standard_library", lambda side: iter(library[side]))
-    (tmp_path / "broken.jsonl").write_text(
-        '{"instruction": "a"}\n{"instruction": "b"}\n{"instruction": \n'
-    )
+def folder(tmp_path, monkeypatch):
+    """The working folder of a command, with files to be wrong about."""
+    rows = ['{"instruction": "a"}', '{"instruction": "b"}', '{"instruction": ']
+    (tmp_path / "broken.jsonl").write_text("\n".join([*rows, ""]))
     (tmp_path / "a_file").touch()
     (tmp_path / "a_folder").mkdir()
     (tmp_path / "adapter").mkdir()
