@@ -133,12 +133,8 @@ def with_code(tmp_path, trace):
 @pytest.mark.parametrize("role", ["draft", "target"])
 def test_code_with_a_model_runs_only_where_that_model_is_trusted(with_code, trace, role):
     other = "target" if role == "draft" else "draft"
-    keys = {
-        role: with_code(role),
-        other: f"embedded:nano/{other}",
-        "tokenizer": "embedded:nano",
-        "dtype": "float32",
-    }
+    keys = {role: with_code(role), other: f"embedded:nano/{other}"}
+    keys |= {"tokenizer": "embedded:nano", "dtype": "float32"}
     for trusted in ({}, {"trust_remote_code": False}, {"trust_remote_code": other}):
         with pytest.raises(UserError, match="trust_remote_code"):
             load_pair(**keys, **trusted)
@@ -172,22 +168,16 @@ def from_hub(tmp_path, monkeypatch):
         for name in ("main", "v1"):
             (repository / "refs" / name).write_text(commit)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
-    return load_pair(
-        draft="somebody/draft", target="somebody/target", target_revision="v1", dtype="float32"
-    )
+    models = {"draft": "somebody/draft", "target": "somebody/target"}
+    return load_pair(**models, target_revision="v1", dtype="float32")
 
 
 def test_exports_name_the_commits_of_both_models(from_hub, tmp_path):
     revisions = {role: content_of(f"embedded:nano/{role}") for role in COMMITS}
-    assert (from_hub.draft_revision, from_hub.target_revision) == (
-        revisions["draft"],
-        revisions["target"],
-    )
-    assert (
-        revision_of(from_hub.draft.config, "somebody/draft")
-        == revision_at("somebody/draft")
-        == revisions["draft"]
-    )
+    loaded = {"draft": from_hub.draft_revision, "target": from_hub.target_revision}
+    assert loaded == revisions
+    found = revision_of(from_hub.draft.config, "somebody/draft")
+    assert found == revision_at("somebody/draft") == revisions["draft"]
     expected = {
         role: {"id": f"somebody/{role}", "revision": revisions[role], "commit": commit}
         for role, commit in COMMITS.items()
@@ -196,13 +186,11 @@ def test_exports_name_the_commits_of_both_models(from_hub, tmp_path):
     head = AcceptanceHead(spec.config)
     folder = save_head(head, tmp_path / "head", torch.randn(4, head.config.input_size))
     written = json.loads((folder / "config.json").read_text())
-    assert {role: written[role] for role in COMMITS} == expected
-    assert all(
-        f"somebody/{role} (commit {commit})" in (folder / "README.md").read_text()
-        for role, commit in COMMITS.items()
-    )
     provenance = draft_provenance(from_hub, Distillation(), tmp_path, 1)
-    assert {role: provenance[role] for role in COMMITS} == expected
+    card = (folder / "README.md").read_text()
+    for role, commit in COMMITS.items():
+        assert written[role] == provenance[role] == expected[role]
+        assert f"somebody/{role} (commit {commit})" in card
 
 
 # --- what a model wrote
@@ -234,15 +222,12 @@ class Tags(HTMLParser):
 
 
 def test_responses_and_prompts_are_text_on_the_page_whatever_they_hold():
-    report = report_example()
-
     def page_with(texts):
-        pieces = [[("accepted", text), ("rejected", text), ("target", text)] for text in texts]
         samples = [
-            TextSample("fixed_length(num_tokens=5)", text, each)
-            for text, each in zip(texts, pieces, strict=True)
+            TextSample("K=5", text, [(kind, text) for kind in ("accepted", "rejected", "target")])
+            for text in texts
         ]
-        return Tags(html_of(replace(report, texts=samples)))
+        return Tags(html_of(replace(report_example(), texts=samples)))
 
     harmless = [f"harmless {number}" for number in range(len(TEXTS))]
     plain = page_with(harmless)
@@ -250,10 +235,8 @@ def test_responses_and_prompts_are_text_on_the_page_whatever_they_hold():
     assert page.tags == plain.tags
     for text, other in zip(TEXTS, harmless, strict=True):
         assert "".join(page.text).count(text) == "".join(plain.text).count(other) > 0
-    assert any(
-        tag == "meta" and "default-src 'none'" in (dict(attrs).get("content") or "")
-        for tag, attrs in page.tags
-    )
+    policies = [str(dict(attrs).get("content")) for tag, attrs in page.tags if tag == "meta"]
+    assert any("default-src 'none'" in policy for policy in policies)
 
 
 # --- what is promised

@@ -25,14 +25,8 @@ from specheads.storage.journal import Journal
 from specheads.storage.row_store import RowStore
 from specheads.storage.shards import ShardStore
 
-SCHEMA = pa.schema(
-    {
-        "number": pa.int32(),
-        "text": pa.string(),
-        "ids": pa.list_(pa.int32()),
-        "probs": pa.list_(pa.float32()),
-    }
-)
+LISTS = {"ids": pa.list_(pa.int32()), "probs": pa.list_(pa.float32())}
+SCHEMA = pa.schema({"number": pa.int32(), "text": pa.string(), **LISTS})
 PROVENANCE = {"target": ["t", "r"], "seed": 0}
 numbers = st.integers(-(2**31), 2**31 - 1)
 rows = st.fixed_dictionaries(
@@ -218,23 +212,15 @@ class Letters:
 @tries(0.2)
 @given(interruptions, st.integers(1, 3))
 def test_generated_data_has_the_same_bytes_after_any_interruptions(interruptions, rows_per_shard):
-    settings = DataGeneration(
-        warp=Warp(1.0, top_k=3),
-        max_new_tokens=5,
-        max_prompt_tokens=8,
-        batch_size=2,
-        rows_per_shard=rows_per_shard,
-    )
+    sizes = {"max_new_tokens": 5, "max_prompt_tokens": 8, "batch_size": 2}
+    settings = DataGeneration(warp=Warp(1.0, top_k=3), rows_per_shard=rows_per_shard, **sizes)
     pair = tiny_pair(4, scale=2.0)
     with folder() as here, folder() as alone:
         for step, share in interruptions:
             with killed_at(step, share):
                 generate_data(pair, Letters(), settings, here)
-        assert (
-            generate_data(pair, Letters(), settings, here).name
-            == generate_data(pair, Letters(), settings, alone).name
-        )
-        assert content(here) == content(alone)
+        made, whole = (generate_data(pair, Letters(), settings, each) for each in (here, alone))
+        assert made.name == whole.name and content(here) == content(alone)
 
 
 entries = st.dictionaries(
