@@ -141,29 +141,15 @@ def test_every_path_decodes_the_same_tokens_in_the_same_rounds(environment, tmp_
 
 
 @pytest.fixture(scope="module")
-def server(environment):
-    """Runs the programs of the environment."""
-    server = Server(environment / "python", PYTHONPATH="")
-    assert server.package.is_relative_to(environment.parent)
-    return server
+def home(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("home") / USER
+    folder.mkdir()
+    return folder
 
 
 @pytest.fixture(scope="module")
-def commands(environment, tmp_path_factory):
-    """The home folder of a user, after every kind of installed command has run in it, and what each
-    printed.
-
-    Models and prompts lie there, too, and are given by absolute paths: a pair without a config goes
-    through every stage, and evaluate is the command that train names.
-    """
-    home = tmp_path_factory.mktemp("home") / USER
-    project = home / "project"
-    project.mkdir(parents=True)
-    nano = shutil.copytree(
-        ROOT / "specheads" / "nano", home / "nano", ignore=shutil.ignore_patterns("*.py")
-    )
-    rows = [json.dumps({"question": f"def add_{number}(a, b):\n"}) for number in range(40)]
-    (home / "mine.jsonl").write_text("\n".join(rows))
+def server(environment, home):
+    """Runs the programs of the environment, for a user."""
     user = {
         "HOME": str(home),
         "USER": USER,
@@ -177,6 +163,26 @@ def commands(environment, tmp_path_factory):
         "HF_HOME": str(home / "hub"),
         "MPLCONFIGDIR": str(home.parent / "matplotlib"),
     }
+    server = Server(environment / "python", PYTHONPATH="", **user)
+    assert server.package.is_relative_to(environment.parent)
+    return server
+
+
+@pytest.fixture(scope="module")
+def commands(environment, home, server):
+    """The home folder of a user, after every kind of installed command has run in it, and what each
+    printed.
+
+    Models and prompts lie there, too, and are given by absolute paths: a pair without a config goes
+    through every stage, and evaluate is the command that train names.
+    """
+    project = home / "project"
+    project.mkdir()
+    nano = shutil.copytree(
+        ROOT / "specheads" / "nano", home / "nano", ignore=shutil.ignore_patterns("*.py")
+    )
+    rows = [json.dumps({"question": f"def add_{number}(a, b):\n"}) for number in range(40)]
+    (home / "mine.jsonl").write_text("\n".join(rows))
     pair = [f"model.{role}={nano / role}" for role in ("draft", "target")]
     shared = [
         "model=mine",
@@ -200,7 +206,6 @@ def commands(environment, tmp_path_factory):
         "distill": [*shared, *SMALL],
     }
     printed = {}
-    server = Server(environment / "python", PYTHONPATH="", **user)
     for verb, words in lines.items():
         heads = [str(path.parent) for path in project.glob("outputs/head/*/heads/*/config.json")]
         if verb == "evaluate":
