@@ -150,19 +150,10 @@ def home(tmp_path_factory):
 @pytest.fixture(scope="module")
 def server(environment, home):
     """Runs the programs of the environment, for a user."""
-    user = {
-        "HOME": str(home),
-        "USER": USER,
-        "LOGNAME": USER,
-        "USERNAME": USER,
-        "HF_TOKEN": TOKEN,
-        "WANDB_API_KEY": KEY,
-    }
-    user |= {
-        "SPECHEADS_CACHE": "",
-        "HF_HOME": str(home / "hub"),
-        "MPLCONFIGDIR": str(home.parent / "matplotlib"),
-    }
+    user = {"HOME": str(home), "HF_HOME": str(home / "hub"), "SPECHEADS_CACHE": ""}
+    user |= dict.fromkeys(("USER", "LOGNAME", "USERNAME"), USER)
+    user |= {"HF_TOKEN": TOKEN, "WANDB_API_KEY": KEY}
+    user["MPLCONFIGDIR"] = str(home.parent / "matplotlib")
     server = Server(environment / "python", PYTHONPATH="", **user)
     assert server.package.is_relative_to(environment.parent)
     return server
