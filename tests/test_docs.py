@@ -36,7 +36,8 @@ FILLED = {
         'HeadTraining(heads="lookahead", trainer={"max_epochs": 1}, calibration=None)'
     ),
     "Evaluation(num_prompts=32)": (
-        "Evaluation(num_prompts=2, num_dev_prompts=2, num_live_prompts=1, max_new_tokens=8)"
+        "Evaluation(num_prompts=2, num_dev_prompts=2, num_live_prompts=1, max_new_tokens=8,"
+        " timing_seconds=1)"
     ),
     "specheads.Distillation()": (
         'specheads.Distillation(trainer={"max_epochs": 1}, num_dev_prompts=2)'

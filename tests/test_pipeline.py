@@ -74,6 +74,7 @@ def test_evaluate_replays_rules_and_decodes_the_best(folder):
     # tests/evaluation/test_candidates.py has all rules
     words = ["stopping=[fixed_length,head_threshold,online_head]", "thresholds=[auto,0.5]"]
     words += ["num_prompts=4", "num_live_prompts=2", "max_new_tokens=16", "fixed_lengths=[2,4]"]
+    words += ["timing_seconds=1"]
     (dev,) = (folder / "data" / "recordings").iterdir()  # that the head was calibrated on
     rows = [json.dumps({"prompt": f"def add_{i}(a, b):\n"}) for i in range(4)]
     (folder / "more.jsonl").write_text("\n".join(rows))
@@ -159,7 +160,8 @@ def test_a_model_in_a_folder_gets_a_draft_with_a_cut_output_and_a_head_that_deco
     ran(tmp_path, "train.py", *words, "heads=lookahead", "trainer.max_epochs=1", "calibration=null")
     rules = ["stopping=[fixed_length,head_threshold]", "fixed_lengths=[2]", "thresholds=[0.5]"]
     sizes = ["num_prompts=3", "num_dev_prompts=3", "num_live_prompts=1", "max_new_tokens=12"]
-    ran(tmp_path, "evaluate.py", *words, *rules, *sizes, "engine=eager")
+    sizes += ["engine=eager", "timing_seconds=1"]
+    ran(tmp_path, "evaluate.py", *words, *rules, *sizes)
     _, content = report_of(tmp_path)
     families = {row["family"] for row in content["data_sets"][1]["rules"]}
     assert families >= {"fixed_length", "head_threshold", "ceiling", "oracle"}

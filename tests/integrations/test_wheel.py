@@ -191,6 +191,7 @@ def commands(environment, home, server):
             "stopping=[fixed_length,head_threshold]",
             "fixed_lengths=[1,2]",
             "thresholds=[0.5]",
+            "timing_seconds=1",
         ],
         "probe": [*shared, *REPLAYED, "repeats=1"],
         "export": ["head={head}", "format=standalone"],
