@@ -67,21 +67,15 @@ def environment(tmp_path_factory):
     folder = tmp_path_factory.mktemp("wheel")
     source = folder / "source"
     source.mkdir()
+    others = shutil.ignore_patterns("mini", "smollm2", "__pycache__")  # larger pairs
     for name in SOURCES:  # copied, as building writes into the tree
-        copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copy
-        copy(ROOT / name, source / name)
-    built = run(
-        sys.executable,
-        "-m",
-        "pip",
-        "wheel",
-        "--no-deps",
-        "--no-build-isolation",
-        "-w",
-        folder,
-        source,
-        cwd=folder,
-    )
+        if (ROOT / name).is_dir():
+            shutil.copytree(ROOT / name, source / name, ignore=others)
+        else:
+            shutil.copy(ROOT / name, source / name)
+    pip = [sys.executable, "-m", "pip"]
+    words = ["--no-deps", "--no-build-isolation", "-w", folder, source]
+    built = run(*pip, "wheel", *words, cwd=folder)
     assert built.returncode == 0, built.stderr
     (wheel,) = folder.glob("*.whl")
     made = run(sys.executable, "-m", "venv", "--without-pip", folder / "env", cwd=folder)
@@ -92,18 +86,8 @@ def environment(tmp_path_factory):
     (packages / "dependencies.pth").write_text(
         "".join(f"{path}\n" for path in site.getsitepackages())
     )
-    installed = run(
-        sys.executable,
-        "-m",
-        "pip",
-        "--python",
-        programs / "python",
-        "install",
-        "--no-deps",
-        "--no-index",
-        wheel,
-        cwd=folder,
-    )
+    words = ["--python", programs / "python", "install", "--no-deps", "--no-index", wheel]
+    installed = run(*pip, *words, cwd=folder)
     assert installed.returncode == 0, installed.stderr
     return programs
 
