@@ -257,16 +257,25 @@ def check_values(
             raise UserError(f"{what} holds half a character (a lone surrogate); fix or remove it.")
 
 
-# The roles of ShareGPT's "from", and of templates.
+# What data sets call roles, in lower case, and what chat templates call them; ShareGPT's first.
 _ROLES = {
     "human": "user",
-    "user": "user",
     "gpt": "assistant",
     "chatgpt": "assistant",
     "bing": "assistant",
     "bard": "assistant",
+    "model": "assistant",
+    "bot": "assistant",
+    "ai": "assistant",
+    "observation": "tool",
+    "function": "tool",
+    "ipython": "tool",
+    "user": "user",
+    "assistant": "assistant",
+    "system": "system",
+    "developer": "developer",
+    "tool": "tool",
 }
-_ROLES |= {"assistant": "assistant", "system": "system", "tool": "tool", "observation": "tool"}
 # What templates read.
 _KEPT = (
     "role",
@@ -295,14 +304,16 @@ def messages_of(
         row = {field: messages}
     for number, message in enumerate(messages):
         at = f"{field}[{number}]"
-        role = message.get("role", message.get("from")) if isinstance(message, Mapping) else None
-        if not isinstance(role, str) or ("role" not in message and role not in _ROLES):
-            known = f"role={role!r}" if role is not None else kind_of(message)
+        source = "role" if isinstance(message, Mapping) and "role" in message else "from"
+        named = message.get(source) if isinstance(message, Mapping) else None
+        role = _ROLES.get(named.strip().lower()) if isinstance(named, str) else None
+        if role is None:
+            known = f"{source}={named!r}" if named is not None else kind_of(message)
             raise UserError(
-                f"data.path={path!r}, {place}: the field {at!r} is {known}, no message; expected a"
-                f" role and content, or from ({', '.join(_ROLES)}) and value."
+                f"data.path={path!r}, {place}: the field {at!r} is {known}, no message; expected"
+                f" role and content, or from and value, with a role of {', '.join(_ROLES)}."
             )
-        key = "content" if "role" in message else "value"
+        key = "content" if source == "role" else "value"
         parts = message.get(key)
         if isinstance(parts, list) and all(
             isinstance(part, Mapping) and part.get("type") == "text" for part in parts
@@ -317,7 +328,7 @@ def messages_of(
         kept = {}
         if key == "content":
             kept = {name: message[name] for name in _KEPT if message.get(name) is not None}
-        found.append(kept | {"role": role if key == "content" else _ROLES[role], "content": text})
+        found.append(kept | {"role": role, "content": text})
     return found
 
 
