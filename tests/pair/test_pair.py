@@ -137,6 +137,32 @@ def test_tokenizers_are_compared_not_vocabulary_sizes(nano, copies):
         load_pair(draft=copies["draft"], target=copies["target"])
 
 
+@pytest.mark.parametrize(
+    "files", [("tokenizer.json",), ("tokenizer.json", "tokenizer_config.json")]
+)
+@pytest.mark.parametrize("role", ["draft", "target"])
+def test_a_tokenizer_that_is_named_is_compared_with_those_of_both_models(copies, role, files):
+    path = copies[role] / "tokenizer.json"
+    content = json.loads(path.read_text())
+    vocabulary = content["model"]["vocab"]
+    vocabulary["a"], vocabulary["b"] = vocabulary["b"], vocabulary["a"]
+    path.write_text(json.dumps(content))
+    if len(files) == 1:
+        (copies[role] / "tokenizer_config.json").unlink()
+    with pytest.raises(UserError, match="tokens differ"):
+        load_pair(
+            draft=copies["draft"], target=copies["target"], tokenizer=resolve("embedded:nano")
+        )
+
+
+@pytest.mark.parametrize("named", ["0", 1.5, [[0]], [0, None], [-1], True, {"end": 1}])
+def test_end_tokens_that_are_none_are_named_with_their_file(copies, named):
+    path = copies["target"] / "generation_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"eos_token_id": named}))
+    with pytest.raises(UserError, match=r"generation_config\.json.*eos_token_id"):
+        load_pair(draft=copies["draft"], target=copies["target"], device="cpu", dtype="float32")
+
+
 def test_the_same_vocabulary_with_other_merges_is_noticed():
     class Reversed(CountingTokenizer):
         def __call__(self, text, add_special_tokens=True):

@@ -632,6 +632,42 @@ def test_a_role_that_is_not_known_is_named_with_its_line(tmp_path, key):
         chats(tmp_path, rows)
 
 
+@pytest.mark.parametrize(
+    ("template", "bos", "rendered"),
+    [
+        (
+            "{{ bos_token }}<start_of_turn>{{ m.role }}\n{{ m.content }}<end_of_turn>\n",
+            "<bos>",
+            "<start_of_turn>user\nhi<end_of_turn>\n",
+        ),
+        (
+            "<|im_start|>system\nYou help.<|im_end|>\n<|im_start|>user\n{{ m.content }}",
+            None,
+            "<|im_start|>user\nhi",
+        ),
+        ("{{ bos_token }}[INST] {{ m.content }} [/INST]", "<s>", "<s>[INST] hi [/INST]"),
+    ],
+)
+def test_a_prompt_that_is_rendered_already_is_named_once(nano, template, bos, rendered, caplog):
+    tokenizer = copy.deepcopy(nano.tokenizer)
+    tokenizer.chat_template = "{% for m in messages %}" + template + "{% endfor %}"
+    tokenizer.bos_token = bos
+    pair = replace(nano, tokenizer=tokenizer)
+    texts = ["plain", rendered, rendered + "!"]
+    prompts = [
+        Prompt(str(line), "test", text, place=f"line {line}") for line, text in enumerate(texts, 1)
+    ]
+    encode_prompts(pair, prompts[:1], ResponseLimits())
+    assert not caplog.records
+    encode_prompts(pair, prompts, ResponseLimits())
+    (record,) = caplog.records
+    assert "2 of 3 prompts, the first in line 2, hold " in record.getMessage()
+    assert "model.chat=false" in record.getMessage()
+    caplog.clear()
+    encode_prompts(replace(pair, chat=False), prompts, ResponseLimits())
+    assert not caplog.records
+
+
 def test_the_turns_of_a_conversation_are_in_one_split(tmp_path, caplog):
     caplog.set_level(logging.INFO)
     rows = [
