@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_SURROGATE = re.compile("[\ud800-\udfff]")
+_BROKEN = re.compile("[\0\ud800-\udfff]")
 _MESSAGES_AS_TEXT = re.compile(
     r"""\s*\[\s*\{\s*['"](role|content|from|value)['"]\s*:|\s*\[\s*\]\s*$"""
 )
@@ -238,23 +238,17 @@ def check_values(
         kind = kind_of(value)
         what = f"data.path={path!r}, {place}: the field {field!r}"
         if kind not in ("a text", "a number"):
-            part = (
-                next(iter(value), None)
-                if isinstance(value, Mapping)
-                else 0
-                if isinstance(value, list) and value
-                else None
-            )
-            remedy = (
-                "convert it"
-                if part is None or not has_parts
-                else f"name a part of it, such as {{{field}[{part}]}}"
-            )
+            remedy = "convert it"
+            if has_parts and isinstance(value, Mapping) and value:
+                remedy = f"name a part of it, such as {{{field}[{next(iter(value))}]}}"
+            elif has_parts and isinstance(value, list):
+                remedy = f"join it into one text, or take one entry alone, such as {{{field}[0]}}"
             raise UserError(
                 f"{what} is {kind}; prompts are made of texts and numbers, so {remedy}."
             )
-        if isinstance(value, str) and _SURROGATE.search(value):
-            raise UserError(f"{what} holds half a character (a lone surrogate); fix or remove it.")
+        if isinstance(value, str) and (broken := _BROKEN.search(value)):
+            name = "a NUL character" if broken[0] == "\0" else "half a character (a surrogate)"
+            raise UserError(f"{what} holds {name}; is the file damaged? Fix or remove it.")
 
 
 # What data sets call roles, in lower case, and what chat templates call them; ShareGPT's first.
