@@ -163,6 +163,28 @@ def test_end_tokens_that_are_none_are_named_with_their_file(copies, named):
         load_pair(draft=copies["draft"], target=copies["target"], device="cpu", dtype="float32")
 
 
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+@pytest.mark.parametrize("part", ["embed_tokens", "mlp.down_proj", "self_attn.v_proj", "model.norm"])
+@pytest.mark.parametrize("role", ["draft", "target"])
+def test_weights_that_are_no_numbers_are_named(copies, role, part, value):
+    path = copies[role] / "model.safetensors"
+    weights = load_file(path)
+    name = next(name for name in weights if part in name)
+    weights[name].view(-1)[7] = value
+    save_file(weights, path, metadata={"format": "pt"})
+    with pytest.raises(UserError, match=rf"{role}: the weights {name} hold 1 of \d+ numbers"):
+        load_pair(draft=copies["draft"], target=copies["target"], device="cpu", dtype="float32")
+
+
+def test_a_type_that_is_too_narrow_for_a_model_is_said(copies):
+    path = copies["target"] / "model.safetensors"
+    weights = {name: weight.float() for name, weight in load_file(path).items()}
+    weights["model.norm.weight"] *= 3e38 / weights["model.norm.weight"].abs().max()
+    save_file(weights, path, metadata={"format": "pt"})
+    with pytest.raises(UserError, match="although all its weights are finite: float32 is too narr"):
+        load_pair(draft=copies["draft"], target=copies["target"], device="cpu", dtype="float32")
+
+
 def test_the_same_vocabulary_with_other_merges_is_noticed():
     class Reversed(CountingTokenizer):
         def __call__(self, text, add_special_tokens=True):
