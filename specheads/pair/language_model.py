@@ -263,8 +263,8 @@ def _check_numbers(model: PreTrainedModel, logits: Tensor) -> None:
         if weight.is_floating_point() and not weight.isfinite().all():
             count = int((~weight.isfinite()).sum())
             raise UserError(
-                f"{name}: the weights {key} hold {count} of {weight.numel()} numbers that are NaN or"
-                " infinite; download or convert the checkpoint again."
+                f"{name}: the weights {key} hold {count} of {weight.numel()} numbers that are NaN"
+                " or infinite; download or convert the checkpoint again."
             )
     if logits.isnan().any() or logits.isposinf().any():
         raise UserError(

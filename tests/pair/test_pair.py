@@ -164,7 +164,9 @@ def test_end_tokens_that_are_none_are_named_with_their_file(copies, named):
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
-@pytest.mark.parametrize("part", ["embed_tokens", "mlp.down_proj", "self_attn.v_proj", "model.norm"])
+@pytest.mark.parametrize(
+    "part", ["embed_tokens", "mlp.down_proj", "self_attn.v_proj", "model.norm"]
+)
 @pytest.mark.parametrize("role", ["draft", "target"])
 def test_weights_that_are_no_numbers_are_named(copies, role, part, value):
     path = copies[role] / "model.safetensors"
