@@ -628,17 +628,24 @@ def test_a_checkpoint_without_some_weights_is_refused(copies):
         load_pair(draft=copies["draft"], target=copies["target"], device="cpu", dtype="float32")
 
 
-def test_a_file_is_read_once_for_its_hash(tmp_path, monkeypatch):
+def test_a_file_is_read_again_only_where_its_content_may_have_changed(tmp_path, monkeypatch):
     monkeypatch.setenv("SPECHEADS_CACHE", str(tmp_path / "cache"))
     path = tmp_path / "weights"
     path.write_bytes(b"1")
     recent = files.hash_of(path)
     assert recent == hashlib.sha256(b"1").hexdigest()
     assert not (tmp_path / "cache").exists()  # it may change within the resolution of its time
-    os.utime(path, (1, 1))
+    monkeypatch.setattr(files, "_SETTLED", -1.0)
     assert files.hash_of(path) == recent
-    path.write_bytes(b"2")
-    os.utime(path, (1, 1))  # neither size nor time tells that it has changed
+    (note,) = (tmp_path / "cache" / "hashes").iterdir()
+    note.write_text("0" * 64)
+    assert files.hash_of(path) == "0" * 64  # the note is believed
+    note.write_text("")  # as a full disk leaves it
+    assert files.hash_of(path) == recent
+    status = path.stat()
+    path.write_bytes(b"2")  # as large, and with the old time of change, as cp -p leaves it
+    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+    recent = hashlib.sha256(b"2").hexdigest()
     assert files.hash_of(path) == recent
     path.rename(tmp_path / recent)  # as the hub's cache calls a file of this content
     assert files.hash_of(tmp_path / recent) == recent
