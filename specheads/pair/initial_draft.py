@@ -18,10 +18,13 @@ from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 from specheads.errors import UserError, is_count
 from specheads.pair.language_model import place_of_layers
 
+# Lists that may be as long as there are layers by chance
+NOT_BY_LAYER = ("time_step_limit", "mlp_multipliers", "ssm_multipliers")
 # Settings that list numbers of layers
 LAYER_NUMBERS = ("mlp_only_layers", "moe_layers", "attn_layer_indices", "hybrid_layer_ids")
 # Settings that say how many layers come before the first sparse one
 NUMBERS_BEFORE = ("first_k_dense_replace", "num_dense_layers", "moe_layer_start_index")
+PLAIN = bool | int | float | str | tuple | None  # settings of a module that can be compared
 NUM_TOKENS = 8  # that the comparison reads
 
 
@@ -73,9 +76,10 @@ class TargetLayers:
         try:
             model = _model_of(target, layers)
             difference = _difference(model, target, layers)
-        except (RuntimeError, ValueError, TypeError, LookupError, AttributeError) as error:
-            first_line = str(error).strip().partition("\n")[0]
-            difference = f"{type(error).__name__}: {first_line}"
+        except UserError:
+            raise
+        except Exception as error:  # noqa: BLE001 - transformers raises a dozen kinds for a config
+            difference = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
         if difference is not None:
             raise UserError(
                 f"init_layers={list(layers)}: no {type(target).__name__} of these layers computes"
@@ -88,7 +92,9 @@ class TargetLayers:
 def _model_of(target: PreTrainedModel, layers: Sequence[int]) -> PreTrainedModel:
     config = config_of(target, layers)
     with torch.random.fork_rng(devices=[]):  # its random weights are replaced
-        model = AutoModelForCausalLM.from_config(config, dtype=target.dtype)
+        model = AutoModelForCausalLM.from_config(
+            config, dtype=target.dtype, **_implementations(target.config)
+        )
     prefix = f"{place_of_layers(target)}."
     states = {}
     for name, tensor in target.state_dict().items():
@@ -101,6 +107,16 @@ def _model_of(target: PreTrainedModel, layers: Sequence[int]) -> PreTrainedModel
                 states[f"{prefix}{new}.{rest}"] = tensor
     model.load_state_dict(states)
     return model.eval()
+
+
+def _implementations(config: PretrainedConfig) -> dict[str, str]:
+    """Return by which of transformers' implementations a model computes; no file holds them."""
+    chosen = {}
+    for part in ("attn", "experts"):
+        name = getattr(config, f"_{part}_implementation", None)
+        if name is not None:
+            chosen[f"{part}_implementation"] = name
+    return chosen
 
 
 def config_of(target: PreTrainedModel, layers: Sequence[int]) -> PretrainedConfig:
@@ -123,6 +139,10 @@ def _carried(config: PretrainedConfig, layers: Sequence[int]) -> dict[str, objec
             carried[key] = [new for new, layer in enumerate(layers) if layer in value]
         elif isinstance(value, list | tuple) and _is_by_layer(key, len(value), count):
             carried[key] = [value[layer] for layer in layers]
+        elif key == "per_layer_config" and value:  # by layer, where one has settings of its own
+            of_layer = {int(layer): own for layer, own in value.items()}
+            chosen = {new: of_layer.get(layer) for new, layer in enumerate(layers)}
+            carried[key] = {new: own for new, own in chosen.items() if own is not None}
         elif key in NUMBERS_BEFORE and value is not None:
             carried[key] = sum(layer < value for layer in layers)
         elif key == "moe_layer_end_index":  # the last sparse layer
@@ -140,6 +160,8 @@ def _carried(config: PretrainedConfig, layers: Sequence[int]) -> dict[str, objec
 
 def _is_by_layer(key: str, length: int, count: int) -> bool:
     """Whether a list of a config has an entry for each layer; SmolLM3's may be longer."""
+    if key in NOT_BY_LAYER:
+        return False
     return length == count or (key == "no_rope_layers" and length > count)
 
 
@@ -155,15 +177,24 @@ def _difference(
     in_order = all(first < second for first, second in pairwise(layers))
     if not in_order or target.device.type == "meta":
         return None
+    return logits_differ(model.to(target.device), target, set(range(len(theirs))) - set(layers))
+
+
+@torch.no_grad()
+def logits_differ(model: PreTrainedModel, target: PreTrainedModel, removed: set[int]) -> str | None:
+    """Return in words how a model's logits differ from those of the target without some layers;
+    None: by rounding alone.
+    """
     tokens = torch.arange(NUM_TOKENS, device=target.device)[None]
-    with torch.no_grad(), _without(target, set(range(len(theirs))) - set(layers)):
+    with _without(target, removed):
         expected = target(tokens, use_cache=False).logits.float()
-    found = model.to(target.device)(tokens, use_cache=False).logits.float()
-    # The same operations on the same numbers; rounding may differ by the layers' memory alone.
-    nearness = 100 * torch.finfo(target.dtype).eps * expected.abs().max()
-    if not torch.allclose(found, expected, rtol=0, atol=float(nearness)):
-        return f"its logits are off by up to {float((found - expected).abs().max()):.2g}"
-    return None
+    found = model(tokens, use_cache=False).logits.float()
+    # Some models keep single numbers in float32, and make them anew.
+    eps = max(torch.finfo(target.dtype).eps, torch.finfo(torch.float32).eps)
+    nearness = 100 * eps * expected.abs().max()
+    if torch.allclose(found, expected, rtol=0, atol=float(nearness)):
+        return None
+    return f"its logits are off by up to {float((found - expected).abs().max()):.2g}"
 
 
 def _different_setting(
@@ -180,8 +211,8 @@ def _different_setting(
             return name
         for key, value in vars(our_part).items():
             other = vars(their_part).get(key)
-            is_plain = isinstance(value, bool | int | float | str | tuple | None)
-            if is_plain and value != other and (value, other) not in numbers:
+            are_plain = isinstance(value, PLAIN) and isinstance(other, PLAIN)
+            if are_plain and value != other and (value, other) not in numbers:
                 return f"{name}.{key}".lstrip(".")
     return next(iter(parts), None)
 
@@ -194,7 +225,8 @@ def _without(model: PreTrainedModel, removed: set[int]) -> Iterator[None]:
         layer: nn.Module, args: tuple[Tensor, ...], kwargs: dict[str, Tensor], output: object
     ) -> object:
         hidden = args[0] if args else kwargs["hidden_states"]
-        return (hidden, *output[1:]) if isinstance(output, tuple) else hidden
+        is_several = isinstance(output, tuple | list)
+        return type(output)((hidden, *output[1:])) if is_several else hidden
 
     layers = model.get_submodule(place_of_layers(model))
     with ExitStack() as handles:

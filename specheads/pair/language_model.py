@@ -298,14 +298,18 @@ def _lengths_of_longrope(parameters: Mapping[str, Any]) -> list[int]:
 
 
 def place_of_layers(model: PreTrainedModel) -> str:
-    """Return the name of the module list that holds a model's layers.
+    """Return the name of the module list that holds a model's layers: of its decoder, where parts
+    that read images have as many.
 
     Raises UserError if there is none.
     """
     count = model.config.get_text_config().num_hidden_layers
-    for name, part in model.named_modules():
-        if isinstance(part, nn.ModuleList) and len(part) == count:
-            return name
+    decoder = model.get_decoder() if hasattr(model, "get_decoder") else model
+    for whole in (decoder, model):
+        within = {id(part) for part in whole.modules()}
+        for name, part in model.named_modules():
+            if isinstance(part, nn.ModuleList) and len(part) == count and id(part) in within:
+                return name
     raise UserError(f"the layers of {type(model).__name__} are not found.")
 
 

@@ -171,7 +171,11 @@ def _warn_of_rendered(pair: "Pair", prompts: Sequence[Prompt]) -> None:
     before = pair.text_before_instruction()
     if not before:
         return
-    mark = before.replace(pair.tokenizer.bos_token or "\0", "").strip().rpartition("\n")[2]
+    mark = (
+        before.replace(getattr(pair.tokenizer, "bos_token", None) or "\0", "")
+        .strip()
+        .rpartition("\n")[2]
+    )
     if len(mark) < SHORTEST_MARK:
         return
     rendered = [prompt for prompt in prompts if not prompt.is_chat and mark in prompt.text]
