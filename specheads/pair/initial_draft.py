@@ -186,6 +186,7 @@ def logits_differ(model: PreTrainedModel, target: PreTrainedModel, removed: set[
     None: by rounding alone.
     """
     tokens = torch.arange(NUM_TOKENS, device=target.device)[None]
+    tokens = tokens % target.get_input_embeddings().weight.shape[0]
     with _without(target, removed):
         expected = target(tokens, use_cache=False).logits.float()
     found = model(tokens, use_cache=False).logits.float()

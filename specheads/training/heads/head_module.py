@@ -34,6 +34,8 @@ class HeadModule(CurveModule):
         # Each head's KL on train and dev prompts (SpecDec++, table 3).
         self.divergences: dict[str, dict[str, float]] = {}
         self.best_steps: dict[str, int] = {}  # after which each head's weights are exported
+        # On dev prompts, of the best prediction that is the same everywhere
+        self.constant_losses: dict[str, float] = {}
 
     def features(
         self, batch: HeadBatch, needs: frozenset[str] | None = None, predicts: str | None = None
@@ -107,7 +109,7 @@ class HeadModule(CurveModule):
         values = self.named_values(of_heads) | self._measured(logits, labels)
         for spec, loss in zip(self.bank.specs, of_heads, strict=True):
             self.dev_values[spec.name] = loss
-            values[f"{spec.name}/constant_loss"] = constant_loss(labels, spec.reject_weight)
+            self.constant_losses[spec.name] = constant_loss(labels, spec.reject_weight)
         metrics = {f"dev/{name}": value for name, value in values.items()}
         self.record(metrics)
         best = max(value for name, value in metrics.items() if name.endswith("/auroc"))
@@ -146,11 +148,18 @@ class HeadModule(CurveModule):
         self.test_results |= _rivals(torch.cat(rivals), labels, weights)
         for spec, row in zip(self.bank.specs, torch.cat(predicted, dim=1), strict=True):
             self.divergences[spec.name] = {"train": binary_kl(row, torch.cat(known)).item()}
-            if spec.name in self.best_steps:
-                dev = self.dev_metrics(spec.name, self.best_steps[spec.name])
+            if dev := self.dev_metrics(spec.name, self.best_steps.get(spec.name)):
                 self.divergences[spec.name]["dev"] = dev["kl"]
         for name, metrics in self.test_results.items():
             self.log_dict({f"test/{name}/{metric}": value for metric, value in metrics.items()})
+
+    def on_save_checkpoint(self, checkpoint: dict) -> None:
+        super().on_save_checkpoint(checkpoint)
+        checkpoint["constant_losses"] = self.constant_losses
+
+    def on_load_checkpoint(self, checkpoint: dict) -> None:
+        super().on_load_checkpoint(checkpoint)
+        self.constant_losses = checkpoint["constant_losses"]
 
     def dev_metrics(self, name: str, step: int | None = None) -> dict[str, float]:
         """Return a head's metrics on dev prompts after a step, None: the last validation's."""

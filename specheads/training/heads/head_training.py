@@ -180,8 +180,8 @@ def _train_kind(
 def _dev_losses(module: HeadModule, best: Mapping[str, Best]) -> dict[str, DevLoss]:
     losses = {}
     for name, found in best.items():
-        last = module.dev_metrics(name)
-        losses[name] = DevLoss(found.epoch, found.value, last["loss"], last["constant_loss"])
+        last = module.dev_metrics(name)["loss"]
+        losses[name] = DevLoss(found.epoch, found.value, last, module.constant_losses[name])
     return losses
 
 

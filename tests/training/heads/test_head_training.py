@@ -57,13 +57,13 @@ def test_both_kinds_are_trained_as_if_alone_and_compared(nano, data, tmp_path):
         assert all(torch.equal(value, weights[1][key]) for key, value in weights[0].items())
 
 
-@pytest.mark.parametrize("heads", ["lookahead", "specdecpp"])
-def test_the_epoch_with_the_smallest_dev_loss_is_exported(nano, data, tmp_path, heads):
+@pytest.mark.parametrize(("heads", "lr"), [("lookahead", 0.05), ("specdecpp", 0.5)])
+def test_the_epoch_with_the_smallest_dev_loss_is_exported(nano, data, tmp_path, heads, lr):
     settings = specheads.HeadTraining(
         heads=heads,
         head={"depth": 1},
         trainer={"max_epochs": 6, "accelerator": "cpu"},
-        optimizer={"lr": 0.05},
+        optimizer={"lr": lr},
         calibration=None,
     )
     trained = specheads.train_heads(nano, data, settings, run=tmp_path)
