@@ -226,8 +226,9 @@ def _without(model: PreTrainedModel, removed: set[int]) -> Iterator[None]:
         layer: nn.Module, args: tuple[Tensor, ...], kwargs: dict[str, Tensor], output: object
     ) -> object:
         hidden = args[0] if args else kwargs["hidden_states"]
-        is_several = isinstance(output, tuple | list)
-        return type(output)((hidden, *output[1:])) if is_several else hidden
+        if not isinstance(output, tuple | list):
+            return hidden
+        return type(output)((hidden, *output[1:]))
 
     layers = model.get_submodule(place_of_layers(model))
     with ExitStack() as handles:

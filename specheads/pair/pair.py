@@ -495,7 +495,7 @@ def _end_tokens(value: object, source: str) -> list[int]:
             f"{source}: eos_token_id={value!r} must be a token id, an integer from 0, or a list of"
             " token ids; correct it there."
         )
-    return ids
+    return cast(list[int], ids)
 
 
 def _num_tokens(tokenizer: PreTrainedTokenizerBase, model: PreTrainedModel) -> int:

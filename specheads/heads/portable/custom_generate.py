@@ -25,7 +25,7 @@ from specheads.heads.portable.assisted import Assisted
 from specheads.heads.portable.standalone_head import Bounds, StandaloneHead
 
 _LOADED: dict[
-    tuple[str, float, str], StandaloneHead
+    tuple[str, tuple[int, int, int, int], str], StandaloneHead
 ] = {}  # by folder, the time its weights were written, and device
 
 
