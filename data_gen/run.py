@@ -25,7 +25,6 @@ from specheads.data_gen.settings import RESPONSE_LIMITS, DataGeneration, OwnProm
 from specheads.data_gen.shard_rows import (
     LABELS,
     Shard,
-    elements_at_once,
     label_rows,
     plan_shards,
     respond,
@@ -38,7 +37,6 @@ from specheads.decoding.responses import Responder, Response
 from specheads.errors import UserError
 from specheads.forecast import Advance, progress
 from specheads.pair.config import INSTRUCTION
-from specheads.pair.needs import memory_of, memory_parts
 from specheads.pair.pair import Pair
 from specheads.pair.sampling import Warp, computing_with
 from specheads.prompts.prompt import (
@@ -207,27 +205,14 @@ class Stage(ABC):
         return self.name, self.num_rows(names)
 
     def announce(self, missing: Collection[str]) -> None:
-        """Log how many responses are to be made or labelled, and the memory for it.
-
-        Their size follows with the first shard.
-        """
-        rows = self.num_rows(missing)
-        memory = self.memory()
-        whole = self.num_rows(self.shards)
-        how = (
-            f"{whole - rows} reused, {rows} still to do" if rows < whole else f"{rows} still to do"
-        )
+        """Log how many responses are to be made or labelled."""
         logger.info(
-            "data: %s of %d prompts, %s, in %s%s", self.name, whole, how, self.store.folder, memory
+            "data: %s of %d prompts, %d still to do, in %s",
+            self.name,
+            self.num_rows(self.shards),
+            self.num_rows(missing),
+            self.store.folder,
         )
-        self.store.announce(self.name, [len(self.shards[name].prompts) for name in missing])
-
-    @abstractmethod
-    def memory(self) -> str:
-        """Return how much memory making shards takes, for the log.
-
-        Nothing where another program makes them.
-        """
 
     def lots(self, missing: Collection[str]) -> list[list[str]]:
         return [[name] for name in missing]
@@ -292,13 +277,6 @@ class ResponseStage(Stage):
             return super().amount(names)
         return f"{self.name}, in tokens", self.num_rows(names) * self.settings.max_new_tokens
 
-    def memory(self) -> str:
-        return (
-            ""
-            if self.settings.elsewhere
-            else ", " + memory_of(self.name, self.pair.target_lm, self._responder.memory())
-        )
-
     def make(self, names: Sequence[str], advance: Advance) -> None:
         shards = {name: self.shards[name] for name in names}
         if self.settings.runner == "server":
@@ -347,13 +325,6 @@ class LabelStage(Stage):
     ) -> None:
         super().__init__(pair, prompts, settings, root)
         self.responses = responses
-
-    def memory(self) -> str:
-        models = self.pair.target_lm, self.pair.draft_lm
-        most = elements_at_once(models[0].device)
-        return ", " + memory_of(
-            self.name, models[0], *(memory_parts(lm, most=most) for lm in models)
-        )
 
     def make(self, names: Sequence[str], advance: Advance) -> None:
         operations = bulk_operations(self.pair.target_lm.device)
