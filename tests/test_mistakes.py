@@ -122,7 +122,7 @@ train head=null
 evaluate drafting=tree
     token verification does not take what Tree drafts, a tree of chosen tokens; use for example
 train calibration=null logger=null
-    logger=null: a group of configs cannot be null; write '~logger'
+    a group of configs is left out by '~group'
 train resume=none.ckpt
     resume=none.ckpt must be true or false\.
 train head.inputs=[colour]

@@ -142,7 +142,7 @@ def test_a_file_with_null_in_place_of_defaults_is_a_message(tmp_path):
     (tmp_path / "data" / "own.yaml").write_text("defaults:\n")
     message = told_about(f"hydra.searchpath=['file://{tmp_path}']", "data=own", command="data_gen")
     assert message.startswith(
-        "a file in the folder of --config-dir has a mistake: Invalid defaults list in 'data/own'"
+        "a file in conf/ or in the folder of --config-dir: Invalid defaults list in 'data/own'"
     )
 
 
