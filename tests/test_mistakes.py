@@ -142,9 +142,9 @@ evaluate head=null 'test_sets={gsm9k: x.jsonl}'
 evaluate head=null stopping.max_probability.threshold=[0.5,2]
     stopping.max_probability.threshold=2 must be a number from 0 to 1
 data paths.outputs=a_file
-    a_file.*(part of the path is a file|a file is where)
+    a_file.*(Not a directory|File exists).*paths.outputs=
 data paths.data=/sys/data
-    /sys/data.*(permission|cannot be written).*paths.data=
+    /sys/data.*(ermi|Read-only).*paths.data=
 """
 LINES = MISTAKES.strip().splitlines()
 

@@ -40,9 +40,6 @@ from specheads.storage import runs
 from specheads.storage.files import without_home
 
 _HELP = re.compile(r"-h|--help(=\S*)?")
-_OPTION = re.compile(
-    r"--(help|hydra-help|version|cfg|resolve|info|package|multirun|run|(config|experimental|shell)-\w+)(=.*)?"
-)
 # What a head and its evaluation must have in common.
 _SHARED_KEYS = (
     "model",
@@ -102,7 +99,6 @@ class CommandLine:
             runs.finish(folder)
 
     def _answer(self, words: Sequence[str]) -> None:
-        _check_options(words)
         processes = Processes.this()
         if processes.count > 1 and self.name not in _SHARED_VERBS:
             raise UserError(
@@ -180,13 +176,6 @@ def _options_first(words: Sequence[str]) -> list[str]:
         return word[:1] != "-" and ("=" in word or word[:1] == "~")
 
     return sorted(words, key=is_override)
-
-
-def _check_options(words: Sequence[str]) -> None:
-    for word in words:
-        if word.startswith("--") and not _OPTION.fullmatch(word):
-            key = word.lstrip("-").partition("=")[0]
-            raise UserError(f"{word} is no option; keys have no dashes: write {key}=<value>.")
 
 
 def _take_gpu() -> None:

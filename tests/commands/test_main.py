@@ -53,8 +53,6 @@ train lr=1e-3
     lr=1e-3: there is no such key; did you mean optimizer.lr?
 train batch_size=4
     did you mean generation.batch_size or loader.batch_size?
-train --model nano
-    --model is no option; keys have no dashes: write model=<value>.
 train seed=1 --config-dir . model=nosuch
     model=nosuch: there is no such choice;
 evaluate head=a/b/c
