@@ -38,11 +38,9 @@ SEEDS = 2**31  # llama-server's have 32 bits
 # greedy responses, and the tokens of each
 COMPARED = 10
 COMPARED_TOKENS = 8
-# Mean differences of log-probabilities, in nats, above which a warning or an error tells them.
-# A file in 4 bits by llama.cpp: 0.04 to 0.05; noise of 5 % in weights: 0.4
-ROUNDED = 0.1
+# A mean difference of log-probabilities, in nats, above which another model is served. A file in 4
+# bits by llama.cpp: 0.04 to 0.05; noise of 5 % in weights: 0.4
 ANOTHER = 0.5
-_LISTED = 10.0  # seconds that a server may take to name its models
 _DELAYS = (1.0, 2.0, 4.0, 8.0, 16.0)  # seconds before further tries
 _TRY_AGAIN = (408, 425, 429, 500, 502, 503, 504)
 # What makes a server return ids, and what it might set by itself. llama-server's samplers run in
@@ -88,7 +86,7 @@ class Server:
                 f"server.url={url} is no address; give one such as http://localhost:8000."
             )
         self.url = url if url.endswith("/v1") else f"{url}/v1"
-        self._seconds = min(seconds, _LISTED)
+        self._seconds = seconds
         models = self._ask("models", delays=_DELAYS[:1]).get("data") or ()
         served = [str(each.get("id")) for each in models]
         if model is None and len(served) != 1:
@@ -100,7 +98,6 @@ class Server:
                 f"server.model={model} is not served at {url}; it serves {', '.join(served)}."
             )
         self.model = model or served[0]
-        self._seconds = seconds
 
     def complete(self, ids: Sequence[int], params: Mapping[str, object]) -> Completion:
         """Return the completion of a prompt.
@@ -125,8 +122,8 @@ class Server:
             tokens = [each["id"] for each in content if "id" in each]
         if not tokens and choice.get("text"):
             raise UserError(
-                f"{self.url} returns no token ids, as vLLM (from 0.10.2), SGLang (from August 2026)"
-                " and llama-server do; use one of these, or runner=local."
+                f"{self.url} returns no token ids, as vLLM, SGLang and llama-server do; use a newer"
+                " version, or runner=local."
             )
         return Completion(
             [int(token) for token in tokens], str(choice.get("finish_reason")), numbers
@@ -153,39 +150,20 @@ class Server:
                     return content
                 reason = "its answer is no JSON object"
             except urllib.error.HTTPError as error:
-                reason = f"{error.code}: {_said(error.read())}"
-                if error.code in (401, 403):
-                    raise UserError(
-                        f"{self.url} refuses ({reason}); put its key into the variable {KEY}."
-                    ) from None
+                said = " ".join(error.read().decode(errors="replace").split())
+                reason = f"{error.code}: {said[:300]}"
                 if error.code not in _TRY_AGAIN:
-                    raise UserError(f"{self.url}/{path} refuses ({reason}).") from None
-                if (
-                    delay is not None
-                    and (asked := error.headers.get("Retry-After", "")).isdecimal()
-                ):
-                    delay = min(float(asked), 60.0)
+                    key = f"; put its key into the variable {KEY}" if error.code == 401 else ""
+                    raise UserError(f"{self.url}/{path} refuses ({reason}){key}.") from None
             except (OSError, HTTPException, ValueError) as error:
                 reason = str(getattr(error, "reason", error)) or type(error).__name__
             if delay is not None:
                 logger.warning("server: %s; it is asked again in %g s", reason, delay)
                 time.sleep(delay)
         raise UserError(
-            f"server.url={self.url.removesuffix('/v1')} gives no answer after {len(delays) + 1}"
-            f" tries ({reason}); see that a server runs there (vLLM: port 8000, SGLang: 30000,"
-            " llama-server: 8080), and run the command again: nothing is lost."
+            f"{self.url} gives no answer after {len(delays) + 1} tries ({reason}); see that a server"
+            " runs there, and run the command again: nothing is lost."
         )
-
-
-def _said(body: bytes) -> str:
-    text = body.decode(errors="replace")
-    try:
-        content = json.loads(text)
-        content = content.get("error", content)
-        text = content["message"] if isinstance(content, dict) else str(content)
-    except (ValueError, KeyError, AttributeError):
-        pass
-    return " ".join(text.split())[:300]
 
 
 def server_responses(
@@ -294,19 +272,14 @@ def check_target(pair: Pair, server: Server, prompts: Sequence[Sequence[int]]) -
     difference = float((ours - torch.tensor(served, dtype=ours.dtype)).abs().mean())
     text = (
         f"log-probabilities of {len(served)} greedy tokens of {server.model} at {server.url} differ"
-        f" by {difference:.3g} nats"
+        f" by {difference:.3g} nats on average from those of {pair.target_id}"
     )
     if not difference < ANOTHER:
         raise UserError(
-            f"{text} on average from those of {pair.target_id}: another model, revision or"
-            " tokenizer is served; serve the target, or label what is served: model.target="
+            f"{text}: another model, revision or tokenizer is served; serve the target, or label"
+            " what is served: model.target="
         )
-    say = logger.warning if difference > ROUNDED else logger.info
-    say(
-        "server: %s on average from ours%s",
-        text,
-        ", as other weights or a quantised model's do" if difference > ROUNDED else "",
-    )
+    logger.info("server: %s", text)
     return difference
 
 

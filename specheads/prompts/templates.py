@@ -128,12 +128,9 @@ class Template:
         texts = tuple(text for text in self.texts if not lacking[text])
         if not texts:
             text = self.texts[0]
-            chats = [name for name in ("messages", "conversations") if name in known]
-            example = f", such as '{self.key}=\"{{{chats[0]}}}\"'" if chats else ""
             raise UserError(
                 f"{self.key}={text!r} names the field {lacking[text][0]!r}, but {path} has"
-                f" {', '.join(known) or 'none'}; give a {self.key} with fields that it"
-                f" has{example}."
+                f" {', '.join(known) or 'none'}; give a {self.key} with fields that it has."
             )
         for text in set(self.texts) - set(texts):
             logger.warning(
@@ -225,48 +222,31 @@ def value_at(row: Mapping, field: str) -> object:
     return None if value == [] or (isinstance(value, float) and math.isnan(value)) else value
 
 
-def check_values(
-    row: Mapping, fields: Sequence[str], path: str, place: str, has_parts: bool = True
-) -> None:
-    """Raise UserError unless the fields of a row are texts or numbers.
-
-    With `has_parts` a template may name a part of one.
-    """
+def check_values(row: Mapping, fields: Sequence[str]) -> None:
+    """Raise ValueError unless the fields of a row are texts or numbers."""
     for field in fields:
         if (value := value_at(row, field)) is None:
             continue
         kind = kind_of(value)
-        what = f"data.path={path!r}, {place}: the field {field!r}"
         if kind not in ("a text", "a number"):
-            part = (
-                next(iter(value), None)
-                if isinstance(value, Mapping)
-                else 0
-                if isinstance(value, list) and value
-                else None
-            )
-            remedy = (
-                "convert it"
-                if part is None or not has_parts
-                else f"name a part of it, such as {{{field}[{part}]}}"
-            )
-            raise UserError(
-                f"{what} is {kind}; prompts are made of texts and numbers, so {remedy}."
+            remedy = "convert it"
+            if isinstance(value, Mapping | list) and value:
+                part = 0 if isinstance(value, list) else next(iter(value))
+                remedy += f", or name a part of it, such as {{{field}[{part}]}}"
+            raise ValueError(
+                f"the field {field!r} is {kind}; prompts are made of texts and numbers: {remedy}"
             )
         if isinstance(value, str) and _SURROGATE.search(value):
-            raise UserError(f"{what} holds half a character (a lone surrogate); fix or remove it.")
+            raise ValueError(f"the field {field!r} holds half a character (a lone surrogate)")
 
 
 # The roles of ShareGPT's "from", and of templates.
 _ROLES = {
-    "human": "user",
-    "user": "user",
-    "gpt": "assistant",
-    "chatgpt": "assistant",
-    "bing": "assistant",
-    "bard": "assistant",
+    **dict.fromkeys(("human", "user"), "user"),
+    **dict.fromkeys(("gpt", "chatgpt", "bing", "bard", "assistant"), "assistant"),
+    **dict.fromkeys(("tool", "observation"), "tool"),
+    "system": "system",
 }
-_ROLES |= {"assistant": "assistant", "system": "system", "tool": "tool", "observation": "tool"}
 # What templates read.
 _KEPT = (
     "role",
@@ -280,27 +260,25 @@ _KEPT = (
 NO_QUESTION = ("assistant", "system", "developer")  # roles that a response does not follow
 
 
-def messages_of(
-    row: Mapping, field: str, messages: Sequence | str, path: str, place: str
-) -> list[dict]:
+def messages_of(field: str, messages: Sequence | str) -> list[dict]:
     """Return the messages in the `field` of a row as chat templates take them, {"role": ...,
     "content": ...}.
 
-    Those of ShareGPT have "from" and "value", those of CSV files are JSON. Raises UserError for
+    Those of ShareGPT have "from" and "value", those of CSV files are JSON. Raises ValueError for
     what is no message of texts.
     """
     found = []
     if isinstance(messages, str):
-        messages = from_json(messages, field, path, place)
-        row = {field: messages}
+        messages = from_json(messages, field)
+    row = {field: messages}
     for number, message in enumerate(messages):
         at = f"{field}[{number}]"
         role = message.get("role", message.get("from")) if isinstance(message, Mapping) else None
         if not isinstance(role, str) or ("role" not in message and role not in _ROLES):
             known = f"role={role!r}" if role is not None else kind_of(message)
-            raise UserError(
-                f"data.path={path!r}, {place}: the field {at!r} is {known}, no message; expected a"
-                f" role and content, or from ({', '.join(_ROLES)}) and value."
+            raise ValueError(
+                f"the field {at!r} is {known}, no message; expected a role and content, or from"
+                f" ({', '.join(_ROLES)}) and value"
             )
         key = "content" if "role" in message else "value"
         parts = message.get(key)
@@ -312,7 +290,7 @@ def messages_of(
         else:
             fields = [f"{at}[{key}]"]
             contents = [value_at(message, key)]
-        check_values(row, fields, path, place, has_parts=False)
+        check_values(row, fields)
         text = "".join("" if content is None else str(content) for content in contents)
         kept = {}
         if key == "content":
@@ -321,21 +299,20 @@ def messages_of(
     return found
 
 
-def from_json(text: str, field: str, path: str, place: str) -> Any:
-    """Return what a text in a row's field is JSON of. Raises UserError if it is not JSON."""
+def from_json(text: str, field: str) -> Any:
+    """Return what a text in a row's field is JSON of. Raises ValueError if it is not JSON."""
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise UserError(
-            f"data.path={path!r}, {place}: the field {field!r} is a text that is no JSON ({error});"
-            " write it as JSON."
+        raise ValueError(
+            f"the field {field!r} is a text that is no JSON ({error}); write it as JSON"
         ) from None
 
 
-def as_json(value: object, path: str, place: str) -> str:
+def as_json(value: object) -> str:
     """Return messages as JSON without nulls, which Parquet files have for absent keys.
 
-    Raises UserError for what JSON has not.
+    Raises ValueError for what JSON has not.
     """
     try:
         whole = json.dumps(value, allow_nan=False)
@@ -343,10 +320,7 @@ def as_json(value: object, path: str, place: str) -> str:
         text = json.dumps(plain, ensure_ascii=False)
         text.encode()
     except (TypeError, ValueError, RecursionError) as error:
-        raise UserError(
-            f"data.path={path!r}, {place}: the messages cannot be written as JSON ({error});"
-            " convert them."
-        ) from None
+        raise ValueError(f"the messages cannot be written as JSON ({error})") from None
     return text
 
 
@@ -354,20 +328,20 @@ def _without_nulls(keys: dict[str, object]) -> dict[str, object]:
     return {name: value for name, value in keys.items() if value is not None}
 
 
+_KINDS = {
+    type(None): "null",
+    str: "a text",
+    int: "a number",
+    float: "a number",
+    bool: "true or false",
+    dict: "an object",
+    list: "a list",
+    bytes: "bytes",
+}
+
+
 def kind_of(value: object) -> str:
     """Return the type of a value in words."""
     if isinstance(value, float) and math.isinf(value):
         return "an infinite number"
-    names = {
-        str: "a text",
-        int: "a number",
-        float: "a number",
-        bool: "true or false",
-        dict: "an object",
-        list: "a list",
-    }
-    return (
-        "null"
-        if value is None
-        else {**names, bytes: "bytes"}.get(type(value), f"a {type(value).__name__}")
-    )
+    return _KINDS.get(type(value), f"a {type(value).__name__}")

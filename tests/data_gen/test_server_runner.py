@@ -128,8 +128,6 @@ def served(stand_in):
             body = content if isinstance(content, bytes) else json.dumps(content).encode()
             self.send_response(status)
             self.send_header("Content-Length", str(len(body)))
-            if status == 429:
-                self.send_header("Retry-After", "0")
             self.end_headers()
             with contextlib.suppress(BrokenPipeError, ConnectionResetError):
                 self.wfile.write(body)
@@ -279,11 +277,7 @@ def changed(**parts):
     [
         (
             lambda *_: (400, {"error": {"message": "max_tokens is too large"}}),
-            r"refuses \(400: max_tokens is too large\)",
-        ),
-        (
-            lambda *_: (404, {"object": "error", "message": "no such model"}),
-            r"refuses \(404: no such model\)",
+            r"refuses \(400: .*max_tokens is too large",
         ),
         (lambda *_: (401, {"error": "no key"}), "put its key into the variable OPENAI_API_KEY"),
         (
@@ -329,7 +323,6 @@ def test_how_far_log_probabilities_are_from_ours(nano, stand_in, url, caplog):
 
     stand_in.broken = rounded
     assert check_target(nano, server, texts) == pytest.approx(0.25, abs=1e-5)
-    assert "as other weights or a quantised model's do" in caplog.text
     stand_in.broken = changed(logprobs=None)
     assert check_target(nano, server, texts) == 0 and "returns no log-probabilities" in caplog.text
 

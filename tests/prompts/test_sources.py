@@ -194,9 +194,7 @@ def test_test_prompts_are_none_of_the_others(tmp_path):
         "tell seven",
         "tell eight",
     ]
-    with pytest.raises(
-        UserError, match="gives no prompt: the 3 of the split are prompts of an earlier one"
-    ):
+    with pytest.raises(UserError, match="gives no prompt: 3 are prompts of an earlier split"):
         source(folder, test_split="test[:3]", counts=(2, 1, 9)).load(chats=True)
 
 
@@ -313,7 +311,7 @@ def test_a_split_that_is_not_there_is_a_user_error(hub, changes, message):
     [
         (
             ConnectionError("Couldn't reach 'someone/set' on the Hub (X)\nmore"),
-            r"reach 'someone/set' on the Hub \(X\)\. .*data\.path=<file>.*HF_HOME.*data=nano",
+            r"reach 'someone/set' on the Hub \(X\)\. .*data\.path=<file>.*HF_HOME",
         ),
         (
             datasets.exceptions.DatasetNotFoundError("it doesn't exist."),
@@ -321,7 +319,7 @@ def test_a_split_that_is_not_there_is_a_user_error(hub, changes, message):
         ),
         (
             ValueError("BuilderConfig 'mian' not found. Available: ['main']"),
-            r"data\.name=mian.*Available: \['main'\]\. Give the data\.name",
+            r"data\.name=mian.*Available: \['main'\]\.",
         ),
         (
             RuntimeError("Dataset scripts are no longer supported"),
@@ -355,10 +353,10 @@ def test_a_hub_data_set_that_cannot_be_loaded_is_a_user_error(monkeypatch, error
             r"data\.split='train\[:' must be the name of a split or a slice.*train\[:500\]",
         ),
         ({"split": "train[:200%]"}, "must be the name of a split"),
-        ({"path": ""}, r"data\.path='' must be a path"),
+        ({"path": ""}, r"data\.path='' is a folder, but no data set"),
         (
             {"path": "nothing.jsonl"},
-            r"data\.path='nothing\.jsonl': there is no /.*/nothing\.jsonl; give a JSON",
+            r"data\.path='nothing\.jsonl' is not there \(/.*/nothing\.jsonl\); give a JSON",
         ),
         (
             {"path": str(Path(__file__).parent)},
@@ -643,7 +641,7 @@ def test_the_turns_of_a_conversation_are_in_one_split(tmp_path, caplog):
     [
         (
             {"messages": [U1, {"role": "user", "content": {"a": 1}}]},
-            r"the field 'messages\[1\]\[content\]' is an object; .*, so convert it",
+            r"the field 'messages\[1\]\[content\]' is an object; .*: convert it",
         ),
         ({"messages": [{"role": "user", "content": True}]}, r"\[content\]' is true or false"),
         (
