@@ -15,10 +15,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
-from transformers import PreTrainedTokenizerBase
 
 from specheads.data_gen.server_runner import server_responses
 from specheads.data_gen.settings import RESPONSE_LIMITS, DataGeneration, OwnPrompts
@@ -73,37 +70,8 @@ def generate_data(
     prompts = unique(source if isinstance(source, Sequence) else source.load(pair.chats))
     while isinstance(stage := next_stage(pair, prompts, settings, root, splits, labelled), Stage):
         stage.run()
-    tell_cut_thoughts(pair.tokenizer, stage)
     logger.info("data: complete in %s", stage)
     return stage
-
-
-def tell_cut_thoughts(tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
-    """Warn if responses of a complete cache were cut while the target was thinking, after <think>
-    and before </think>.
-    """
-    begin = tokenizer.get_vocab().get("<think>")
-    end = tokenizer.get_vocab().get("</think>")
-    if begin is None or end is None:
-        return
-    paths = sorted(folder.glob("*.parquet"))
-    cut = 0
-    for path in paths:
-        rows = pq.read_table(
-            path, columns=["prompt_ids", "response_ids"], filters=[("finished", "==", False)]
-        ).to_pylist()
-        for row in rows:
-            text = row["prompt_ids"] + row["response_ids"]
-            marks = [token for token in text if token in (begin, end)]
-            cut += marks[-1:] == [begin]
-    if cut:
-        logger.warning(
-            "data: %d of %d responses end within <think>, without an answer: raise"
-            " data.max_new_tokens, or have the target not think (for many models"
-            " model.chat_template_kwargs.enable_thinking=false)",
-            cut,
-            sum(pq.read_metadata(path).num_rows for path in paths),
-        )
 
 
 def next_stage(
@@ -143,27 +111,16 @@ def next_stage(
 
 
 def _check_answered(pair: Pair, folder: Path) -> None:
-    """Warn where half of a complete cache's responses are an end token alone.
-
-    Raises UserError where all are.
-    """
-    paths = sorted(folder.glob("*.parquet"))
-    rows = pa.concat_tables(
-        [pq.read_table(path, columns=["response_ids", "finished"]) for path in paths]
+    """Raise UserError where every response of a complete cache is an end token alone."""
+    for path in sorted(folder.glob("*.parquet")):
+        for row in pq.read_table(path, columns=["response_ids", "finished"]).to_pylist():
+            if len(row["response_ids"]) > 1 or not row["finished"]:
+                return
+    raise UserError(
+        f"all responses of {pair.target_id} in {folder} are an end token alone, so there is nothing"
+        " to learn from; look at its chat template (or model.chat, model.instruction_format) and at"
+        " the end tokens of its generation config."
     )
-    count = pc.sum(
-        pc.and_(rows["finished"], pc.less_equal(pc.list_value_length(rows["response_ids"]), 1))
-    ).as_py()
-    if 2 * (count or 0) < len(rows):
-        return
-    text = (
-        f"{count} of {len(rows)} responses of {pair.target_id} are an end token alone; look at its"
-        " chat template (or model.chat, model.instruction_format) and at the end tokens of its"
-        " generation config"
-    )
-    if count == len(rows):
-        raise UserError(f"{text}: there is nothing to learn from. The responses are in {folder}.")
-    logger.warning("data: %s", text)
 
 
 class Stage(ABC):

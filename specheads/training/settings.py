@@ -3,11 +3,12 @@ arguments of lightning.Trainer.
 """
 
 import inspect
+from typing import Annotated, Literal
 
 import torch
-from pydantic import ConfigDict, model_validator
+from pydantic import ConfigDict, PlainValidator, model_validator
 
-from specheads.errors import UserError
+from specheads.errors import UserError, is_count
 from specheads.pair.generation_config import Warped
 from specheads.processes import Processes
 from specheads.settings import (
@@ -38,6 +39,18 @@ MADE_HERE = (  # arguments that no command line gives
 )
 
 
+def _devices(value: object) -> object:
+    is_list = isinstance(value, list) and bool(value) and all(map(is_count, value))
+    if value == "auto" or is_count(value, 1) or (is_list and len(set(value)) == len(value)):
+        return value
+    raise ValueError(
+        "must be a positive integer, auto, or a list of different numbers, as in [0,2]"
+    )
+
+
+Devices = Annotated[int | Literal["auto"] | list[int], PlainValidator(_devices)]
+
+
 class Loader(Settings):
     """How batches are loaded."""
 
@@ -55,10 +68,11 @@ class TrainerSettings(Settings):
     accelerator: str = setting(
         "auto", "where to train: cpu, gpu, ...; auto: where the models are", decides=False
     )
-    devices: int | str | list[int] = setting(
+    devices: Devices = setting(
         1,
-        "the number of devices of a machine, which share every batch; auto: all devices; with"
-        " torchrun or srun it is the number of processes that they start on each",
+        "the number of devices of a machine, which share every batch, or their numbers, [0,2];"
+        " auto: all devices; with torchrun or srun it is the number of processes that they start on"
+        " each",
         decides=False,
     )
     precision: int | str = setting(
@@ -158,12 +172,9 @@ def num_processes(settings: TrainerSettings, accelerator: str, processes: Proces
     """Return the number of processes that train."""
     if processes.launcher:
         return processes.count
-    devices = settings.devices
-    if devices in ("auto", -1, "-1"):
+    if settings.devices == "auto":
         return max(1, torch.cuda.device_count()) if accelerator in ("cuda", "gpu") else 1
-    if isinstance(devices, str) and "," in devices:
-        return len([part for part in devices.split(",") if part.strip()])
-    return len(devices) if isinstance(devices, list) else int(devices)
+    return len(settings.devices) if isinstance(settings.devices, list) else settings.devices
 
 
 def check_launcher(settings: TrainerSettings, processes: Processes) -> None:
@@ -182,7 +193,7 @@ def check_launcher(settings: TrainerSettings, processes: Processes) -> None:
             f"trainer.num_nodes={shown(nodes)}, but {processes.launcher} has started processes on"
             f" {processes.num_machines} machines; leave it out."
         )
-    if settings.devices not in (1, "auto", -1, processes.count_here):
+    if settings.devices not in (1, "auto", processes.count_here):
         raise UserError(
             f"trainer.devices={shown(settings.devices)}, but {processes.launcher} has started"
             f" {processes.count_here} processes on each machine; leave it out."

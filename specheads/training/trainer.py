@@ -61,7 +61,6 @@ class Checkpoints(L.Callback):
         self.earlier_seconds = 0.0
         self.start = time.perf_counter()
         self.forecast = Forecast("training, without validation")
-        self.validation = Forecast("validation")
 
     @property
     def seconds(self) -> float:
@@ -84,20 +83,6 @@ class Checkpoints(L.Callback):
         """
         progress = trainer.fit_loop.epoch_progress.current
         progress.completed = max(progress.completed, progress.processed)
-
-    def on_validation_start(self, trainer: L.Trainer, module: L.LightningModule) -> None:
-        self.validation = Forecast("validation")
-
-    def on_validation_batch_end(
-        self,
-        trainer: L.Trainer,
-        module: L.LightningModule,
-        outputs: object,
-        batch: object,
-        index: int,
-        loader: int = 0,
-    ) -> None:
-        self.validation.update(index + 1, sum(trainer.num_val_batches))
 
     def on_test_start(self, trainer: L.Trainer, module: L.LightningModule) -> None:
         interrupts.listen_again(self.request)

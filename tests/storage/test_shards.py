@@ -313,30 +313,6 @@ def test_the_cache_depends_on_whether_a_pair_chats(pair, tmp_path):
         assert row["prompt_ids"] == p.encode_instruction(row["prompt"])
 
 
-def test_responses_that_end_within_a_thought_are_counted(
-    make, complete, pair, tmp_path, caplog, monkeypatch
-):
-    names = {"<think>": 2, "</think>": 3}
-    letters = pair.tokenizer.get_vocab()
-    monkeypatch.setattr(CountingTokenizer, "get_vocab", lambda self: letters | names)
-    make(tmp_path)
-    rows = [row for name in NAMES for row in pq.read_table(complete / name).to_pylist()]
-    cut = 0
-    for row in rows:
-        marks = [mark for mark in row["prompt_ids"] + row["response_ids"] if mark in (2, 3)]
-        cut += not row["finished"] and marks[-1:] == [2]
-    assert 0 < cut < len(rows)
-    (message,) = [message for message in caplog.messages if "<think>" in message]
-    assert message.startswith(
-        f"data: {cut} of {len(rows)} responses end within <think>, without an answer: raise"
-        " data.max_new_to"
-    )
-    caplog.clear()
-    del names["</think>"]  # a model that does not think
-    make(tmp_path)
-    assert not any("<think>" in message for message in caplog.messages)
-
-
 # --- prompts and shards
 
 
@@ -410,39 +386,6 @@ def test_train_prompts_get_several_responses_the_first_ones_first():
         ("dev-00000.parquet", 0, [3]),
         ("test-00000.parquet", 0, [0]),
     ]
-
-
-# --- manifests that name files elsewhere
-
-
-@pytest.mark.parametrize(
-    "name",
-    ["../train-00000.parquet", "/etc/passwd", "", "a\0b"],
-)
-def test_a_manifest_cannot_name_a_file_outside_its_folder(complete, tmp_path, name):
-    manifest = json.loads((complete / "manifest.json").read_text())
-    manifest["shards"][name] = manifest["shards"][NAMES[0]]
-    (tmp_path / "manifest.json").write_text(json.dumps(manifest))
-    for read in (
-        read_manifest,
-        lambda folder: load_split(folder, "train"),
-        lambda folder: ShardStore(folder, {}),
-    ):
-        with pytest.raises(
-            UserError,
-            match=r"manifest\.json names .*must be a file in that folder, not a path or a link",
-        ):
-            read(tmp_path)
-
-
-def test_a_shard_that_is_a_link_is_refused(make, complete, interrupted, tmp_path):
-    name = NAMES[2]
-    (interrupted / name).unlink()
-    (interrupted / name).symlink_to(complete / name)
-    with pytest.raises(
-        UserError, match=f"manifest.json names '{name}', which must be a file in that folder"
-    ):
-        make(tmp_path)
 
 
 @pytest.mark.parametrize(

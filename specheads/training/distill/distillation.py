@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from lightning import Trainer
 from lightning.pytorch.loggers import Logger
 from transformers import PreTrainedModel
 
@@ -26,13 +25,12 @@ from specheads.pair.draft_vocabulary import (
     keep_tokens,
     stored_as,
 )
-from specheads.pair.language_model import short_name
 from specheads.pair.pair import Pair, load_draft
 from specheads.pair.quantization import is_quantized
 from specheads.pair.revisions import draft_temperature, without_bars
 from specheads.prompts.prompt import GeneratedData
 from specheads.settings import shown
-from specheads.storage.files import amount, write_json
+from specheads.storage.files import write_json
 from specheads.training.distill.distill_module import DistillModule, shards_weights
 from specheads.training.distill.draft_quality import draft_quality, with_fitted_temperature
 from specheads.training.distill.samples import Samples, load_splits, train_samples
@@ -77,8 +75,7 @@ def distill(
     if initial is not None and pair.draft_id != initial.name:
         raise UserError(
             f"init_layers={shown(settings.init_layers)} trains a new draft, but the pair has the"
-            f" draft {pair.draft_id}; load the pair with load_pair(...,"
-            " new_draft=settings.initial_draft)."
+            f" draft {pair.draft_id}; load it with new_draft=settings.initial_draft."
         )
     if is_quantized(pair.draft):
         raise UserError(
@@ -92,7 +89,6 @@ def distill(
     dtype = pair.draft.dtype
     provenance = _provenance(settings, pair)
     trainer, checkpoints = new_trainer(settings, run, loggers, device.type, provenance)
-    _check_device_map(pair, trainer)
     data = data() if callable(data) else data
     train = train_samples(data, pair, settings)
     splits, of_data = load_splits(data, pair, train, settings)
@@ -110,7 +106,7 @@ def distill(
     logger.info("measuring the draft before training")
     measured = settings.warp, settings.loader.batch_size
     before = draft_quality(pair, splits["test"], *measured)
-    pair = _reduced(pair, train, splits["dev"], settings)
+    pair = _reduced(pair, train, settings)
     module = DistillModule(pair, settings)
     module.before = draft_quality(pair, splits["dev"], *measured)
     prepare(pair.draft, settings.gradient_checkpointing)
@@ -139,19 +135,14 @@ def distill(
     return DistilledDraft(run / "draft", before, after)
 
 
-def _token_counts(samples: Samples, vocab_size: int) -> np.ndarray:
-    """Return how often each token (V,) is in all responses."""
-    responses = chain.from_iterable(samples.answers)
-    return np.bincount(np.concatenate(list(responses)), minlength=vocab_size)
-
-
-def _reduced(pair: Pair, train: Samples, dev: Samples, settings: Distillation) -> Pair:
+def _reduced(pair: Pair, train: Samples, settings: Distillation) -> Pair:
     """Return the pair with the `settings.draft_vocabulary`: the most frequent tokens of the train
     responses.
     """
     if settings.draft_vocabulary is None:
         return pair
-    occurring = _token_counts(train, pair.vocab_size)
+    responses = np.concatenate(list(chain.from_iterable(train.answers)))
+    occurring = np.bincount(responses, minlength=pair.vocab_size)
     occurring[list(pair.stop_tokens)] = occurring.sum()
     ranks = -occurring
     count = min(settings.draft_vocabulary, pair.vocab_size)
@@ -160,22 +151,10 @@ def _reduced(pair: Pair, train: Samples, dev: Samples, settings: Distillation) -
         ranks[lacking.cpu().numpy()] = 1
         count = min(count, int((~lacking).sum()))
     kept = np.argsort(ranks, kind="stable")[:count]
-    before = pair.draft.num_parameters()
     keep_tokens(pair.draft, torch.from_numpy(kept))
-    unshared = pair.draft.num_parameters()
     if settings.embedding == "target":
         borrow_embedding(pair.draft, pair.target)
-        unshared = pair.draft.num_parameters() - pair.draft.get_input_embeddings().weight.numel()
-    in_dev = _token_counts(dev, pair.vocab_size)
-    logger.info(
-        "the draft's output keeps %d of %d tokens, which are %.1f %% of those of dev responses: %s"
-        " unshared parameters in place of %s",
-        len(kept),
-        pair.vocab_size,
-        100 * in_dev[kept].sum() / max(1, in_dev.sum()),
-        amount(unshared, "billion", "million"),
-        amount(before, "billion", "million"),
-    )
+    logger.info("the draft's output keeps %d of %d tokens", len(kept), pair.vocab_size)
     return replace(pair)  # its draft in two steps has the new output
 
 
@@ -189,12 +168,6 @@ def _with_precision(settings: Distillation, pair: Pair) -> Distillation:
     device_type = pair.draft_lm.device.type
     half = dtype == torch.bfloat16 or (device_type == "cuda" and dtype != torch.float64)
     precision = "bf16-mixed" if half else "32-true"
-    logger.info(
-        "trainer.precision=auto: %s, as the draft is in %s on %s",
-        precision,
-        short_name(dtype),
-        device_type,
-    )
     return settings.but(trainer=settings.trainer.but(precision=precision))
 
 
@@ -230,17 +203,6 @@ def _provenance(settings: Distillation, pair: Pair) -> dict[str, object]:
         "dtype": [str(pair.target.dtype), str(pair.draft.dtype)],
         **settings.cache_key(pair.draft_lm.hidden_size),
     }
-
-
-def _check_device_map(pair: Pair, trainer: Trainer) -> None:
-    """Raise UserError for processes of a machine that would each spread a target over its GPUs."""
-    spread = getattr(pair.target, "hf_device_map", None) and not is_quantized(pair.target)
-    if trainer.num_devices > 1 and spread:
-        raise UserError(
-            f"{trainer.num_devices} processes on a machine with model.device_map: each would spread"
-            " a target over all GPUs; use one process per machine (trainer.devices=1), or a target"
-            " that fits each GPU and model.device_map=null."
-        )
 
 
 def _export(

@@ -24,7 +24,6 @@ from specheads.commands.train import _responses_of, distill_draft
 from specheads.heads.head import AcceptanceHead, find_heads, save_head
 from specheads.pair.draft_vocabulary import borrows_embedding, kept_tokens
 from specheads.prompts import sources
-from specheads.storage.files import amount
 from specheads.training.distill.distillation import _reduced, prepare
 from specheads.training.distill.draft_quality import draft_quality
 from specheads.training.distill.samples import Samples, encoded_response, load_splits, train_samples
@@ -174,13 +173,7 @@ def test_a_draft_keeps_the_tokens_that_the_target_says_most(cfg, embedding, more
         )
     assert pair.stop_tokens <= kept and {token for token, _ in answers.most_common(40)} <= kept
     assert borrows_embedding(pair.draft) == (embedding == "target")
-    assert "the draft's output keeps 60 of 2048 tokens, which are " in caplog.text
-    with safe_open(folder / "model.safetensors", "pt") as stored:
-        number = sum(stored.get_tensor(name).numel() for name in set(stored.keys()) - {"d2t"})
-    assert (
-        f"{amount(number, 'billion', 'million')} unshared parameters in place of 1.31 million"
-        in caplog.text
-    )
+    assert "the draft's output keeps 60 of 2048 tokens" in caplog.text
     quality = description_of(folder)["test"]
     assert (
         0 < quality["after"]["overlap"] < 1
@@ -345,15 +338,6 @@ def test_the_library_call_is_the_command(cfg, tmp_path):
     )
     files = [(each / "model.safetensors").read_bytes() for each in (folder, distilled.folder)]
     assert files[0] == files[1]
-
-
-def test_several_processes_cannot_spread_a_target(cfg, nano):
-    target = copy.copy(nano.target)
-    target.hf_device_map = {"": 0}  # as accelerate leaves it
-    spread = replace(nano, target=target)
-    words = ["trainer.accelerator=cpu", "+trainer.strategy=ddp", "trainer.devices=2"]
-    with pytest.raises(UserError, match="2 processes on a machine with model.device_map"):
-        distill_draft(cfg(*words), spread)
 
 
 def test_a_strategy_that_averages_batches_itself_is_refused(tmp_path):
