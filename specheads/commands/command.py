@@ -32,7 +32,6 @@ from specheads.commands.help import composition_error, help_text
 from specheads.commands.runs import jobs_of, print_runs
 from specheads.commands.verbs import Verb
 from specheads.errors import EXIT_USER_ERROR, UserError, user_error
-from specheads.load import warn_if_busy
 from specheads.pair.locations import check_available
 from specheads.processes import Processes, from_first, is_first_process
 from specheads.settings import config_folder, shown
@@ -140,7 +139,6 @@ class CommandLine:
             run = self.load()
             _take_gpu()
             if _begin():
-                warn_if_busy()
                 folder = Path(HydraConfig.get().runtime.output_dir)
                 is_below = folder.is_relative_to(Path.cwd())
                 # Reports, logs and commands repeat it.

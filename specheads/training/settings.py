@@ -184,17 +184,16 @@ def check_launcher(settings: TrainerSettings, processes: Processes) -> None:
         if nodes != 1:
             raise UserError(
                 f"trainer.num_nodes={shown(nodes)} needs a launcher that starts this command on"
-                " every machine; leave it out, and start it with torchrun or srun"
-                " (docs/machines.md)."
+                " every machine; start it with torchrun or srun (docs/machines.md)."
             )
         return
-    if nodes not in (1, processes.num_machines):
-        raise UserError(
-            f"trainer.num_nodes={shown(nodes)}, but {processes.launcher} has started processes on"
-            f" {processes.num_machines} machines; leave it out."
-        )
-    if settings.devices not in (1, "auto", processes.count_here):
-        raise UserError(
-            f"trainer.devices={shown(settings.devices)}, but {processes.launcher} has started"
-            f" {processes.count_here} processes on each machine; leave it out."
-        )
+    for key, value, started in (
+        ("num_nodes", nodes, (1, processes.num_machines)),
+        ("devices", settings.devices, (1, "auto", processes.count_here)),
+    ):
+        if value not in started:
+            raise UserError(
+                f"trainer.{key}={shown(value)}, but {processes.launcher} has started"
+                f" {processes.count_here} processes on each of {processes.num_machines} machines;"
+                " leave it out."
+            )

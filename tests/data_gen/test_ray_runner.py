@@ -45,7 +45,7 @@ def check(folder, **changes):
     [
         (
             {"packages": _packages_here() | {"torch": "1.0"}},
-            r"the worker on \S+ has torch .*, driver has torch 1\.0; install",
+            r"the worker on \S+ has .*'torch'.*, driver has .*'torch': '1\.0'.*; install",
         ),
         (
             {"sign": "/no/such/folder/.ray-0"},

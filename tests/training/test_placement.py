@@ -60,12 +60,12 @@ def test_fsdp2_spreads_weights_over_all_processes():
         (
             {"num_nodes": 2},
             TORCHRUN,
-            "trainer.num_nodes=2, but torchrun has started processes on 4 machines",
+            "trainer.num_nodes=2, but torchrun has started 2 processes on each of 4 machines",
         ),
         (
             {"devices": 8},
             TORCHRUN,
-            "trainer.devices=8, but torchrun has started 2 processes on each machine",
+            "trainer.devices=8, but torchrun has started 2 processes on each of 4 machines",
         ),
         ({"devices": 4}, SRUN, "trainer.devices=4, but srun has started 2 processes"),
         (
