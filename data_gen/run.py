@@ -11,7 +11,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Collection, Generator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -141,7 +140,7 @@ class Stage(ABC):
         encoded = encode_prompts(pair, prompts, settings.limits)
         if lost := {prompt.split for prompt in prompts} - {prompt.split for prompt, _ in encoded}:
             raise UserError(
-                f"no {lost.pop()} prompt is left, of which the log says why; raise"
+                f"no {lost.pop()} prompt is left, as the log says; raise"
                 f" data.max_prompt_tokens={settings.max_prompt_tokens}, or take other prompts."
             )
         self.shards = plan_shards(encoded, settings)
@@ -190,33 +189,23 @@ class ResponseStage(Stage):
     labelled = False
 
     def lots(self, missing: Collection[str]) -> list[list[str]]:
-        """Return one lot per vLLM process or server, which answers many prompts together, or as few
-        shards as fill our rows.
+        """Return the fewest shards each that fill our rows, or the part of each of the processes
+        that start a vLLM; those of a lot have one warp.
         """
-        if not self.settings.elsewhere:
-            return self._lots_of_our_rows(missing)
-        names = list(self.shards)
-        count = self.settings.ray_num_workers if self.settings.runner == "ray" else 1
-        ends = [round(len(names) * number / count) for number in range(count + 1)]
+        settings = self.settings
+        workers = settings.ray_num_workers if settings.runner == "ray" else 1
+        rows = settings.batch_size if settings.runner == "local" else 1
+        if settings.elsewhere:
+            rows = -(-self.num_rows(self.shards) // workers)
         lots = list[list[str]]()
-        for first, end in pairwise(ends):
-            if lot := [name for name in names[first:end] if name in missing]:
-                lots.append(lot)
-        return lots
-
-    def _lots_of_our_rows(self, missing: Collection[str]) -> list[list[str]]:
-        """Return the fewest shards each that fill our rows; those of a lot have one warp."""
-        lots = list[list[str]]()
-        lot = list[str]()
-        rows = self.settings.batch_size if self.settings.runner == "local" else 1
+        last: Warp | None = None
         for name in missing:
-            warp = warp_of(self.settings, self.shards[name])
-            is_full = self.num_rows(lot) >= rows
-            if lot and (is_full or warp != warp_of(self.settings, self.shards[lot[-1]])):
-                lots.append(lot)
-                lot = []
-            lot.append(name)
-        return [*lots, lot] if lot else lots
+            warp = settings.warp if settings.elsewhere else warp_of(settings, self.shards[name])
+            if not lots or self.num_rows(lots[-1]) >= rows or warp != last:
+                lots.append([])
+            lots[-1].append(name)
+            last = warp
+        return lots
 
     @cached_property
     def _responder(self) -> Responder:
@@ -351,8 +340,7 @@ def write_own_prompts(pair: Pair, wish: OwnPrompts, settings: DataGeneration, ro
     if not (kept := [text for text in texts if text]):
         raise UserError(
             f"{pair.target_id} has written no prompt that ends within"
-            f" data.max_new_tokens={settings.max_new_tokens}; raise it, or take prompts from a data"
-            " set (data.path=)."
+            f" data.max_new_tokens={settings.max_new_tokens}; raise it."
         )
     file = folder / "own_prompts.jsonl"
     lines = "".join(json.dumps({"instruction": text}) + "\n" for text in kept)
@@ -365,8 +353,7 @@ def _beginning(pair: Pair) -> str:
     if not pair.chats:
         raise UserError(
             f"own_prompts.number: {pair.target_id} takes no instructions, so no message of a user"
-            " begins anywhere; give model.instruction_format, or take prompts from a data set"
-            " (data.path=)."
+            " begins anywhere; give model.instruction_format."
         )
     if pair.instruction_format is not None:
         return pair.instruction_format.partition(INSTRUCTION)[0]

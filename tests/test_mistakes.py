@@ -136,7 +136,7 @@ evaluate head=null record=null
 evaluate head=null drafting=graph verification=tree_match live_rules=[head_threshold]
     live_rules=\['head_threshold'\] leaves nothing to decode but .*: graph drafts
 evaluate head=null split=final
-    data.final_part=None.* ask for none; .*data.final_part=9
+    split=final needs final prompts; .*data.final_part=9
 evaluate head=null 'test_sets={gsm9k: x.jsonl}'
     test_sets names 'gsm9k', which is not in conf/data; use one of alpaca
 evaluate head=null stopping.max_probability.threshold=[0.5,2]

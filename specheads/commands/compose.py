@@ -35,6 +35,7 @@ from specheads.settings import (
     config_folder,
     config_of,
     fields_of,
+    joined,
     key_of,
     setting,
     shown,
@@ -216,16 +217,12 @@ def check_keys(cfg: DictConfig, classes: Sequence[type[Settings]]) -> None:
     for group in sorted(groups):
         node = OmegaConf.select(cfg, group, default={}) if group else cfg
         if not isinstance(node, Mapping | DictConfig):
-            raise UserError(
-                f"{group}={shown(plain(node))} must be a set of keys; leave it out for the"
-                " defaults."
-            )
+            raise UserError(f"{group}={shown(plain(node))} must be a set of keys.")
         for name, value in node.items():
             if name not in groups[group]:
-                key = f"{group}.{name}" if group else str(name)
-                known = ", ".join(sorted(groups[group]))
                 raise UserError(
-                    f"{key}={shown(plain(value))} is not known; expected one of {known}."
+                    f"{joined(group, str(name))}={shown(plain(value))} is not known; expected one"
+                    f" of {', '.join(sorted(groups[group]))}."
                 )
 
 
@@ -235,10 +232,7 @@ def source_of(cfg: DictConfig) -> PromptSource:
     Raises UserError for mistakes that show before data is read.
     """
     if not isinstance(cfg.data, DictConfig):
-        raise UserError(
-            f"data={shown(plain(cfg.data))} must be a set of keys; choose a prompt set of"
-            " conf/data."
-        )
+        raise UserError(f"data={shown(plain(cfg.data))} must be a prompt set of conf/data.")
     return prompt_source(cast(dict[str, object], plain(cfg.data)))
 
 
@@ -315,7 +309,6 @@ def _new_logger(cfg: DictConfig, run: Path) -> "Logger":
         _ = logger.experiment  # starts the run now, before an hour of generating data
     except wandb.errors.Error as error:
         raise UserError(
-            f"logger.wandb.offline={str(cfg.get('offline')).lower()}: {error} Log in with `wandb"
-            " login`, or keep the logs on this machine with logger.wandb.offline=true."
+            f"{error} Log in with `wandb login`, or give logger.wandb.offline=true."
         ) from error
     return logger

@@ -90,33 +90,26 @@ class NanoSource:
             if not is_count(part) or part >= NUM_PARTS or self.final_parts.count(part) > 1:
                 raise UserError(
                     f"data.final_part={self.final_part} must be a part of the final split: a number"
-                    f" from 0 to {NUM_PARTS - 1}, a list of different numbers, or null for none."
+                    f" from 0 to {NUM_PARTS - 1}, or a list of different ones."
                 )
         if self.num_test > NUM_READ:
             raise UserError(
-                f"data.num_test={self.num_test} reaches into the final prompts, which begin after"
-                f" the first {NUM_READ} test prompts; set it to at most {NUM_READ}. For a figure"
-                f" that is published, name a part of the final prompts: split={FINAL}"
-                f" data.final_part={NUM_PARTS - 1}."
+                f"data.num_test={self.num_test} reaches into the final prompts; it must be at most"
+                f" {NUM_READ}."
             )
 
     def check_final(self) -> None:
         if not self.final_parts or self.num_final == 0:
             raise UserError(
-                f"split={FINAL} needs final prompts, but data.final_part={self.final_part} and"
-                f" data.num_final={self.num_final} ask for none; name a part that no result has"
-                f" read, for example data.final_part={NUM_PARTS - 1}, and leave"
-                " data.num_final=null."
+                f"split={FINAL} needs final prompts; name a part that no result has read, for"
+                f" example data.final_part={NUM_PARTS - 1}, and leave data.num_final=null."
             )
 
     @property
     def final_parts(self) -> list[int]:
-        parts = self.final_part
-        if parts is None:
-            return []
-        return (
-            list(parts) if isinstance(parts, Sequence) and not isinstance(parts, str) else [parts]
-        )
+        if isinstance(self.final_part, Sequence) and not isinstance(self.final_part, str):
+            return list(self.final_part)
+        return [] if self.final_part is None else [self.final_part]
 
     def provenance(self) -> dict[str, str]:
         """Return what decides the prompts together with the keys of data: Python's version, for its
@@ -153,22 +146,14 @@ def _prompts(responses: bool) -> dict[str, list[Prompt]]:
     prompts: dict[str, dict[str, Prompt]] = {split: {} for split in SPLITS}
     for side in ("dev", "test"):
         for function in standard_library(side):
-            split = (
-                "test"
-                if side == "test"
-                else "dev"
-                if _position("head ", function.source) < _DEV_FILES
-                else "train"
-            )
+            split = side
+            if side == "dev" and _position("head ", function.source) >= _DEV_FILES:
+                split = "train"
             prompt_id = text_id(function.prompt)
             # A prompt that several files share belongs to the first of them by name, in whatever
             # order they are read.
             known = prompts[split].get(prompt_id)
-            group = (
-                min(known.group, function.source)
-                if known is not None and known.group
-                else function.source
-            )
+            group = min(function.source, (known and known.group) or function.source)
             prompts[split][prompt_id] = Prompt(
                 prompt_id, split, function.prompt, function.body if responses else None, group
             )

@@ -211,7 +211,7 @@ def make_tensors(folder: Path) -> RowStore:
     store = RowStore(
         folder / "features", {"seed": 0}, {name: np.array([1, 1]) for name in "ab"}, "features"
     )
-    store.fill(compute, "no memory")
+    store.fill(compute)
     return store
 
 

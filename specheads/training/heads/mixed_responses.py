@@ -19,11 +19,10 @@ from specheads.decoding.engine import bulk_operations
 from specheads.heads.batch import collate, sample_features
 from specheads.heads.features import FEATURES, RECORDED
 from specheads.pair.language_model import LanguageModel
-from specheads.pair.padding import BATCH_TOKENS, batches_of_tokens
 from specheads.pair.sampling import check_numbers, computing_with
 from specheads.storage.row_store import RowStore
 from specheads.training.heads.settings import checked_share
-from specheads.training.loaders import Key
+from specheads.training.loaders import Key, row_batches
 
 COLUMNS = (
     "prompt_ids",
@@ -179,12 +178,7 @@ class FeatureStore(RowStore):
         return total
 
     def _batches(self, start: str, rows: range) -> list[list[int]]:
-        lengths = [len(self.splits[start][0, row]["tokens"]) for row in rows]
-        batches = batches_of_tokens(lengths, BATCH_TOKENS)
-        batches_of_rows = list[list[int]]()
-        for batch in batches:
-            batches_of_rows.append([rows[place] for place in batch])
-        return batches_of_rows
+        return row_batches(rows, [len(self.splits[start][0, row]["tokens"]) for row in rows])
 
     def _computed(self, start: str, rows: Sequence[int]) -> list[dict[str, Tensor]]:
         """Return the features (n, ...) of some rows of a split, those that depend on the token (n,
