@@ -72,14 +72,6 @@ def test_a_mistake_of_a_worker_names_its_machine(tmp_path, monkeypatch):
     assert worker.folder() == str(tmp_path) and worker.missing() == ("", 0, [])
 
 
-def test_without_ray_the_message_says_how_to_install_it(tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(
-        UserError, match=r"there is no Ray here; run pip install 'specheads\[ray\]'"
-    ):
-        on_workers(DataGeneration(runner="ray"), tmp_path, len, [{}])
-
-
 class StandIn:
     """As much of Ray as a crew meets: a call is done when it is waited for, in the order of the
     calls.

@@ -144,15 +144,6 @@ def test_responses_alone_depend_on_the_drafts_window(pairs, tmp_path):
     assert only_responses(pairs[0], tmp_path) != only_responses(narrow, tmp_path)
 
 
-def test_an_unreadable_manifest_of_another_cache_is_skipped(pairs, tmp_path, generated):
-    (tmp_path / "broken").mkdir(parents=True)
-    (tmp_path / "broken" / "manifest.json").write_text("{")
-    make(pairs[0], tmp_path)
-    generated.clear()
-    make(pairs[1], tmp_path)
-    assert not generated
-
-
 @pytest.mark.parametrize(("ends", "all_end"), [(range(8), True), (range(5), False)])
 def test_a_target_that_ends_at_once_is_told_before_labels_are_made(tmp_path, ends, all_end):
     pair = tiny_pair(8, scale=0.5)

@@ -105,20 +105,6 @@ def test_an_index_with_few_samples_stays_close_to_all_tokens_and_without_samples
     assert believed.intercept == pytest.approx([0.0] * NUM_INDICES, abs=1e-4)
 
 
-def test_tokens_are_counted_at_every_index_up_to_their_largest():
-    row, index = in_rounds(torch.tensor([0, 2, 9]), num_indices=4)
-    assert list(zip(row.tolist(), index.tolist(), strict=True)) == [
-        (0, 0),
-        (1, 0),
-        (1, 1),
-        (1, 2),
-        (2, 0),
-        (2, 1),
-        (2, 2),
-        (2, 3),
-    ]
-
-
 # --- applying
 
 

@@ -55,13 +55,6 @@ def test_white_space_and_case_of_templates_do_not_matter():
     assert text_hash("Say it.") != text_hash("Say it!") != text_hash("Sayit.")
 
 
-def test_no_prompts_are_numbers_too(tmp_path):
-    """As heads have that were trained on data without texts; such a file can be read again."""
-    TrainPrompts.of([]).write(tmp_path)
-    again = TrainPrompts.from_tensors(load_file(tmp_path / FILE))
-    assert again.train.dtype == again.dev.dtype == torch.int64 and not len(again.train)
-
-
 def test_they_are_saved_with_the_head(folder, tmp_path):
     load_head(folder).save_pretrained(tmp_path / "again")
     assert (tmp_path / "again" / FILE).read_bytes() == (folder / FILE).read_bytes()

@@ -126,17 +126,6 @@ def test_final_rows_follow_the_test_rows(tmp_path):
     assert FINAL not in splits_of(rows_source(tmp_path, (5, 3, 2), 0))
 
 
-def test_short_data_has_fewer_final_prompts_in_proportion(tmp_path):
-    assert {
-        name: len(rows) for name, rows in splits_of(rows_source(tmp_path, (20, 10, 6), 4)).items()
-    } == {
-        "train": 10,
-        "dev": 5,
-        "test": 3,
-        "final": 2,
-    }
-
-
 def test_final_rows_of_a_test_split_follow_its_test_rows(tmp_path):
     for name in ("train", "test"):
         (tmp_path / f"{name}.jsonl").write_text(

@@ -373,20 +373,6 @@ def test_wrong_settings_are_found_before_data_is_read(changes, message):
         source(**{"path": "someone/set"} | changes)
 
 
-def test_data_generation_asks_for_the_prompts_that_suit_the_pair(tmp_path):
-    class Source:
-        def load(self, chats):
-            asked.append(chats)
-            return []
-
-    asked = []
-    for instruction_format in (None, "[INST] {instruction} [/INST]"):
-        pair = replace(tiny_pair(), instruction_format=instruction_format)
-        with pytest.raises(UserError, match="none of 0 prompts"):
-            generate_data(pair, Source(), DataGeneration(), tmp_path)
-    assert asked == [False, True]
-
-
 # --- unique
 
 
@@ -464,18 +450,6 @@ def test_a_function_becomes_signature_docstring_and_body():
         ast.parse(each.prompt + each.body)
         assert each.source == "shape.py"
     assert list(prompt_sources._functions_in("def broken(:\n", "x.py")) == []
-
-
-def test_bodies_that_differ_in_comments_and_layout_have_one_key():
-    bodies = [
-        "    return x + 1\n",
-        "    # a comment\n    return (x\n            + 1)\n",
-        "    return x + 2\n",
-    ]
-    same, comment, other = (
-        prompt_sources.Function("def f(x):\n", body, "x.py").key for body in bodies
-    )
-    assert same == comment != other
 
 
 def test_files_decide_the_split_and_it_is_the_same_everywhere():
@@ -601,11 +575,6 @@ def test_tools_and_the_system_prompt_of_a_row_are_the_conversations(tmp_path):
     Dataset.from_list(rows[:1]).to_parquet(tmp_path / "rows.parquet")
     loaded = source(str(tmp_path / "rows.parquet"), "{messages}", (1, 0, 0)).load(chats=True)
     assert json.loads(loaded[0].text) == {"messages": called, "tools": TOOLS}
-
-
-def test_a_single_message_of_another_role_is_no_plain_instruction(tmp_path):
-    other = {"role": "narrator", "content": "Once upon a time."}
-    assert chats(tmp_path, [{"messages": [other]}]) == [([other], None, None)]
 
 
 def test_the_turns_of_a_conversation_are_in_one_split(tmp_path, caplog):

@@ -6,9 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
-import torch
 from fakes import CountingTokenizer, tiny_pair
-from safetensors.torch import save_file
 
 from specheads.data_gen import run
 from specheads.data_gen.run import generate_data
@@ -18,7 +16,7 @@ from specheads.errors import UserError
 from specheads.pair.sampling import Warp
 from specheads.prompts.prompt import Prompt, encode_prompts, unique
 from specheads.storage.data_set import SCHEMA, load_split
-from specheads.storage.files import lock, locked, write_json, write_whole
+from specheads.storage.files import lock, locked, write_json
 from specheads.storage.shards import ShardStore, fingerprint, read_manifest
 
 SETTINGS = DataGeneration(
@@ -441,9 +439,3 @@ def test_a_split_without_rows_is_a_user_error_that_names_the_key(complete, tmp_p
     (tmp_path / NAMES[0]).write_bytes((complete / NAMES[0]).read_bytes())
     with pytest.raises(UserError, match=r"no rows of split 'test'.*data\.num_test="):
         load_split(tmp_path, "test")
-
-
-def test_files_of_tensors_have_the_mode_of_other_files(tmp_path):
-    (tmp_path / "usual").write_text("")
-    write_whole(tmp_path / "tensors", lambda path: save_file({"a": torch.zeros(1)}, path))
-    assert (tmp_path / "tensors").stat().st_mode == (tmp_path / "usual").stat().st_mode

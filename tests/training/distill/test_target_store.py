@@ -12,7 +12,6 @@ from fakes import tiny_pair
 from specheads.pair.reading import GivenTexts, states_of
 from specheads.training.distill.distill_loss import (
     DIVERGENCES,
-    _with_rest,
     computed_distributions,
     most_likely,
     stored_distributions,
@@ -66,14 +65,6 @@ def test_the_rest_is_the_probability_of_all_other_tokens():
     whole = most_likely(log_probs, 99)
     # Nothing is left
     assert whole.ids.shape == (5, VOCAB) and (whole.log_probs[:, -1] < -600).all()
-
-
-def test_gradients_of_a_rest_are_those_of_its_probability():
-    logits = torch.randn(4, VOCAB, dtype=torch.float64, requires_grad=True)
-    assert torch.autograd.gradcheck(lambda x: _with_rest(x.log_softmax(-1)[:, :5]), logits)
-    whole = _with_rest(logits.log_softmax(-1)).sum()
-    (gradient,) = torch.autograd.grad(whole, logits)
-    assert gradient.isfinite().all()
 
 
 def test_the_store_holds_the_distributions_along_every_response(pair, texts, tmp_path):
