@@ -81,10 +81,6 @@ class Server:
         Raises UserError if `model`, or the only one, is not there.
         """
         url = url.rstrip("/")
-        if not url.startswith(("http://", "https://")):
-            raise UserError(
-                f"server.url={url} is no address; give one such as http://localhost:8000."
-            )
         self.url = url if url.endswith("/v1") else f"{url}/v1"
         self._seconds = seconds
         models = self._ask("models", delays=_DELAYS[:1]).get("data") or ()
@@ -223,16 +219,6 @@ def response_of(pair: Pair, made: Completion, most: int) -> Response:
 
     Raises UserError if that cannot be.
     """
-    if made.reason not in ("stop", "length"):
-        raise UserError(
-            f"the server ended a response by finish_reason={made.reason}, which is neither stop nor"
-            " length."
-        )
-    if wrong := [token for token in made.ids if not 0 <= token < pair.vocab_size]:
-        raise UserError(
-            f"the server returned the token {wrong[0]}, but {pair.target_id} has {pair.vocab_size}"
-            " tokens."
-        )
     end = next((place for place, token in enumerate(made.ids) if token in pair.stop_tokens), None)
     ids = made.ids if end is None else made.ids[: end + 1]
     # Some servers keep the token that ended it
@@ -240,8 +226,13 @@ def response_of(pair: Pair, made: Completion, most: int) -> Response:
         ends = pair.tokenizer.eos_token_id
         end = len(ids)
         ids = [*ids, ends if ends in pair.stop_tokens else min(pair.stop_tokens)]
-    if len(ids) > most or not ids:
-        raise UserError(f"the server returned {len(ids)} tokens, and was asked for 1 to {most}.")
+    known = range(pair.vocab_size)
+    if made.reason not in ("stop", "length") or not 0 < len(ids) <= most or set(ids) - set(known):
+        raise UserError(
+            f"the server returned {len(ids)} tokens, of which the largest is {max(ids, default=0)},"
+            f" with finish_reason={made.reason}, and was asked for 1 to {most} of the"
+            f" {pair.vocab_size} tokens of {pair.target_id}."
+        )
     return Response(ids, end is not None)
 
 

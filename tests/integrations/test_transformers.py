@@ -363,7 +363,9 @@ def test_mistakes_are_named(nano, prompts, simple, tmp_path):
         nano.target.generate(
             **given, custom_generate=str(simple), draft_model=nano.draft, trust_remote_code=False
         )
-    with pytest.raises(ValueError, match=r"size 160 of the draft, but those of .* have 256"):
+    with pytest.raises(
+        ValueError, match=r"hidden states of size 160 of .*, but those of .* have 256"
+    ):
         nano.target.generate(**given, **folder, draft_model=nano.target)
     with pytest.raises(ValueError, match="threshold=1.5 must be a number from 0 to 1"):
         nano.target.generate(**given, **folder, draft_model=nano.draft, threshold=1.5)
@@ -382,10 +384,7 @@ def test_mistakes_are_named(nano, prompts, simple, tmp_path):
     unlike = tiny_pair(vocab_size=7).target
     with pytest.raises(
         ValueError,
-        match=(
-            "the draft has 2048 logits and the target 7, so transformers assumes different"
-            " tokenizers"
-        ),
+        match="the draft has 2048 logits and the target 7",
     ):
         assist(unlike, nano.draft, simple)
     with pytest.raises(UserError, match=r"there is no head folder"):

@@ -305,28 +305,25 @@ def _check(target: PreTrainedModel, draft: PreTrainedModel, head: StandaloneHead
     """
     size = head.config["hidden_size"]
     actual = draft.get_output_embeddings().weight.shape[1]
+    of_draft, of_target = (model.config.get_text_config().vocab_size for model in (draft, target))
+    problem = None
     if actual != size:
         trained = (head.config.get("draft") or {}).get("id", "another draft")
-        raise ValueError(
-            f"the head reads hidden states of size {size} of the draft, but those of"
-            f" {draft.name_or_path} have {actual}; it was trained for {trained}. Use that one, or"
-            " train a head for this pair."
+        problem = (
+            f"the head reads hidden states of size {size} of {trained}, but those of"
+            f" {draft.name_or_path} have {actual}; use that draft, or train a head for this one"
         )
-    if not hasattr(target, REPLACED):
-        raise ValueError(
-            f"{type(target).__name__} of this transformers has no {REPLACED}, which a head"
-            " replaces; use transformers 5.17 to 5.23."
+    elif not hasattr(target, REPLACED):
+        problem = f"{type(target).__name__} has no {REPLACED}; use transformers 5.17 to 5.23"
+    elif getattr(draft.config, "draft_vocab_size", None) is not None:
+        problem = (
+            f"transformers takes the outputs of {draft.name_or_path}, which are of some tokens, for"
+            " all tokens; decode with specheads"
         )
-    if getattr(draft.config, "draft_vocab_size", None) is not None:
-        raise ValueError(
-            f"the draft {draft.name_or_path} has an output over some tokens, whose numbers"
-            " transformers takes for tokens; decode with specheads, or use a draft with all"
-            " tokens."
+    elif of_draft != of_target:
+        problem = (
+            f"the draft has {of_draft} logits and the target {of_target}; if they share a"
+            " tokenizer, model.resize_token_embeddings(len(tokenizer)) gives both the same number"
         )
-    of_draft, of_target = (model.config.get_text_config().vocab_size for model in (draft, target))
-    if of_draft != of_target:
-        raise ValueError(
-            f"the draft has {of_draft} logits and the target {of_target}, so transformers assumes"
-            " different tokenizers. If they share one, give both the same number:"
-            " model.resize_token_embeddings(len(tokenizer))."
-        )
+    if problem:
+        raise ValueError(f"{problem}.")
