@@ -221,9 +221,8 @@ def _connect(ray: ModuleType, settings: DataGeneration) -> None:
     except (OSError, ValueError, RuntimeError) as error:
         reason = getattr(error, "strerror", None) or (str(error).splitlines() or [""])[0]
         raise UserError(
-            f"ray.address={address} cannot be reached ({reason}); start a cluster there (ray start"
-            " --head, ray up), use ray.address=auto on one of its machines, or leave it out for"
-            " this machine."
+            f"ray.address={address} cannot be reached ({reason}); start a cluster there, use"
+            " ray.address=auto on one of its machines, or leave it out for this machine."
         ) from None
 
 

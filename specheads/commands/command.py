@@ -102,8 +102,7 @@ class CommandLine:
         if processes.count > 1 and self.name not in _SHARED_VERBS:
             raise UserError(
                 f"{processes.launcher} has started {processes.count} processes of this command,"
-                " which is one process; start it once, with plain python. Only specheads train"
-                " and distill share their work over processes."
+                " which is one process; start it once, without a launcher."
             )
         speaks = processes.is_first or processes.launcher is None
         # Only the first process of a launcher prints what is not an error.

@@ -131,10 +131,9 @@ class AcceptanceHead(Network, PyTorchModelHubMixin):
         size = pair.draft_lm.hidden_size
         if self.config.hidden_size != size:
             raise UserError(
-                f"the head reads hidden states of size {self.config.hidden_size}, but the draft"
-                f" {pair.draft_id} has size {size}; it was trained for"
-                f" {self.config.draft.get('id', 'another draft')}. Train one for this pair:"
-                " specheads train model=..."
+                f"the head reads hidden states of size {self.config.hidden_size} of"
+                f" {self.config.draft.get('id', 'another draft')}, but the draft {pair.draft_id} has"
+                f" size {size}; train one for this pair."
             )
         self.check_trained_for(pair.draft_id, pair.draft_revision)
 
@@ -145,8 +144,7 @@ class AcceptanceHead(Network, PyTorchModelHubMixin):
             raise UserError(
                 f"the head was trained for draft {trained.get('id')} at revision"
                 f" {trained.get('revision')}, but this pair's draft is {name} at revision"
-                f" {revision}; load that draft, or train a head for this one: specheads train"
-                " model=... To use it nevertheless: any_draft=true."
+                f" {revision}; load that draft, train another head, or give any_draft=true."
             )
 
 

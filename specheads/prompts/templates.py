@@ -103,8 +103,7 @@ class Template:
             if problem := _problem(text):
                 raise UserError(
                     f"{key}={text!r}: {problem}; write plain names of fields in braces, such as"
-                    " {instruction}, or parts of them, such as {translation[de]} and"
-                    " {turns[0]}, and double a brace that is meant as one."
+                    " {instruction}, {translation[de]} and {turns[0]}, and double other braces."
                 )
         return cls(key, texts)
 

@@ -162,9 +162,7 @@ class Training(Warped):
         if batch_size % count:
             raise UserError(
                 f"loader.batch_size={batch_size} rows cannot be split over {count} processes; give"
-                f" a multiple of {count}, for example"
-                f" loader.batch_size={-(-batch_size // count) * count}, or another number of"
-                " processes."
+                f" a multiple of {count}."
             )
 
 

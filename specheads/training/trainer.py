@@ -141,8 +141,7 @@ class Checkpoints(L.Callback):
             if weight.requires_grad and not bool(weight.isfinite().all()):
                 raise UserError(
                     f"the weights are NaN or infinite after step {trainer.global_step}, so nothing"
-                    " is saved: the loss was no finite number in this step or before. Use a smaller"
-                    " optimizer.lr=, or trainer.precision=32-true; the curves show when it began."
+                    " is saved; use a smaller optimizer.lr=, or trainer.precision=32-true."
                 )
         self.path.parent.mkdir(parents=True, exist_ok=True)
         for logger in trainer.loggers:
@@ -223,10 +222,9 @@ def new_trainer(
     )
     if trainer.accumulate_grad_batches > 1 and trainer.strategy.handles_gradient_accumulation:
         raise UserError(
-            f"trainer.accumulate_grad_batches={trainer.accumulate_grad_batches} with"
-            f" trainer.strategy={settings.trainer.other('strategy')}, which averages the batches of"
-            " a step itself, however many tokens each has; use a larger loader.batch_size, or"
-            " another strategy, for example +trainer.strategy=ddp."
+            f"trainer.accumulate_grad_batches={trainer.accumulate_grad_batches}:"
+            f" trainer.strategy={settings.trainer.other('strategy')} averages batches of unequal"
+            " lengths; use a larger loader.batch_size, or +trainer.strategy=ddp."
         )
     settings.check_processes(trainer.world_size)
     return trainer, checkpoints
@@ -277,7 +275,6 @@ def placement(
         arguments["devices"] = settings.devices
         arguments["plugins"] = [LightningEnvironment()]
     else:
-        _check_devices(processes, accelerator)
         _join_again(processes, accelerator)
         arguments["devices"] = processes.count_here
         arguments["num_nodes"] = processes.num_machines
@@ -288,8 +285,8 @@ def placement(
     if settings.other("strategy") == FSDP2:
         if settings.precision == "16-mixed":
             raise UserError(
-                "trainer.precision=16-mixed with trainer.strategy=fsdp2: gradients that are spread"
-                " over processes cannot be scaled; use trainer.precision=bf16-mixed or 32-true."
+                "trainer.precision=16-mixed with trainer.strategy=fsdp2 cannot scale gradients; use"
+                " trainer.precision=bf16-mixed or 32-true."
             )
         arguments["strategy"] = ModelParallelStrategy(
             num_processes(settings, accelerator, processes),
@@ -297,18 +294,6 @@ def placement(
             save_distributed_checkpoint=False,
         )
     return arguments
-
-
-def _check_devices(processes: Processes, accelerator: str) -> None:
-    count = torch.cuda.device_count()
-    if accelerator in ("cuda", "gpu") and count < processes.count_here:
-        option = "--nproc-per-node" if processes.launcher == "torchrun" else "--ntasks-per-node"
-        raise UserError(
-            f"{processes.launcher} has started {processes.count_here} processes on this machine,"
-            f" and each sees {count} GPUs; start one process per GPU ({option}={count}), and let"
-            f" every process see all of them (srun --gres=gpu:{processes.count_here}, not"
-            " --gpus-per-task)."
-        )
 
 
 def _join_again(processes: Processes, accelerator: str) -> None:

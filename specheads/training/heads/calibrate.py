@@ -89,7 +89,6 @@ def unknown_prompts(
     if not unknown:
         raise UserError(
             "calibration needs dev prompts that heads did not learn from, but there are none among"
-            f" {len(dev)}; set data.num_dev, or choose a different data set; calibration=null"
-            " trains heads without calibration."
+            f" {len(dev)}; raise data.num_dev, or leave it out by calibration=null."
         )
     return unknown[:num_prompts]

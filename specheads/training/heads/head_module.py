@@ -181,8 +181,8 @@ class HeadModule(CurveModule):
             if not head(features).std().item() >= LEAST_SPREAD:
                 raise UserError(
                     f"head {name} predicts a constant, or NaN, after training; train longer"
-                    " (trainer.max_epochs), on more prompts (data.num_train), or with another"
-                    " learning rate (optimizer.lr). Its checkpoint is kept."
+                    " (trainer.max_epochs=), on more prompts (data.num_train=), or with another"
+                    " optimizer.lr=."
                 )
 
 

@@ -13,7 +13,6 @@ import torch
 from lightning import Trainer
 from lightning.pytorch.loggers import Logger
 
-from specheads.errors import UserError
 from specheads.heads.batch import HeadBatch, collate
 from specheads.heads.head import NUM_GOLDEN, save_head
 from specheads.heads.train_prompts import TrainPrompts
@@ -33,7 +32,7 @@ from specheads.training.heads.head_module import HeadModule
 from specheads.training.heads.mixed_responses import FeatureStore, MixedResponses
 from specheads.training.heads.settings import HeadTraining
 from specheads.training.loaders import ResumableData
-from specheads.training.trainer import FSDP2, checkpoint_to_resume, new_trainer
+from specheads.training.trainer import checkpoint_to_resume, new_trainer
 
 logger = logging.getLogger(__name__)
 
@@ -68,11 +67,6 @@ def train_heads(
     one of the splits, and for heads that learned nothing.
     """
     run = Path(run)
-    if settings.trainer.other("strategy") == FSDP2:
-        raise UserError(
-            f"trainer.strategy={FSDP2} spreads the weights of a draft over processes, and heads are"
-            " small; leave it out, or use specheads distill."
-        )
     settings = settings.for_pair(pair)
     kinds = settings.kinds()
     made = cache(data) if callable(data) else lambda: data
