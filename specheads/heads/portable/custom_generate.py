@@ -13,6 +13,7 @@ both are known, they must be equal, unless `any_draft=True`. `threshold`, `min_t
 `revision` and `token` belong to a hub id. All other arguments are passed to `generate`.
 """
 
+import copy
 import sys
 from pathlib import Path
 
@@ -73,8 +74,9 @@ def generate(
         "min_tokens": min_tokens,
         "max_tokens": max_tokens,
     }
-    with Assisted(model, draft_model, head, this_thread=True, **bounds):
-        return model.generate(assistant_model=draft_model, **arguments)
+    target = copy.copy(model)  # other threads may generate by the model itself
+    with Assisted(target, draft_model, head, **bounds):
+        return target.generate(assistant_model=draft_model, **arguments)
 
 
 def _head(
