@@ -24,7 +24,6 @@ from specheads.processes import is_first_process
 from specheads.prompts.prompt import SPLITS, GeneratedData, unique
 from specheads.settings import shown
 from specheads.table import Table, print_table
-from specheads.training.distill.draft_quality import MEANINGS
 from specheads.training.distill.settings import Distillation
 from specheads.training.heads.settings import HeadTraining
 
@@ -81,22 +80,10 @@ def distill_draft(cfg: DictConfig, pair: Pair | None = None) -> "DistilledDraft"
     if is_first_process():
         rows = []
         for name, after in distilled.after.items():
-            before = distilled.before[name]
-            rows.append(
-                [
-                    name,
-                    f"{before:.4f}",
-                    f"{after:.4f}",
-                    f"{after / before - 1:+.1%}" if before else "-",
-                ]
-            )
-        print_table(Table.of_texts(["on test prompts", "before", "after", "change"], rows))
-        print(
-            "\n".join(f"{name}: {meaning}" for name, meaning in MEANINGS.items()),
-            f"draft: {distilled.folder}",
-            sep="\n",
-        )
-        print(f"next: {next_command('train', f'model.draft={distilled.folder}')}")
+            rows.append([name, f"{distilled.before[name]:.4f}", f"{after:.4f}"])
+        print_table(Table.of_texts(["on test prompts", "before", "after"], rows))
+        following = next_command("train", f"model.draft={distilled.folder}")
+        print(f"draft: {distilled.folder}\nnext: {following}")
     return distilled
 
 

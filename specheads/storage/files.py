@@ -49,7 +49,6 @@ def cache_folder() -> Path:
 
 
 _SETTLED = 2.0  # seconds after a change from which on a further one has another time of change
-_LARGE = 10e9  # bytes whose hash takes more than a few seconds
 
 
 def checksum(path: Path) -> str:
@@ -71,8 +70,6 @@ def hash_of(file: Path) -> str:
     note = cache_folder() / "hashes" / key
     with contextlib.suppress(OSError):
         return note.read_text()
-    if status.st_size > _LARGE:
-        logger.info("reading %s, %s, once for its hash", file, amount(status.st_size))
     digest = checksum(file)
     if time.time() - status.st_mtime > _SETTLED:
         # A folder that cannot be written: the file is read again.

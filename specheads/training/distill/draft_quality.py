@@ -27,14 +27,6 @@ logger = logging.getLogger(__name__)
 # outside of them.
 TEMPERATURES = (1.0, 0.95, 1.05, 0.9, 1.1, 0.85, 1.15, 0.8, 1.2, 0.75, 0.7)
 BLOCK = 4  # drafted tokens per round of the block efficiencies that are recorded
-MEANINGS = {
-    "overlap": "the share of drafted tokens that the target accepts",
-    "kl": "KL(target || draft) in nats, of the tokens that the draft has",
-    "agreement": "the share of tokens at which both models hold the same one most likely",
-    f"block_efficiency_{BLOCK}": (
-        f"tokens per call of the target with {BLOCK} drafted ones, by the overlap"
-    ),
-}
 
 
 def block_efficiency(overlap: float, num_tokens: int = BLOCK) -> float:
