@@ -54,9 +54,8 @@ class DatasetSource:
     )
     template: str | Sequence[str] = argument(
         ...,
-        "text over the data set's fields, such as {question}, {translation[de]} or {turns[0]}, or a"
-        " list of texts: the first whose fields are not blank is used; a single field with the"
-        " messages of a conversation is that, {messages}",
+        "text over the data set's fields, such as {question}, {translation[de]} or {messages}, or a"
+        " list of texts: the first whose fields are not blank is used",
         object,
     )
     completion_template: str | Sequence[str] | None = argument(
@@ -75,22 +74,19 @@ class DatasetSource:
     )
     response_template: str | Sequence[str] | None = argument(
         None,
-        "the template of the data set's own responses, for specheads distill samples=text; null: it"
-        " has none",
+        "the template of the data set's own responses, for specheads distill samples=text",
         object,
     )
     num_final: Count = argument(
         0,
-        "the number of final prompts, which follow the test prompts; split=final reads them once,"
-        " to publish a figure",
+        "the number of final prompts, which follow the test prompts, for split=final",
     )
     revision: Text | None = argument(
         None, "a commit, tag or branch of a hub data set; null: the newest"
     )
     shuffled: Flag = argument(
         False,
-        "whether rows are taken in an order that looks random but is fixed, where they are sorted"
-        " by task; reads all",
+        "whether rows are taken in a fixed order that looks random, which reads all",
     )
     turns: Literal["last", "all"] = argument(
         "last",

@@ -71,14 +71,12 @@ class TrainerSettings(Settings):
     devices: Devices = setting(
         1,
         "the number of devices of a machine, which share every batch, or their numbers, [0,2];"
-        " auto: all devices; with torchrun or srun it is the number of processes that they start on"
-        " each",
+        " auto: all; torchrun and srun decide it themselves",
         decides=False,
     )
     precision: int | str = setting(
         "32-true",
-        "the precision of the arithmetic; heads always compute in float32, and the draft that they"
-        " read keeps its dtype",
+        "the precision of the arithmetic; heads always compute in float32",
     )
     gradient_clip_val: NonNegativeNumber | None = setting(
         1.0, "the largest norm of a step's gradient; null: no limit"
@@ -145,8 +143,7 @@ class Training(Warped):
     )
     checkpoint_steps: PositiveCount = setting(
         200,
-        "the number of optimizer steps between two checkpoints; one more is written at the end of"
-        " every epoch",
+        "the number of optimizer steps between two checkpoints, besides those of every epoch",
         key="checkpoint.every_steps",
         decides=False,
     )
