@@ -135,11 +135,10 @@ class Server:
         headers = {"Content-Type": "application/json"}
         if key := os.environ.get(KEY):
             headers["Authorization"] = f"Bearer {key}"
-        request = urllib.request.Request(
-            f"{self.url}/{path}", None if body is None else json.dumps(body).encode(), headers
-        )
+        data = None if body is None else json.dumps(body).encode()
         for delay in (*delays, None):
             try:
+                request = urllib.request.Request(f"{self.url}/{path}", data, headers)
                 with urllib.request.urlopen(request, timeout=self._seconds) as answer:
                     content = json.loads(answer.read())
                 if isinstance(content, dict):
@@ -226,8 +225,8 @@ def response_of(pair: Pair, made: Completion, most: int) -> Response:
         ends = pair.tokenizer.eos_token_id
         end = len(ids)
         ids = [*ids, ends if ends in pair.stop_tokens else min(pair.stop_tokens)]
-    known = range(pair.vocab_size)
-    if made.reason not in ("stop", "length") or not 0 < len(ids) <= most or set(ids) - set(known):
+    is_known = all(0 <= token < pair.vocab_size for token in ids)
+    if made.reason not in ("stop", "length") or not 0 < len(ids) <= most or not is_known:
         raise UserError(
             f"the server returned {len(ids)} tokens, of which the largest is {max(ids, default=0)},"
             f" with finish_reason={made.reason}, and was asked for 1 to {most} of the"
