@@ -113,10 +113,11 @@ def read_files(location: str | Path, hub: Mapping[str, Any]) -> HeadFiles:
             )
     try:
         values = read_json(folder / "config.json")
+        # The config first: the folder may be that of a model, of any size.
+        config = None if _is_theirs(values) else HeadConfig.from_dict(values)
         tensors = read_tensors(folder / "model.safetensors")
-        if _is_theirs(values):
+        if config is None:
             return HeadFiles(*_converted(values, tensors), None, None, folder)
-        config = HeadConfig.from_dict(values)
         if not (folder / "golden.safetensors").exists():
             raise ValueError("it has no golden.safetensors")
         golden = read_tensors(folder / "golden.safetensors")
