@@ -133,12 +133,10 @@ def _train_kind(
     earlier = checkpoint_to_resume(checkpoints)
     with deferred() as checkpoints.request:
         logger.info(
-            "training %s: %d responses to %d train prompts, %d epochs, %s, into %s%s",
+            "training %s: %d responses to %d train prompts, into %s%s",
             specs[0].name if len(specs) == 1 else f"{len(specs)} heads",
             counts["num_responses"],
             counts["num_prompts"],
-            trainer.max_epochs,
-            "re-mixed each epoch" if settings.response_share < 1 else "all on the same texts",
             run,
             f", resumed from {earlier}" if earlier else "",
         )
