@@ -40,8 +40,10 @@ MADE_HERE = (  # arguments that no command line gives
 
 
 def _devices(value: object) -> object:
-    is_list = isinstance(value, list) and bool(value) and all(map(is_count, value))
-    if value == "auto" or is_count(value, 1) or (is_list and len(set(value)) == len(value)):
+    if value == "auto" or is_count(value, 1):
+        return value
+    numbers = value if isinstance(value, list) and all(map(is_count, value)) else []
+    if numbers and len(set(numbers)) == len(numbers):
         return value
     raise ValueError(
         "must be a positive integer, auto, or a list of different numbers, as in [0,2]"
