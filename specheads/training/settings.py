@@ -18,6 +18,7 @@ from specheads.settings import (
     Probability,
     Seed,
     Settings,
+    Text,
     cache_key,
     setting,
     shown,
@@ -67,7 +68,7 @@ class TrainerSettings(Settings):
     model_config = ConfigDict(extra="allow")
 
     max_epochs: PositiveCount = setting(12, "the number of passes over the train prompts")
-    accelerator: str = setting(
+    accelerator: Text = setting(
         "auto", "where to train: cpu, gpu, ...; auto: where the models are", decides=False
     )
     devices: Devices = setting(
@@ -76,7 +77,7 @@ class TrainerSettings(Settings):
         " auto: all; torchrun and srun decide it themselves",
         decides=False,
     )
-    precision: int | str = setting(
+    precision: int | Text = setting(
         "32-true",
         "the precision of the arithmetic; heads always compute in float32",
     )
