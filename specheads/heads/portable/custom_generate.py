@@ -9,8 +9,8 @@
 
 `draft_model` is the model that the head in the folder was trained for; where the hub's commits of
 both are known, they must be equal, unless `any_draft=True`. `threshold`, `min_tokens` and
-`max_tokens` change when drafts end; `acceptance_head` is the folder or hub id of another head,
-`revision` and `token` belong to a hub id. All other arguments are passed to `generate`.
+`max_tokens` change when drafts end; `revision` belongs to a hub id. All other arguments are passed
+to `generate`.
 """
 
 import copy
@@ -33,21 +33,17 @@ _LOADED: dict[
 def generate(
     model: PreTrainedModel,
     draft_model: PreTrainedModel | None = None,
-    acceptance_head: str | None = None,
     threshold: float | None = None,
     min_tokens: int | None = None,
     max_tokens: int | None = None,
     any_draft: bool = False,
     revision: str | None = None,
-    token: str | bool | None = None,
-    assistant_model: PreTrainedModel | None = None,
     **arguments: object,
 ) -> Tensor | ModelOutput:
     """Return what `model.generate` returns.
 
     Raises ValueError without a draft model, or for a head that does not fit it.
     """
-    draft_model = assistant_model if draft_model is None else draft_model
     if draft_model is None:
         raise ValueError(
             "draft_model= is missing: give the draft that the head was trained for, as its"
@@ -55,12 +51,8 @@ def generate(
         )
     # transformers does not pass on the folder or hub id that it loaded this code from, which is
     # where the head lies.
-    location = acceptance_head or sys._getframe(1).f_locals.get("custom_generate")
-    if location is None:
-        raise ValueError(
-            "the location of the head is not known; give acceptance_head=<folder or hub id>."
-        )
-    head = _head(str(location), draft_model, revision, token)
+    location = sys._getframe(1).f_locals["custom_generate"]
+    head = _head(str(location), draft_model, revision)
     trained = (head.config.get("draft") or {}).get("commit")
     present = getattr(draft_model.config, "_commit_hash", None)
     if not any_draft and trained and present and trained != present:
@@ -79,15 +71,11 @@ def generate(
         return target.generate(assistant_model=draft_model, **arguments)
 
 
-def _head(
-    location: str, draft: PreTrainedModel, revision: str | None, token: str | bool | None
-) -> StandaloneHead:
+def _head(location: str, draft: PreTrainedModel, revision: str | None) -> StandaloneHead:
     folder = Path(location)
     if not folder.is_dir():
         files = ["config.json", "model.safetensors", "golden.safetensors"]
-        folder = Path(
-            snapshot_download(location, revision=revision, token=token, allow_patterns=files)
-        )
+        folder = Path(snapshot_download(location, revision=revision, allow_patterns=files))
     device = draft.get_input_embeddings().weight.device
     key = str(folder.resolve()), (folder / "model.safetensors").stat().st_mtime, str(device)
     if key not in _LOADED:

@@ -347,7 +347,7 @@ def test_a_strategy_that_averages_batches_itself_is_refused(tmp_path):
     settings = Distillation(
         trainer={"accumulate_grad_batches": 2, "strategy": Averaging(), "precision": "32-true"}
     )
-    message = r"trainer\.accumulate_grad_batches=2 with trainer\.strategy=.*loader\.batch_size"
+    message = r"trainer\.accumulate_grad_batches=2: trainer\.strategy=.*loader\.batch_size"
     with pytest.raises(UserError, match=message):
         new_trainer(settings, tmp_path, [], "cpu", {})
 

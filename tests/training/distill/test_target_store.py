@@ -91,7 +91,7 @@ def test_shards_and_batches_of_any_size_hold_the_same(
     whole = store_of(tmp_path / "whole", pair, texts)
     whole.make()
     monkeypatch.setattr("specheads.storage.row_store.SHARD_BYTES", shard_bytes)
-    monkeypatch.setattr("specheads.training.distill.samples.BATCH_TOKENS", 9)
+    monkeypatch.setattr("specheads.training.loaders.BATCH_TOKENS", 9)
     parts = store_of(tmp_path / "parts", pair, texts)
     parts.make()
     assert len(parts.parts) == {1: 5, 100: 4, 2**28: 1}[shard_bytes]

@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from specheads.heads.batch import collate, head_features
-from specheads.training.heads import mixed_responses as store_module
 from specheads.training.heads.mixed_responses import FeatureStore, MixedResponses
 
 NEEDS = frozenset({"hidden", "embedding", "draft_prob", "max_prob", "entropy", "second_prob"})
@@ -71,7 +70,7 @@ def test_stored_features_equal_those_of_the_draft_in_every_epoch(
     nano64, rows, tmp_path, monkeypatch, shard_bytes
 ):
     monkeypatch.setattr("specheads.storage.row_store.SHARD_BYTES", shard_bytes)
-    monkeypatch.setattr(store_module, "BATCH_TOKENS", 40)
+    monkeypatch.setattr("specheads.training.loaders.BATCH_TOKENS", 40)
     data = stored(tmp_path, nano64, rows)
     for epoch in range(NUM_EPOCHS):
         assert_equals_online(
