@@ -201,7 +201,6 @@ def test_a_cut_draft_is_cut_further_among_its_own_tokens(nano):
         reduced = _reduced(
             replace(pair, draft=copy.deepcopy(pair.draft)),
             samples,
-            samples,
             Distillation(draft_vocabulary=most),
         )
         assert kept_tokens(reduced.draft).tolist() == sorted([stop, *kept])
