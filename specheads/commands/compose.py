@@ -12,7 +12,6 @@ import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
@@ -291,12 +290,6 @@ def _new_logger(cfg: DictConfig, run: Path) -> "Logger":
 
     A W&B run without an id gets the id of its folder, so that an interrupted run is resumed.
     """
-    if cfg._target_.endswith("TensorBoardLogger") and not (
-        find_spec("tensorboard") or find_spec("tensorboardX")
-    ):
-        raise UserError(
-            "logger=tensorboard needs its package: pip install tensorboard; or use logger=csv."
-        )
     if not cfg._target_.endswith("WandbLogger"):
         return instantiate(cfg)
     import wandb  # slow to import, and often not used

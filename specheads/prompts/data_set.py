@@ -133,9 +133,6 @@ def _parse_csv(path: str, text: str) -> SourceRows:
     reader = csv.DictReader(io.StringIO(text), strict=True)
     rows: list[dict] = []
     try:
-        names = [name for name in reader.fieldnames or () if name]
-        if twice := [name for name in names if names.count(name) > 1]:
-            raise _at(path, 1, f"two columns are named {twice[0]!r}; rename one of them")
         for row in reader:
             if None in row:  # csv puts there what is beyond the header
                 expected = len(reader.fieldnames or ())

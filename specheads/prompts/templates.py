@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_SURROGATE = re.compile("[\ud800-\udfff]")
 _MESSAGES_AS_TEXT = re.compile(
     r"""\s*\[\s*\{\s*['"](role|content|from|value)['"]\s*:|\s*\[\s*\]\s*$"""
 )
@@ -235,8 +234,6 @@ def check_values(row: Mapping, fields: Sequence[str]) -> None:
             raise ValueError(
                 f"the field {field!r} is {kind}; prompts are made of texts and numbers: {remedy}"
             )
-        if isinstance(value, str) and _SURROGATE.search(value):
-            raise ValueError(f"the field {field!r} holds half a character (a lone surrogate)")
 
 
 # The roles of ShareGPT's "from", and of templates.
