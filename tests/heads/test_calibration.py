@@ -114,6 +114,20 @@ def with_calibration(predicts: str, values: dict | None, prob: float = 0.8):
     return head
 
 
+def test_tokens_are_counted_at_every_index_up_to_their_largest():
+    row, index = in_rounds(torch.tensor([0, 2, 9]), num_indices=4)
+    assert list(zip(row.tolist(), index.tolist(), strict=True)) == [
+        (0, 0),
+        (1, 0),
+        (1, 1),
+        (1, 2),
+        (2, 0),
+        (2, 1),
+        (2, 2),
+        (2, 3),
+    ]
+
+
 @pytest.mark.parametrize("predicts", ["next_token", "input_token"])
 def test_rules_take_the_calibration_at_the_predicted_tokens_index(predicts):
     """A chance of 0.8 becomes sigmoid(slope x logit + intercept) at the token's index.

@@ -10,6 +10,7 @@ from specheads.heads.metrics import (
     calibration,
     calibration_error,
     fit_logistic,
+    prediction_metrics,
 )
 
 
@@ -46,6 +47,14 @@ def test_auroc_counts_pairs_of_soft_labels_and_half_of_ties(hard, ties):
     scores = (2 * scores).round() if ties else scores
     assert len(scores.unique()) < 20 if ties else len(scores.unique()) == 60
     assert auroc(scores, labels) == pytest.approx(auroc_by_pairs(scores, labels), abs=1e-12)
+
+
+def test_auroc_of_float32_input_is_computed_in_float64():
+    scores = normal(3000, seed=1).float()
+    labels = soft_labels(3000).float()
+    assert auroc(scores, labels) == pytest.approx(
+        auroc(scores.double(), labels.double()), abs=1e-12
+    )
 
 
 @pytest.mark.parametrize("label", [0.0, 1.0])
@@ -105,6 +114,15 @@ def test_calibration_of_an_example_worked_by_hand():
     assert curve.ece == pytest.approx((2 * 0.15 + 0.35 + 0.55 + 2 * 0.025) / 6)
 
 
+def test_predictions_of_exactly_zero_and_one_are_in_the_outer_bins():
+    curve = calibration(torch.tensor([0.0, 1.0]), torch.tensor([0.25, 0.5]))
+    assert (curve.share.tolist(), curve.predicted.tolist(), curve.observed.tolist()) == (
+        [0.5, 0.5],
+        [0, 1],
+        [0.25, 0.5],
+    )
+
+
 def test_the_error_of_two_parts_is_their_mean_by_tokens():
     """Shifts of the parts in opposite directions do not cancel."""
     labels = torch.full((6,), 0.5, dtype=torch.float64)
@@ -119,10 +137,27 @@ def test_the_error_of_two_parts_is_their_mean_by_tokens():
 # --- all of them
 
 
+def test_prediction_metrics_are_the_four_metrics():
+    logits = normal(100)
+    labels = soft_labels(100, hard=30)
+    probs = torch.sigmoid(logits)
+    assert prediction_metrics(logits, labels) == {
+        "kl": binary_kl(logits, labels).item(),
+        "auroc": auroc(logits, labels),
+        "brier": brier(probs, labels),
+        "ece": calibration(probs, labels).ece,
+    }
+
+
 # --- the logistic
 
 
 WEIGHTS = torch.tensor([0.7, -2.0, 0.0, 0.4], dtype=torch.float64)
+
+
+def gradient(weights, features, labels):
+    inputs = torch.cat([features, torch.ones(len(features), 1, dtype=torch.float64)], dim=1)
+    return inputs.T @ (torch.sigmoid(inputs @ weights) - labels) / len(labels)
 
 
 def test_a_logistic_recovers_the_weights_that_made_its_soft_labels():
@@ -130,3 +165,26 @@ def test_a_logistic_recovers_the_weights_that_made_its_soft_labels():
     labels = torch.sigmoid(features @ WEIGHTS[:-1] + WEIGHTS[-1])
     # the ridge moves them by about 1e-9 times the inverse curvature
     torch.testing.assert_close(fit_logistic(features, labels), WEIGHTS, atol=1e-6, rtol=0)
+
+
+@pytest.mark.parametrize("count", [50, 400])
+def test_a_ridge_pulls_each_samples_share_of_the_weights_to_zero(count):
+    features = normal(count, 3)
+    labels = soft_labels(count)
+    weights = fit_logistic(features, labels, ridge=0.1)
+    free = fit_logistic(features, labels)
+    torch.testing.assert_close(
+        gradient(weights, features, labels), -0.1 * weights, atol=1e-9, rtol=0
+    )
+    assert weights.norm() < free.norm()
+
+
+def test_a_logistic_with_a_repeated_feature_still_predicts_right():
+    features = normal(300, 3)
+    labels = torch.sigmoid(features @ WEIGHTS[:-1] + WEIGHTS[-1])
+    doubled = torch.cat([features, features[:, 1:2]], dim=1)
+    weights = fit_logistic(doubled, labels)
+    torch.testing.assert_close(
+        torch.sigmoid(doubled @ weights[:-1] + weights[-1]), labels, atol=1e-6, rtol=0
+    )
+    assert weights[1] + weights[3] == pytest.approx(-2.0, abs=1e-5)
