@@ -8,10 +8,9 @@ line are answered without them.
 import contextlib
 import hashlib
 import logging
-import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import MISSING, astuple, dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
@@ -39,7 +38,7 @@ from specheads.settings import (
     setting,
     shown,
 )
-from specheads.storage.files import cache_folder, read_json, write_json
+from specheads.storage.files import noted
 
 if TYPE_CHECKING:
     from lightning.pytorch.loggers import Logger
@@ -100,27 +99,11 @@ def keys_of(name: str) -> Keys:
     their classes import torch.
     """
     root = Path(__file__).parents[1]
-    state = _state_of_source(root)
-    install = hashlib.sha256(str(root).encode()).hexdigest()[:8]
-    note = cache_folder() / "keys" / f"{name}-{install}.json"
-    with contextlib.suppress(OSError, ValueError, TypeError, LookupError):
-        content = read_json(note)
-        if content["state"] == state:
-            return Keys(*content["keys"])
-    keys = _keys_of_classes(name)
-    with contextlib.suppress(OSError):  # not written: the next command imports the classes again
-        note.parent.mkdir(parents=True, exist_ok=True)
-        content = {"state": state, "keys": [keys.defaults, keys.sentences]}
-        write_json(note, content, str(os.getpid()))
-    return keys
-
-
-def _state_of_source(root: Path) -> str:
-    times = []
+    state = []
     for room in (root, root.parent / "data_gen"):
         for path in sorted(room.rglob("*.py")):
-            times.append((str(path), path.stat().st_mtime_ns))
-    return hashlib.sha256(repr(times).encode()).hexdigest()
+            state.append((str(path), path.stat().st_mtime_ns))
+    return Keys(*noted("keys", [name, state], lambda: astuple(_keys_of_classes(name))))
 
 
 def _keys_of_classes(name: str) -> Keys:

@@ -6,7 +6,6 @@ import ast
 import contextlib
 import hashlib
 import inspect
-import json
 import os
 import platform
 import sys
@@ -24,7 +23,7 @@ from specheads.errors import UserError, is_count
 from specheads.prompts.data_set_source import DatasetSource
 from specheads.prompts.prompt import FINAL, SPLITS, Prompt, check_some, text_id
 from specheads.settings import Count, argument, check_arguments
-from specheads.storage.files import cache_folder, write_whole
+from specheads.storage.files import noted
 
 # Shares of the library's files; the embedded pairs were trained on the rest.
 _DEV_SHARE = 0.50
@@ -282,32 +281,20 @@ def standard_library(split: str) -> Sequence[Function]:
                 files[place] = path
     named = sorted(files.items())
     sizes = [(name, path.stat().st_size, path.stat().st_mtime_ns) for name, path in named]
-    provenance = repr([sys.version, Path(__file__).read_text(), *sizes])
-    kept = (
-        cache_folder()
-        / "functions"
-        / f"{split}-{hashlib.sha256(provenance.encode()).hexdigest()[:16]}.json"
-    )
-    with contextlib.suppress(OSError, ValueError, TypeError):  # missing or damaged
-        return tuple(Function(*values) for values in json.loads(kept.read_text()))
-    by_body: dict[str, Function] = {}
-    for name, path in named:
-        # A file that is not UTF-8 is left out.
-        with contextlib.suppress(UnicodeDecodeError, OSError):
-            for function in _functions_in(path.read_text(encoding="utf-8"), name):
-                # Some bodies are parsed only inside their function.
-                with contextlib.suppress(SyntaxError):
-                    by_body.setdefault(function.key, function)
-    functions = tuple(by_body.values())
-    with contextlib.suppress(OSError):  # a full disk, or a folder that cannot be written
-        kept.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(
-            kept,
-            lambda temporary: temporary.write_text(
-                json.dumps([astuple(function) for function in functions])
-            ),
-        )
-    return functions
+    key = [split, sys.version, Path(__file__).read_text(), *sizes]
+
+    def parse() -> list[tuple[str, str, str]]:
+        by_body: dict[str, Function] = {}
+        for name, path in named:
+            # A file that is not UTF-8 is left out.
+            with contextlib.suppress(UnicodeDecodeError, OSError):
+                for function in _functions_in(path.read_text(encoding="utf-8"), name):
+                    # Some bodies are parsed only inside their function.
+                    with contextlib.suppress(SyntaxError):
+                        by_body.setdefault(function.key, function)
+        return [astuple(function) for function in by_body.values()]
+
+    return tuple(Function(*values) for values in noted("functions", key, parse))
 
 
 PromptSource: TypeAlias = NanoSource | DatasetSource

@@ -7,7 +7,7 @@ import logging
 import os
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -66,17 +66,26 @@ def hash_of(file: Path) -> str:
     if re.fullmatch("[0-9a-f]{64}", file.name):  # as the hub's cache calls its large files
         return file.name
     status = file.stat()
-    key = hashlib.sha256(f"{file} {status.st_size} {status.st_mtime_ns}".encode()).hexdigest()
-    note = cache_folder() / "hashes" / key
-    with contextlib.suppress(OSError):
-        return note.read_text()
-    digest = checksum(file)
-    if time.time() - status.st_mtime > _SETTLED:
-        # A folder that cannot be written: the file is read again.
-        with contextlib.suppress(OSError):
-            note.parent.mkdir(parents=True, exist_ok=True)
-            write_whole(note, lambda temporary: temporary.write_text(digest), str(os.getpid()))
-    return digest
+    if time.time() - status.st_mtime < _SETTLED:
+        return checksum(file)
+    key = [str(file), status.st_size, status.st_mtime_ns]
+    return noted("hashes", key, lambda: checksum(file))
+
+
+def noted(kind: str, key: Sequence[object], make: Callable[[], Any]) -> Any:
+    """Return what `make` returns, plain data that `key` decides; a file of the cache folder keeps
+    it for other processes.
+    """
+    name = hashlib.sha256(repr(key).encode()).hexdigest()[:32]
+    note = cache_folder() / kind / f"{name}.json"
+    with contextlib.suppress(OSError, ValueError):  # missing or damaged
+        return read_json(note)
+    value = make()
+    text = json.dumps(value)
+    with contextlib.suppress(OSError):  # a full disk, or a folder that cannot be written
+        note.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(note, lambda temporary: temporary.write_text(text), str(os.getpid()))
+    return value
 
 
 def amount(number: float, billions: str = "GB", millions: str = "MB") -> str:

@@ -127,9 +127,7 @@ def test_noted_keys_are_read_until_the_source_changes(tmp_path, monkeypatch):
     (note,) = (tmp_path / "keys").iterdir()
     assert compose.keys_of("train") == keys and keys.defaults["head"]["depth"] == 3
     assert "residual" in keys.sentences["head.depth"]
-    content = json.loads(note.read_text())
-    note.write_text(json.dumps(content | {"keys": [{}, {"noted": "so"}]}))
+    note.write_text(json.dumps([{}, {"noted": "so"}]))
     assert compose.keys_of("train").sentences == {"noted": "so"}
-    for stale in ("{", "[]", json.dumps({"state": "another", "keys": [{}, {}]})):
-        note.write_text(stale)
-        assert compose.keys_of("train") == keys
+    note.write_text("{")
+    assert compose.keys_of("train") == keys
