@@ -4,7 +4,7 @@ sentence of help in one place.
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import lru_cache, partial
 from pathlib import Path
 from types import UnionType
@@ -352,10 +352,8 @@ def _message_of(error: ValidationError, cls: type[Settings]) -> str:
     key = ".".join(keys)
     value = shown(first["input"])
     if kind == "extra_forbidden":
-        known = ", ".join(key_of(*each) for each in cls.model_fields.items())
-        return (
-            f"{joined(key, str(first['loc'][-1]))}={value} is not known; expected one of {known}."
-        )
+        known = [key_of(*each) for each in cls.model_fields.items()]
+        return str(unknown_key(joined(key, str(first["loc"][-1])), first["input"], known))
     about = (field.description or "").rstrip(".") if field is not None else ""
     if about:  # some explain one value after the other ("true: ...")
         about = f" ({about})" if about.partition(" ")[0].endswith(":") else f"; it is {about}"
@@ -412,6 +410,11 @@ def _extra(field: FieldInfo) -> _Extra:
 def joined(prefix: str, key: str) -> str:
     """Return a key below another one."""
     return f"{prefix}.{key}" if prefix else key
+
+
+def unknown_key(key: str, value: object, known: Iterable[str]) -> UserError:
+    """Return the error about a key that is not among those that are known."""
+    return UserError(f"{key}={shown(value)} is not known; expected one of {', '.join(known)}.")
 
 
 def shown(value: object) -> str:

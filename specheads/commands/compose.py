@@ -37,6 +37,7 @@ from specheads.settings import (
     key_of,
     setting,
     shown,
+    unknown_key,
 )
 from specheads.storage.files import noted
 
@@ -159,10 +160,7 @@ def keys_of_choice(
     content.pop("defaults", None)
     for key, value in given.items():
         if key not in content:
-            known = ", ".join(each for each in content if each != "_target_") or "none"
-            raise UserError(
-                f"{where}: {key}={shown(value)} is not known; the keys of {name} are {known}."
-            )
+            raise unknown_key(f"{where}: {key}", value, sorted(content.keys() - {"_target_"}))
     return content | dict(given)
 
 
@@ -202,10 +200,7 @@ def check_keys(cfg: DictConfig, classes: Sequence[type[Settings]]) -> None:
             raise UserError(f"{group}={shown(plain(node))} must be a set of keys.")
         for name, value in node.items():
             if name not in groups[group]:
-                raise UserError(
-                    f"{joined(group, str(name))}={shown(plain(value))} is not known; expected one"
-                    f" of {', '.join(sorted(groups[group]))}."
-                )
+                raise unknown_key(joined(group, str(name)), plain(value), sorted(groups[group]))
 
 
 def source_of(cfg: DictConfig) -> PromptSource:

@@ -22,7 +22,7 @@ from typing import Any, TypeAlias
 from specheads.errors import UserError, is_count
 from specheads.prompts.data_set_source import DatasetSource
 from specheads.prompts.prompt import FINAL, SPLITS, Prompt, check_some, text_id
-from specheads.settings import Count, argument, check_arguments
+from specheads.settings import Count, argument, check_arguments, unknown_key
 from specheads.storage.files import noted
 
 # Shares of the library's files; the embedded pairs were trained on the rest.
@@ -321,10 +321,7 @@ def prompt_source(data: Mapping[str, Any]) -> PromptSource:
     values = {name: value for name, value in data.items() if name not in _LIMITS}
     known = [field.name for field in fields(kind)]
     if unknown := [name for name in values if name not in known]:
-        raise UserError(
-            f"data.{unknown[0]}={values[unknown[0]]} is not known; expected one of"
-            f" {', '.join([*known, *_LIMITS])}."
-        )
+        raise unknown_key(f"data.{unknown[0]}", values[unknown[0]], [*known, *_LIMITS])
     try:
         return kind(**values)
     except TypeError as error:

@@ -22,6 +22,7 @@ from specheads.settings import (
     cache_key,
     setting,
     shown,
+    unknown_key,
 )
 
 # Other arguments that say where a run trains, and not what it computes.
@@ -101,10 +102,7 @@ class TrainerSettings(Settings):
         known = [name for name in inspect.signature(Trainer).parameters if name not in MADE_HERE]
         for name, value in self.model_extra.items():
             if name not in known:
-                raise UserError(
-                    f"trainer.{name}={shown(value)} is not known; expected an argument of"
-                    f" lightning.Trainer: {', '.join(known)}."
-                )
+                raise unknown_key(f"trainer.{name}", value, known)
         return self
 
     def other(self, name: str, default: object = None) -> object:
