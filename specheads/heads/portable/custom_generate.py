@@ -38,12 +38,14 @@ def generate(
     max_tokens: int | None = None,
     any_draft: bool = False,
     revision: str | None = None,
+    assistant_model: PreTrainedModel | None = None,
     **arguments: object,
 ) -> Tensor | ModelOutput:
     """Return what `model.generate` returns.
 
     Raises ValueError without a draft model, or for a head that does not fit it.
     """
+    draft_model = assistant_model if draft_model is None else draft_model
     if draft_model is None:
         raise ValueError(
             "draft_model= is missing: give the draft that the head was trained for, as its"
