@@ -47,12 +47,6 @@ class _DraftOptimizer(Settings):
         )
 
 
-class _DraftLoader(Loader):
-    batch_size: PositiveCount = setting(
-        16, "texts per batch, of all processes together: each takes an equal part"
-    )
-
-
 class _DraftTrainer(TrainerSettings):
     precision: Literal["32-true", "bf16-mixed", "16-mixed", "auto"] = setting(
         "auto",
@@ -111,7 +105,7 @@ class Distillation(Training):
         decides=False,
     )
     optimizer: _DraftOptimizer = setting(_DraftOptimizer(), "how weights are updated")
-    loader: _DraftLoader = setting(_DraftLoader(), "how texts are loaded")
+    loader: Loader = setting(Loader(batch_size=16), "how texts are loaded")
     num_dev_prompts: PositiveCount = setting(
         100,
         "dev prompts on whose responses the draft is measured after each epoch",
