@@ -38,8 +38,9 @@ SEEDS = 2**31  # llama-server's have 32 bits
 # greedy responses, and the tokens of each
 COMPARED = 10
 COMPARED_TOKENS = 8
-# A mean difference of log-probabilities, in nats, above which another model is served. A file in 4
-# bits by llama.cpp: 0.04 to 0.05; noise of 5 % in weights: 0.4
+# Mean differences of log-probabilities, in nats, above which there is a warning or an error. A file
+# in 4 bits by llama.cpp: 0.04 to 0.05; noise of 5 % in weights: 0.4
+ROUNDED = 0.1
 ANOTHER = 0.5
 _DELAYS = (1.0, 2.0, 4.0, 8.0, 16.0)  # seconds before further tries
 _TRY_AGAIN = (408, 425, 429, 500, 502, 503, 504)
@@ -269,7 +270,8 @@ def check_target(pair: Pair, server: Server, prompts: Sequence[Sequence[int]]) -
             f"{text}: another model, revision or tokenizer is served; serve the target, or label"
             " what is served: model.target="
         )
-    logger.info("server: %s", text)
+    say = logger.warning if difference > ROUNDED else logger.info
+    say("server: %s", text)
     return difference
 
 
