@@ -156,19 +156,13 @@ class Checkpoints(L.Callback):
 def differences(checkpoint: Path, provenance: Mapping[str, object]) -> list[str]:
     """Return the entries in which a checkpoint's provenance differs.
 
-    Raises UserError for a file that is damaged or another.
+    Raises what torch, zipfile or a dict raises for a file that is damaged or another.
     """
-    try:
-        with zipfile.ZipFile(checkpoint) as archive:
-            if damaged := archive.testzip():  # torch does not compare the checksums that it writes
-                raise ValueError(f"{damaged} in it is damaged")
-        content = torch.load(checkpoint, mmap=True, weights_only=True, map_location="cpu")
-        saved = dict(content["provenance"])
-    except Exception as error:  # noqa: BLE001 - torch and zipfile raise a dozen kinds
-        raise UserError(
-            f"{checkpoint} is not a checkpoint that can be resumed ({type(error).__name__});"
-            " expected the one that the interrupted run wrote."
-        ) from None
+    with zipfile.ZipFile(checkpoint) as archive:
+        if damaged := archive.testzip():  # torch does not compare the checksums that it writes
+            raise ValueError(f"{damaged} in it is damaged")
+    content = torch.load(checkpoint, mmap=True, weights_only=True, map_location="cpu")
+    saved = dict(content["provenance"])
     names = sorted(saved.keys() | provenance.keys())
     return [name for name in names if saved.get(name) != provenance.get(name)]
 
@@ -240,8 +234,8 @@ def checkpoint_to_resume(checkpoints: Checkpoints) -> Path | None:
         return None
     try:
         changed = differences(path, checkpoints.provenance)
-    except UserError as error:
-        logger.warning("training starts again: %s", error)
+    except Exception as error:  # noqa: BLE001 - torch and zipfile raise a dozen kinds
+        logger.warning("training starts again: %s cannot be read (%s)", path, error)
         return None
     if not changed:
         return path
