@@ -12,6 +12,7 @@ import os
 import threading
 import time
 import urllib.error
+import urllib.parse
 import urllib.request
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from http.client import HTTPException
@@ -24,7 +25,7 @@ from specheads.data_gen.settings import DataGeneration
 from specheads.data_gen.shard_rows import Shard, uniforms_of, warp_of
 from specheads.data_gen.vllm_runner import sampling_params
 from specheads.decoding.responses import Response
-from specheads.errors import UserError
+from specheads.errors import UserError, is_count
 from specheads.pair.pair import Pair
 from specheads.pair.reading import GivenTexts, states_of
 from specheads.pair.sampling import Warp
@@ -64,13 +65,21 @@ Result = TypeVar("Result")
 
 
 class Completion(NamedTuple):
-    """What a server answered: the ids of tokens, why it ended, and the log-probabilities of the ids
-    where it tells them.
+    """What a server answered: the ids of tokens, why it ended, the log-probabilities of the ids
+    where it tells them, and the token that ended it where it tells that.
     """
 
     ids: list[int]
     reason: str
     logprobs: list[float]
+    end: int | None = None
+
+
+class _NoRedirects(urllib.request.HTTPRedirectHandler):
+    """Lets an answer that names another address be an error: the key must not follow it."""
+
+    def redirect_request(self, *args: object, **kwargs: object) -> None:
+        return None
 
 
 class Server:
@@ -82,7 +91,13 @@ class Server:
         Raises UserError if `model`, or the only one, is not there.
         """
         url = url.rstrip("/")
+        if "@" in urllib.parse.urlsplit(url).netloc:
+            raise UserError(
+                "server.url holds a user or a password, which logs would show; leave it out, and"
+                f" put the server's key into the variable {KEY}."
+            )
         self.url = url if url.endswith("/v1") else f"{url}/v1"
+        self._opener = urllib.request.build_opener(_NoRedirects)
         self._seconds = seconds
         models = self._ask("models", delays=_DELAYS[:1]).get("data") or ()
         served = [str(each.get("id")) for each in models]
@@ -122,8 +137,12 @@ class Server:
                 f"{self.url} returns no token ids, as vLLM, SGLang and llama-server do; use a newer"
                 " version, or runner=local."
             )
+        end = choice.get("stop_reason")  # vLLM's and SGLang's: a token's id, or a text
         return Completion(
-            [int(token) for token in tokens], str(choice.get("finish_reason")), numbers
+            [int(token) for token in tokens],
+            str(choice.get("finish_reason")),
+            numbers,
+            end if is_count(end) else None,
         )
 
     def _ask(
@@ -140,7 +159,7 @@ class Server:
         for delay in (*delays, None):
             try:
                 request = urllib.request.Request(f"{self.url}/{path}", data, headers)
-                with urllib.request.urlopen(request, timeout=self._seconds) as answer:
+                with self._opener.open(request, timeout=self._seconds) as answer:
                     content = json.loads(answer.read())
                 if isinstance(content, dict):
                     return content
@@ -148,6 +167,12 @@ class Server:
             except urllib.error.HTTPError as error:
                 said = " ".join(error.read().decode(errors="replace").split())
                 reason = f"{error.code}: {said[:300]}"
+                if elsewhere := error.headers.get("Location"):
+                    raise UserError(
+                        f"{self.url}/{path} names another address ({error.code}: {elsewhere}),"
+                        " which gets neither prompts nor a key; if it is the right one, give it:"
+                        " server.url="
+                    ) from None
                 if error.code not in _TRY_AGAIN:
                     key = f"; put its key into the variable {KEY}" if error.code == 401 else ""
                     raise UserError(f"{self.url}/{path} refuses ({reason}){key}.") from None
@@ -223,9 +248,8 @@ def response_of(pair: Pair, made: Completion, most: int) -> Response:
     ids = made.ids if end is None else made.ids[: end + 1]
     # Some servers keep the token that ended it
     if end is None and made.reason == "stop" and len(ids) < most:
-        ends = pair.tokenizer.eos_token_id
         end = len(ids)
-        ids = [*ids, ends if ends in pair.stop_tokens else min(pair.stop_tokens)]
+        ids = [*ids, _end_of(pair, made)]
     is_known = all(0 <= token < pair.vocab_size for token in ids)
     if made.reason not in ("stop", "length") or not 0 < len(ids) <= most or not is_known:
         raise UserError(
@@ -234,6 +258,23 @@ def response_of(pair: Pair, made: Completion, most: int) -> Response:
             f" {pair.vocab_size} tokens of {pair.target_id}."
         )
     return Response(ids, end is not None)
+
+
+def _end_of(pair: Pair, made: Completion) -> int:
+    """Return the token that ended a completion which does not hold it.
+
+    Raises UserError for one that ends no response of the pair.
+    """
+    if made.end is None:
+        usual = pair.tokenizer.eos_token_id
+        return usual if usual in pair.stop_tokens else min(pair.stop_tokens)
+    if made.end not in pair.stop_tokens:
+        raise UserError(
+            f"the server ended a response at the token {made.end}, but responses of"
+            f" {pair.target_id} end with {sorted(pair.stop_tokens)}; serve it with the same"
+            " generation config."
+        )
+    return made.end
 
 
 @torch.no_grad()

@@ -55,7 +55,15 @@ def train_head(cfg: DictConfig, pair: Pair | None = None) -> "TrainedHeads":
         trained = train_heads(pair, partial(data_cache, cfg, pair), settings, run, loggers)
     if is_first_process():
         _print_heads(trained)
-        print(f"next: {next_command('evaluate', f'head={trained.folder}')}")
+        useless = [name for name, loss in trained.dev.items() if not loss.best < loss.constant]
+        if useless:
+            print(
+                f"WARNING: {', '.join(useless)} predict dev prompts no better than one number for"
+                " all tokens, so nothing was learned; use a smaller optimizer.lr=, more prompts"
+                " (data.num_train=) or more epochs (trainer.max_epochs=)"
+            )
+        if len(useless) < len(trained.names):
+            print(f"next: {next_command('evaluate', f'head={trained.folder}')}")
     return trained
 
 
@@ -82,8 +90,22 @@ def distill_draft(cfg: DictConfig, pair: Pair | None = None) -> "DistilledDraft"
         for name, after in distilled.after.items():
             rows.append([name, f"{distilled.before[name]:.4f}", f"{after:.4f}"])
         print_table(Table.of_texts(["on test prompts", "before", "after"], rows))
-        following = next_command("train", f"model.draft={distilled.folder}")
-        print(f"draft: {distilled.folder}\nnext: {following}")
+        dev = distilled.dev
+        if dev is not None:
+            print(
+                f"exported: the weights after epoch {dev.epoch + 1}, the best on dev prompts with"
+                f" an overlap of {dev.best:.4f} ({dev.before:.4f} before training, {dev.last:.4f}"
+                " after the last epoch)"
+            )
+        print(f"draft: {distilled.folder}")
+        if dev is None or dev.best >= dev.before:
+            print(f"next: {next_command('train', f'model.draft={distilled.folder}')}")
+        else:
+            print(
+                "WARNING: the draft became worse: on dev prompts its overlap with the target is"
+                f" {dev.best:.4f}, and was {dev.before:.4f} before training; keep the old one, and"
+                " train with a smaller optimizer.lr="
+            )
     return distilled
 
 
@@ -131,6 +153,13 @@ def _print_heads(trained: "TrainedHeads") -> None:
         metrics = trained.test[name]
         rows.append([name, *(f"{metrics[key]:.3f}" if key in metrics else "-" for key in _METRICS)])
     print_table(Table.of_texts(["on held-out prompts", *_METRICS.values()], rows))
+    for name in names:
+        if name in trained.dev and trained.dev[name].best < trained.dev[name].last:
+            loss = trained.dev[name]
+            print(
+                f"{name}: exported after epoch {loss.epoch + 1}, the best on dev prompts with a"
+                f" loss of {loss.best:.4f} ({loss.last:.4f} after the last epoch)"
+            )
     if trained.calibrated:
         rows = []
         for name in names:

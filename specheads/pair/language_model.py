@@ -240,16 +240,38 @@ class LanguageModel:
                 f"{type(self.model).__name__} does not read tokens alone ({error}); choose another"
                 " model."
             ) from error
-        scale = expected.abs().max().item() / self.temperature
+        if not expected.isfinite().all():
+            _check_numbers(self.model, expected)
+        scale = expected[expected.isfinite()].abs().max().item() / self.temperature
         expected = self._of_known(expected)
         logits = self.kept_logits(self.hidden_states(tokens, use_cache=False)).float()
-        if not torch.allclose(logits, expected, atol=1e-2 * scale, rtol=0, equal_nan=True):
+        if not torch.allclose(logits, expected, atol=1e-2 * scale, rtol=0):
             raise UserError(
                 f"{type(self.model).__name__} changes its logits after the output embedding in a"
                 " way that is not supported (largest difference"
                 f" {(logits - expected).abs().max():.3g}); use a model of a supported family"
                 " (Llama, Qwen2, Qwen3, Gemma 2, OPT, BLOOM, GPT-NeoX)."
             )
+
+
+def _check_numbers(model: PreTrainedModel, logits: Tensor) -> None:
+    """Raise UserError for weights that are NaN or infinite, and for logits that are, except those
+    that a model sets to minus infinity.
+    """
+    name = model.name_or_path or type(model).__name__
+    for key, weight in model.named_parameters():
+        if weight.is_floating_point() and not weight.isfinite().all():
+            count = int((~weight.isfinite()).sum())
+            raise UserError(
+                f"{name}: the weights {key} hold {count} of {weight.numel()} numbers that are NaN"
+                " or infinite; download or convert the checkpoint again."
+            )
+    if logits.isnan().any() or logits.isposinf().any():
+        raise UserError(
+            f"{name} gives NaN or infinite logits for its first tokens, although all its weights"
+            f" are finite: {short_name(model.dtype)} is too narrow for it; use"
+            " model.dtype=float32, or bfloat16 in place of float16."
+        )
 
 
 def _logit_factor(config: PreTrainedConfig) -> float:
@@ -276,14 +298,18 @@ def _lengths_of_longrope(parameters: Mapping[str, Any]) -> list[int]:
 
 
 def place_of_layers(model: PreTrainedModel) -> str:
-    """Return the name of the module list that holds a model's layers.
+    """Return the name of the module list that holds a model's layers: of its decoder, where parts
+    that read images have as many.
 
     Raises UserError if there is none.
     """
     count = model.config.get_text_config().num_hidden_layers
-    for name, part in model.named_modules():
-        if isinstance(part, nn.ModuleList) and len(part) == count:
-            return name
+    decoder = model.get_decoder() if hasattr(model, "get_decoder") else model
+    for whole in (decoder, model):
+        within = {id(part) for part in whole.modules()}
+        for name, part in model.named_modules():
+            if isinstance(part, nn.ModuleList) and len(part) == count and id(part) in within:
+                return name
     raise UserError(f"the layers of {type(model).__name__} are not found.")
 
 

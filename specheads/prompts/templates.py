@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+_BROKEN = re.compile("[\0\ud800-\udfff]")
 _MESSAGES_AS_TEXT = re.compile(
     r"""\s*\[\s*\{\s*['"](role|content|from|value)['"]\s*:|\s*\[\s*\]\s*$"""
 )
@@ -228,20 +229,28 @@ def check_values(row: Mapping, fields: Sequence[str]) -> None:
         kind = kind_of(value)
         if kind not in ("a text", "a number"):
             remedy = "convert it"
-            if isinstance(value, Mapping | list) and value:
-                part = 0 if isinstance(value, list) else next(iter(value))
-                remedy += f", or name a part of it, such as {{{field}[{part}]}}"
+            if isinstance(value, Mapping) and value:
+                remedy = (
+                    f"convert it, or name a part of it, such as {{{field}[{next(iter(value))}]}}"
+                )
+            elif isinstance(value, list):
+                remedy = f"join it into one text, or take one entry alone, such as {{{field}[0]}}"
             raise ValueError(
                 f"the field {field!r} is {kind}; prompts are made of texts and numbers: {remedy}"
             )
+        if isinstance(value, str) and (broken := _BROKEN.search(value)):
+            name = "a NUL character" if broken[0] == "\0" else "half a character (a surrogate)"
+            raise ValueError(f"the field {field!r} holds {name}; is the file damaged?")
 
 
-# The roles of ShareGPT's "from", and of templates.
+# What data sets call roles, in lower case, and what chat templates call them; ShareGPT's first.
 _ROLES = {
     **dict.fromkeys(("human", "user"), "user"),
-    **dict.fromkeys(("gpt", "chatgpt", "bing", "bard", "assistant"), "assistant"),
-    **dict.fromkeys(("tool", "observation"), "tool"),
+    **dict.fromkeys(("gpt", "chatgpt", "bing", "bard"), "assistant"),
+    **dict.fromkeys(("model", "bot", "ai", "assistant"), "assistant"),
+    **dict.fromkeys(("observation", "function", "ipython", "tool"), "tool"),
     "system": "system",
+    "developer": "developer",
 }
 # What templates read.
 _KEPT = (
@@ -269,14 +278,16 @@ def messages_of(field: str, messages: Sequence | str) -> list[dict]:
     row = {field: messages}
     for number, message in enumerate(messages):
         at = f"{field}[{number}]"
-        role = message.get("role", message.get("from")) if isinstance(message, Mapping) else None
-        if not isinstance(role, str) or ("role" not in message and role not in _ROLES):
-            known = f"role={role!r}" if role is not None else kind_of(message)
+        source = "role" if isinstance(message, Mapping) and "role" in message else "from"
+        named = message.get(source) if isinstance(message, Mapping) else None
+        role = _ROLES.get(named.strip().lower()) if isinstance(named, str) else None
+        if role is None:
+            known = f"{source}={named!r}" if named is not None else kind_of(message)
             raise ValueError(
-                f"the field {at!r} is {known}, no message; expected a role and content, or from"
-                f" ({', '.join(_ROLES)}) and value"
+                f"the field {at!r} is {known}, no message; expected role and content, or from and"
+                f" value, with a role of {', '.join(_ROLES)}"
             )
-        key = "content" if "role" in message else "value"
+        key = "content" if source == "role" else "value"
         parts = message.get(key)
         if isinstance(parts, list) and all(
             isinstance(part, Mapping) and part.get("type") == "text" for part in parts
@@ -291,7 +302,7 @@ def messages_of(field: str, messages: Sequence | str) -> list[dict]:
         kept = {}
         if key == "content":
             kept = {name: message[name] for name in _KEPT if message.get(name) is not None}
-        found.append(kept | {"role": role if key == "content" else _ROLES[role], "content": text})
+        found.append(kept | {"role": role, "content": text})
     return found
 
 

@@ -49,6 +49,7 @@ def cache_folder() -> Path:
 
 
 _SETTLED = 2.0  # seconds after a change from which on a further one has another time of change
+_IS_HASH = re.compile("[0-9a-f]{64}")
 
 
 def checksum(path: Path) -> str:
@@ -60,16 +61,17 @@ def checksum(path: Path) -> str:
 def hash_of(file: Path) -> str:
     """Return the SHA-256 of a file in hexadecimal digits.
 
-    It is read again only where its size or time of change is another.
+    It is read again only where its size, or what the file system notes of its changes, is another;
+    a copy that keeps the old time of change is noticed by that.
     """
     file = file.resolve()
-    if re.fullmatch("[0-9a-f]{64}", file.name):  # as the hub's cache calls its large files
+    if _IS_HASH.fullmatch(file.name):  # as the hub's cache calls its large files
         return file.name
     status = file.stat()
-    if time.time() - status.st_mtime < _SETTLED:
+    if time.time() - max(status.st_mtime, status.st_ctime) < _SETTLED:
         return checksum(file)
-    key = [str(file), status.st_size, status.st_mtime_ns]
-    return noted("hashes", key, lambda: checksum(file))
+    changes = status.st_size, status.st_ino, status.st_mtime_ns, status.st_ctime_ns
+    return noted("hashes", [str(file), *changes], lambda: checksum(file))
 
 
 def noted(kind: str, key: Sequence[object], make: Callable[[], Any]) -> Any:

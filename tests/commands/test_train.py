@@ -40,8 +40,8 @@ def trained(number, path, low=0.05, high=0.2):
         path / "run" / "heads",
         names,
         test | {"draft probability": {"auroc": 0.4}},
-        calibrated,
-        known,
+        calibrated=calibrated,
+        information=known,
     )
 
 

@@ -100,6 +100,8 @@ def test_fields_that_the_template_does_not_name_may_hold_anything(tmp_path):
         (float("inf"), "is an infinite number"),
         ({"c": 1}, "is an object"),
         (["w"], "is a list"),
+        ("\ud800", "holds half a character"),
+        ("a\0b", "holds a NUL character"),
         (b"w", "is bytes"),
     ],
 )
