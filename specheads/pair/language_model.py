@@ -7,7 +7,7 @@ returns.
 import logging
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, suppress
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -355,13 +355,12 @@ def load_model(source: ModelSource) -> PreTrainedModel:
         "dtype": dtype,
         "trust_remote_code": source.trust_remote_code,
         "output_loading_info": True,
+        "ignore_mismatched_sizes": True,  # they are named below
     }
     config = _config_of(source)
     _check_stored(config, location)
-    if is_partial := any(getattr(config, name, None) is not None for name in (SIZE, FORM)):
-        keys["ignore_mismatched_sizes"] = (
-            True  # of the output, which follows, as weights in 8 bits do
-        )
+    # Its output follows, as weights in 8 bits do
+    is_partial = any(getattr(config, name, None) is not None for name in (SIZE, FORM))
     if source.device_map:
         keys["device_map"] = source.device_map
     elif quantization and torch.device(source.device).type != "cpu":
@@ -369,7 +368,7 @@ def load_model(source: ModelSource) -> PreTrainedModel:
     if quantization and not source.rounded_form:
         keys["quantization_config"] = QUANTIZATIONS[quantization].make()
     try:
-        with without_warnings() if is_partial else nullcontext():
+        with without_warnings():
             model, read = from_pretrained(
                 transformers.AutoModelForCausalLM, location, source.revision, **keys
             )
@@ -383,13 +382,8 @@ def load_model(source: ModelSource) -> PreTrainedModel:
         ) from error
     if is_partial:
         restore(model, location, source.revision)
-    elif missing := sorted(read["missing_keys"]):
-        raise UserError(
-            f"{location} has no weights for"
-            f" {missing[0]}{f' and {len(missing) - 1} others' * (len(missing) > 1)} of"
-            f" {type(model).__name__}, which would be random; expected the checkpoint of a whole"
-            " causal language model."
-        )
+    else:
+        _check_read(read, location, type(model).__name__)
     if source.rounded_form:
         if is_quantized(model):
             raise UserError(
@@ -403,6 +397,38 @@ def load_model(source: ModelSource) -> PreTrainedModel:
         logger.info(how, quantization, location, 100 * share, source.rounded_form)
     model = model if "device_map" in keys else model.to(source.device)
     return model.requires_grad_(False).eval()
+
+
+def _check_read(read: Mapping[str, Any], location: str | Path, architecture: str) -> None:
+    """Log a warning for tensors of a checkpoint that its model does not have.
+
+    Raises UserError for weights that it lacks, or has in another shape.
+    """
+    if mismatched := sorted(read["mismatched_keys"]):
+        (name, stored, expected), *others = mismatched
+        raise UserError(
+            f"{location} has {name} in the shape {list(stored)}, but its config asks for"
+            f" {list(expected)}{_and_others(others)}; is its config.json another model's?"
+        )
+    if missing := sorted(read["missing_keys"]):
+        name, *others = missing
+        raise UserError(
+            f"{location} has no weights for {name}{_and_others(others)} of {architecture}, which"
+            " would be random; expected the checkpoint of a whole causal language model."
+        )
+    if unused := sorted(read["unexpected_keys"]):
+        name, *others = unused
+        logger.warning(
+            "%s holds the tensor %s%s, which %s does not use; is its config.json this model's?",
+            location,
+            name,
+            _and_others(others),
+            architecture,
+        )
+
+
+def _and_others(others: Sequence[object]) -> str:
+    return f" and {len(others)} others" if others else ""
 
 
 def _check_stored(config: PreTrainedConfig, location: str | Path) -> None:

@@ -628,6 +628,29 @@ def test_a_checkpoint_without_some_weights_is_refused(copies):
         load_pair(draft=copies["draft"], target=copies["target"], device="cpu", dtype="float32")
 
 
+def test_a_tensor_of_another_shape_is_named_with_both(copies):
+    path = copies["draft"] / "model.safetensors"
+    weights = load_file(path)
+    name = "model.layers.0.mlp.up_proj.weight"
+    rows, columns = weights[name].shape
+    weights[name] = weights[name][1:].contiguous()
+    save_file(weights, path, {"format": "pt"})
+    message = rf"has {name} in the shape \[{rows - 1}, {columns}\], but .* \[{rows}, {columns}\]"
+    with pytest.raises(UserError, match=message):
+        load_pair(draft=copies["draft"], target=copies["target"], device="cpu", dtype="float32")
+
+
+def test_tensors_that_a_model_does_not_use_are_named(copies, caplog):
+    path = copies["draft"] / "model.safetensors"
+    weights = load_file(path)
+    for layer in (7, 8):
+        weights[f"model.layers.{layer}.mlp.up_proj.weight"] = torch.ones(2, 2)
+    save_file(weights, path, {"format": "pt"})
+    load_pair(draft=copies["draft"], target=copies["target"], device="cpu", dtype="float32")
+    (record,) = (record for record in caplog.records if "does not use" in record.getMessage())
+    assert "model.layers.7.mlp.up_proj.weight and 1 others" in record.getMessage()
+
+
 def test_a_file_is_read_again_only_where_its_content_may_have_changed(tmp_path, monkeypatch):
     monkeypatch.setenv("SPECHEADS_CACHE", str(tmp_path / "cache"))
     path = tmp_path / "weights"
