@@ -240,7 +240,7 @@ def check_values(row: Mapping, fields: Sequence[str]) -> None:
             )
         if isinstance(value, str) and (broken := _BROKEN.search(value)):
             name = "a NUL character" if broken[0] == "\0" else "half a character (a surrogate)"
-            raise ValueError(f"the field {field!r} holds {name}; is the file damaged?")
+            raise ValueError(f"the field {field!r} holds {name}; the file may be damaged")
 
 
 # What data sets call roles, in lower case, and what chat templates call them; ShareGPT's first.
