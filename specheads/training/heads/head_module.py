@@ -117,7 +117,11 @@ class HeadModule(CurveModule):
 
     def trained_weights(self, names: Sequence[str]) -> dict[str, dict[str, Tensor]]:
         heads = self.bank.heads
-        return {name: heads[name].state_dict() for name in names}
+        weights = {}
+        for name in names:  # heads of a stack share the scale of their inputs
+            state = heads[name].state_dict()
+            weights[name] = {key: weight.clone() for key, weight in state.items()}
+        return weights
 
     def load_weights(self, weights: Mapping[str, Mapping[str, Tensor]]) -> None:
         """Set the weights of heads, by name and parameter."""
