@@ -20,7 +20,7 @@ def on_file(number):
 @pytest.mark.parametrize(
     ("error", "pattern"),
     [
-        (on_file(errno.ENOENT), "some/data: No such .* cannot be made there; .*paths.outputs=.$"),
+        (on_file(errno.ENOENT), "some/data: No such .*: give other folders .*paths.outputs=.$"),
         (on_file(errno.EIO), "some/data: Input/output error: .*paths.data="),
         (on_file(errno.ESTALE), "some/data: Stale file handle: .*paths.data="),
         (on_file(errno.ENOSPC), "some/data: No space left on device: the disk is full; .*resumes"),

@@ -1,12 +1,11 @@
 """The remaining time, by a clock that the tests move."""
 
 import logging
-import threading
 import time
 
 import pytest
 
-from specheads.forecast import Forecast, progress
+from specheads.forecast import Forecast
 
 
 @pytest.fixture
@@ -16,51 +15,23 @@ def clock(monkeypatch):
     return now
 
 
-@pytest.mark.parametrize(
-    ("options", "points", "expected"),
-    [
-        # The clock starts at (5, 2). At 25, 3 were done in 15 seconds; at 65, 20 in 40.
-        (
-            {},
-            [(5, 2), (10, 3), (25, 6), (40, 7), (65, 26), (80, 50)],
-            [
-                "6 of 50, 5.0 seconds each, about 0:03:40 to go",
-                "26 of 50, 2.0 seconds each, about 0:00:48 to go",
-            ],
-        ),
-        # The pace is that of the last half, whose beginning is the middle itself.
-        (
-            {"first": 20.0, "every": 1.0},
-            [(0, 0), (10, 1), (20, 4), (30, 7)],
-            ["4 of 7, 3.3 seconds each, about 0:00:10 to go"],
-        ),
-        ({}, [(0, 0), (100, 0)], []),  # nothing was done
-    ],
-)
-def test_the_remaining_time_is_logged(clock, caplog, options, points, expected):
-    forecast = Forecast("decoding", **options)
+def test_the_remaining_time_is_logged_when_enough_is_done_and_every_half_minute(clock, caplog):
+    forecast = Forecast("decoding")
     with caplog.at_level(logging.INFO):
-        for clock[0], done in points:
-            forecast.update(done, points[-1][1] or 5)
-    assert caplog.messages == [f"decoding: {text}" for text in expected]
+        # The clock starts at (5, 2).
+        for now, done in ((5, 2), (10, 3), (25, 6), (40, 7), (65, 26), (100, 50)):
+            clock[0] = now
+            forecast.update(done, 50)
+    assert [record.message for record in caplog.records] == [
+        "decoding: 6 of 50, about 0:03:40 to go",
+        "decoding: 26 of 50, about 0:01:00 to go",
+    ]
 
 
-def test_a_phase_at_another_pace_is_soon_seen(clock, caplog):
-    forecast = Forecast("predicting")
+def test_without_progress_there_is_no_forecast(clock, caplog):
+    forecast = Forecast("decoding")
     with caplog.at_level(logging.INFO):
-        for done in range(400):  # the second half takes ten times as long
-            clock[0] += 0.1 if done < 200 else 1.0
-            forecast.update(done, 400)
-    assert len(caplog.records) == 7  # at 10, 40, 70 and so on
-    last = caplog.messages[-1]
-    assert last.startswith("predicting: 371 of 400, 1.0 a second")
-    assert last.endswith("about 0:00:29 to go")
-
-
-def test_a_thread_breaks_the_silence(clock, caplog):
-    with caplog.at_level(logging.INFO), progress("compiling", 3):
-        clock[0] = 31.0
-        for _ in range(600):  # the thread looks once a second
-            if not caplog.records:
-                threading.Event().wait(0.1)
-    assert caplog.messages == ["compiling: 0 of 3, 0:00:31 so far"]
+        forecast.update(0, 5)
+        clock[0] = 100.0
+        forecast.update(0, 5)
+    assert not caplog.records

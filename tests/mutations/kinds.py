@@ -189,7 +189,7 @@ def make_tensors(folder: Path) -> RowStore:
 
     sizes = {name: np.array([1, 1]) for name in "ab"}
     store = RowStore(folder / "features", {"seed": 0}, sizes, "features")
-    store.fill(compute, "no memory")
+    store.fill(compute)
     return store
 
 
@@ -244,7 +244,11 @@ def make_checkpoint(folder: Path) -> None:
 
 
 def read_checkpoint(folder: Path) -> Any:
-    if differences(folder / "last.ckpt", PROVENANCE):  # training starts again, and says so
+    try:
+        changed = differences(folder / "last.ckpt", PROVENANCE)
+    except Exception as error:  # noqa: BLE001 - as where a run is resumed
+        raise UserError(f"training starts again: {error}") from None
+    if changed:  # training starts again, and says so
         return None
     saved = torch.load(folder / "last.ckpt", weights_only=True)  # as Lightning does
     return _plain(saved["state_dict"]["weight"]), saved["provenance"]

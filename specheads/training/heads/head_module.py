@@ -116,14 +116,18 @@ class HeadModule(CurveModule):
         self.log("best dev AUROC", best, prog_bar=True, logger=False)
 
     def trained_weights(self, names: Sequence[str]) -> dict[str, dict[str, Tensor]]:
-        heads = self.bank.heads  # whose buffers, which all heads share, are not trained
-        return {name: dict(heads[name].named_parameters()) for name in names}
+        heads = self.bank.heads
+        weights = {}
+        for name in names:  # heads of a stack share the scale of their inputs
+            state = heads[name].state_dict()
+            weights[name] = {key: weight.clone() for key, weight in state.items()}
+        return weights
 
     def load_weights(self, weights: Mapping[str, Mapping[str, Tensor]]) -> None:
         """Set the weights of heads, by name and parameter."""
         heads = self.bank.heads  # they share the bank's memory
         for name, of_head in weights.items():
-            heads[name].load_state_dict(of_head, strict=False)
+            heads[name].load_state_dict(of_head)
 
     def test_step(self, batch: HeadBatch, batch_index: int) -> None:
         if self.trainer.datamodule.has_rows("test", batch_index):
@@ -215,8 +219,8 @@ class HeadModule(CurveModule):
             if not head(features).std().item() >= LEAST_SPREAD:
                 raise UserError(
                     f"head {name} predicts a constant, or NaN, after training; train longer"
-                    " (trainer.max_epochs), on more prompts (data.num_train), or with another"
-                    " learning rate (optimizer.lr). Its checkpoint is kept."
+                    " (trainer.max_epochs=), on more prompts (data.num_train=), or with another"
+                    " optimizer.lr=."
                 )
 
 
