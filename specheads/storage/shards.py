@@ -21,12 +21,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from specheads.errors import UserError
-from specheads.storage.files import checksum, locked, read_json, write_json, write_whole
+from specheads.storage.files import checksum, locked, read_json, space_of, write_json, write_whole
 
 logger = logging.getLogger(__name__)
 
 FORMAT_VERSION = 2
 MANIFEST = "manifest.json"
+FILE_BYTES = 8192  # of a Parquet file of many columns, without its rows
 
 # `rows` and `sha256` of a shard; in a note also `of`, the fingerprint of its cache.
 Entry = dict[str, Any]
@@ -54,6 +55,7 @@ class ShardStore:
         folder.mkdir(parents=True, exist_ok=True)
         # Time, size and number tell whether a file is the same.
         self._checksum = cache(lambda path, *status: checksum(path))
+        self._announced: tuple[str, Sequence[int]] | None = None
         self._writer = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(2)}"
         self._read()
 
@@ -112,6 +114,12 @@ class ShardStore:
         self._read()
         return [name for name in names if not self.has(name)]
 
+    def announce(self, what: str, counts: Sequence[int]) -> None:
+        """Log the size of shards with so many rows, as soon as one of them tells how many bytes a
+        row takes.
+        """
+        self._announced = what, counts
+
     def write(self, name: str, rows: Sequence[Mapping[str, object]]) -> None:
         table = pa.Table.from_pylist(list(rows), schema=self.schema)
         self.put(
@@ -137,6 +145,14 @@ class ShardStore:
         write_json(_note_of(path), entry, self._writer)
         self.shards[name] = entry
         self.journal(name).unlink(missing_ok=True)
+        if self._announced:
+            (what, counts) = self._announced
+            self._announced = None
+            size = path.stat().st_size
+            fixed = min(FILE_BYTES, size)
+            total = sum(counts)
+            needed = fixed * len(counts) + (size - fixed) / num_rows * total
+            logger.info("%s: %s for %d rows", what, space_of(what, needed, self.folder), total)
 
     def journal(self, name: str) -> Path:
         """Return the file of what a shard needs that has been made already.
