@@ -55,6 +55,8 @@ from specheads.storage.shards import MANIFEST, ShardStore, fingerprint
 
 logger = logging.getLogger(__name__)
 
+MOST_LEFT_OUT = 20  # of so many rows one may be left out, whose logits were NaN
+
 
 def generate_data(
     pair: Pair,
@@ -196,7 +198,37 @@ class Stage(ABC):
             with progress(*self.amount(missing)) as advance:
                 for lot in self.lots(missing):
                     self.make(lot, advance)
-            self.store.complete(list(self.shards))
+                    self.check_left_out()
+            self.complete()
+
+    def check_left_out(self) -> int:
+        """Return how many rows are left out of the shards that exist.
+
+        Raises UserError where that is more than one in MOST_LEFT_OUT of all.
+        """
+        left_out = 0
+        for name, entry in self.store.shards.items():
+            if name in self.shards:
+                left_out += len(self.shards[name].prompts) - entry["rows"]
+        num_rows = self.num_rows(self.shards)
+        if left_out * MOST_LEFT_OUT > num_rows:
+            raise UserError(
+                f"{left_out} of {num_rows} rows are left out of {self.name}, as a model's logits"
+                f" were NaN or infinite: more than one in {MOST_LEFT_OUT}, so the model does not"
+                " work in this type. Use model.dtype=float32, or bfloat16 in place of float16."
+            )
+        return left_out
+
+    def complete(self) -> None:
+        """Declare the cache complete; the manifest and the log say how many rows are left out."""
+        if left_out := self.check_left_out():
+            logger.warning(
+                "data: %d of %d rows are left out of %s; the log names them",
+                left_out,
+                self.num_rows(self.shards),
+                self.name,
+            )
+        self.store.complete(list(self.shards), left_out)
 
     def num_rows(self, names: Collection[str]) -> int:
         return sum(len(self.shards[name].prompts) for name in names)
@@ -353,14 +385,26 @@ class LabelStage(Stage):
             rows = list[dict[str, Any]]()
             if self.responses.has(name):
                 rows = pq.read_table(path, columns=columns).to_pylist()
-            answered = [(row["prompt_ids"], row["sample"]) for row in rows]
-            if answered != [(ids, shard.sample) for _, ids in shard.prompts]:
+            answered = _answered(shard, rows)
+            if len(answered.prompts) != len(rows):
                 raise UserError(f"{path} has changed since it was written; run the command again.")
             responses = [Response(row["response_ids"], row["finished"]) for row in rows]
             with computing_with(operations):
                 self.store.write(
-                    name, label_rows(self.pair, shard, responses, self.settings, advance)
+                    name, label_rows(self.pair, answered, responses, self.settings, advance)
                 )
+
+
+def _answered(shard: Shard, rows: Sequence[Mapping[str, Any]]) -> Shard:
+    """Return the part of a shard whose prompts have responses: rows, in the shard's order."""
+    left = iter(shard.prompts)
+    found = []
+    for row in rows:
+        for prompt, ids in left:
+            if (ids, shard.sample) == (row["prompt_ids"], row["sample"]):
+                found.append((prompt, ids))
+                break
+    return replace(shard, prompts=found)
 
 
 def cache_provenance(

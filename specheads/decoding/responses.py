@@ -23,7 +23,7 @@ from specheads.decoding.engine import (
 from specheads.decoding.request import Request
 from specheads.decoding.rounds import TargetRounds
 from specheads.decoding.step_inputs import TOGETHER
-from specheads.errors import UserError, is_out_of_memory
+from specheads.errors import is_out_of_memory
 from specheads.pair.language_model import LanguageModel
 from specheads.pair.needs import memory_parts
 from specheads.pair.padding import by_length
@@ -49,10 +49,14 @@ OnStep = Callable[[int, float], None]
 
 @dataclass(frozen=True)
 class Response:
-    """A response: `ids` with the stop token, if there is one; `finished` says whether there is."""
+    """A response: `ids` with the stop token, if there is one; `finished` says whether there is.
+
+    `failure` says why there is none, where the model's logits had a NaN.
+    """
 
     ids: list[int]
     finished: bool
+    failure: str | None = None
 
 
 def row_uniforms(
@@ -123,9 +127,10 @@ class _Kept:
             finished = None
             if request.has_ended:
                 finished = request.finish_reason == "stop"
-                self.ended[request.number] = Response(ids, finished)
+                self.ended[request.number] = Response(ids, finished, request.failure)
             if self._journal is not None and (request.has_ended or is_due):
-                self._journal.add(self._keys[request.number], {"ids": ids, "finished": finished})
+                entry = {"ids": ids, "finished": finished, "failure": request.failure}
+                self._journal.add(self._keys[request.number], entry)
         if is_due:
             self._due = time.perf_counter() + KEPT_SECONDS
 
@@ -189,7 +194,7 @@ class Responder:
         """Return the response to each prompt.
 
         Where memory does not suffice, half as many rows go on together; the responses are the same,
-        up to the rounding of sums. Raises UserError where the model's logits have a NaN.
+        up to the rounding of sums. One whose logits had a NaN says so.
 
         Args:
             uniform: (B, max_new_tokens) in [0, 1), one number per sampled token.
@@ -249,9 +254,7 @@ class Responder:
     def _rounds(
         self, prompts: Sequence[Sequence[int]], kept: _Kept, uniform: np.ndarray, warp: Warp
     ) -> Iterator[list[Request]]:
-        """Yield, after each round, the requests that took it; raises UserError for one that
-        failed.
-        """
+        """Yield, after each round, the requests that took it."""
         if len(kept.ended) == len(prompts):
             return
         decoder = self._decoder(warp)
@@ -267,11 +270,7 @@ class Responder:
                 text = [*prompts[number], *begun]
                 yield decoder.request(number, text, most - len(begun), 0, None, numbers)
 
-        for decoding in decoder.decode(requests(), None):
-            for request in decoding:
-                if request.failure is not None:
-                    raise UserError(request.failure)
-            yield decoding
+        yield from decoder.decode(requests(), None)
 
     def _decoder(self, warp: Warp) -> BatchDecoder:
         """Return the decoder of a warp; all have the same memory."""

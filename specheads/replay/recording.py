@@ -18,6 +18,7 @@ from torch import Tensor
 from specheads.decoding.branches import LOGITS_ELEMENTS, Branches
 from specheads.decoding.engine import bulk_operations
 from specheads.decoding.responses import Responder, row_uniforms
+from specheads.errors import UserError
 from specheads.forecast import Advance, progress
 from specheads.heads.features import RECORDED
 from specheads.pair.needs import memory_of, memory_parts
@@ -275,6 +276,9 @@ class Recorder:
                 )
                 of_set = dict[int, list[int]]()
                 for number, response in zip(each.numbers, made, strict=True):
+                    if response.failure is not None:
+                        place = each.prompts[number][0].where
+                        raise UserError(f"{place} cannot be recorded: {response.failure}")
                     of_set[number] = response.ids
                 responses.append(of_set)
         return responses

@@ -151,7 +151,7 @@ class ShardStore:
             size = path.stat().st_size
             fixed = min(FILE_BYTES, size)
             total = sum(counts)
-            needed = fixed * len(counts) + (size - fixed) / num_rows * total
+            needed = fixed * len(counts) + (size - fixed) / max(1, num_rows) * total
             logger.info("%s: %s for %d rows", what, space_of(what, needed, self.folder), total)
 
     def journal(self, name: str) -> Path:
@@ -161,16 +161,19 @@ class ShardStore:
         """
         return self.folder / f".{name}.jsonl"
 
-    def complete(self, names: Sequence[str]) -> None:
-        """Declare the cache complete with exactly these shards."""
+    def complete(self, names: Sequence[str], left_out: int = 0) -> None:
+        """Declare the cache complete with exactly these shards.
+
+        The manifest says how many rows were `left_out` of them.
+        """
         self.shards = {name: self.shards[name] for name in names}
-        self._write_manifest(complete=True)
+        self._write_manifest(complete=True, left_out=left_out)
         for name in names:
             _note_of(self.folder / name).unlink(missing_ok=True)
             # A process was killed right after it had written the shard.
             self.journal(name).unlink(missing_ok=True)
 
-    def _write_manifest(self, complete: bool) -> None:
+    def _write_manifest(self, complete: bool, left_out: int = 0) -> None:
         shards = {
             name: {key: entry[key] for key in ("rows", "sha256")}
             for name, entry in sorted(self.shards.items())
@@ -181,6 +184,8 @@ class ShardStore:
             "provenance": self.provenance,
             "shards": shards,
         }
+        if left_out:
+            content["left_out"] = left_out
         write_json(self.folder / MANIFEST, content, self._writer)
         self._is_known = True
 
