@@ -2,6 +2,8 @@
 anything is loaded.
 """
 
+from dataclasses import replace
+
 import torch
 from transformers import PreTrainedModel
 
@@ -42,6 +44,7 @@ def check_config(config: PairConfig, settings: Distillation) -> None:
     """
     check_trainable(config.draft_quantization is not None, str(config.draft))
     device = torch.device(checked_device(config.device))
+    config = replace(config, device=str(device))  # which decides the type of the weights
     if device.type != "cuda" or str(settings.trainer.other("strategy")).startswith(SHARDED):
         return
     target = weightless_model(config.source("target"))
