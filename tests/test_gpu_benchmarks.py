@@ -1,4 +1,4 @@
-"""The scripts for a GPU run on a CPU with tiny models, and a script that fails loses no other."""
+"""The scripts for a GPU run on a CPU with tiny models."""
 
 import json
 import os
@@ -15,7 +15,7 @@ from pathlib import Path
 import benchmarks.results
 from benchmarks.gpu.__main__ import main
 benchmarks.results.OUTPUTS = Path(sys.argv[1])
-assert main(["--device", "cpu", "--tiny"]) == 0
+main(["--device", "cpu", "--tiny"])
 """
 
 
