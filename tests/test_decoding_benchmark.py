@@ -8,7 +8,6 @@ from dataclasses import asdict
 from pathlib import Path
 
 import pytest
-import torch
 
 from benchmarks.decoding import (
     Setting,
@@ -20,8 +19,7 @@ from benchmarks.decoding import (
     measure,
 )
 from benchmarks.peer_workers.processes import PeerCommand, PeerError, Workers
-from specheads import Warp, generate_baseline, load_pair
-from specheads.pair.draft_vocabulary import keep_tokens
+from specheads import Warp, generate_baseline
 
 GREEDY = Warp(0)
 SETUP = {"model": "nano", "threads": 1, "engine": "eager"}
