@@ -10,7 +10,7 @@ from typing import NotRequired, TypedDict
 
 import numpy as np
 
-from specheads.decoding.stopping import MAX_TOKENS, FixedLength, HeadThreshold, StoppingRule
+from specheads.decoding.stopping import MAX_TOKENS, HeadThreshold, StoppingRule
 from specheads.decoding.verification import TokenVerification
 from specheads.evaluation.candidates import FIXED, TARGET_ALONE, Candidate, CostTable, Rules
 from specheads.evaluation.report import MEASURED, BatchTable, Report
@@ -108,18 +108,6 @@ def counts_of(
             counts[number] = rounds.per_prompt(recording.num_prompts)
         advance(len(numbers))
     return [counts[number] for number in range(len(candidates))]
-
-
-def survival(recording: Recording, num_places: int) -> list[float]:
-    """Return the probability that the first 1, 2, ...
-
-    `num_places` tokens of a draft are all accepted.
-    """
-    (rounds,) = replay(recording, [FixedLength(num_places)])
-    place = np.arange(num_places)
-    accepted = rounds.accepted[:, None] > place
-    reached = (rounds.accepted[:, None] >= place) & (rounds.drafted[:, None] > place)
-    return (accepted.sum(axis=0) / np.maximum(reached.sum(axis=0), 1)).cumprod().tolist()
 
 
 def replay_all(sets: Sequence[RecordedSet], candidates: Sequence[Candidate]) -> list[RecordedSet]:

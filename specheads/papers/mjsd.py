@@ -12,19 +12,13 @@ from math import log
 import torch
 from torch import Tensor
 
-from specheads.decoding.batching import BatchDecoder
-from specheads.decoding.decoder import Decoder
-from specheads.decoding.engine import Engine, make_engine
-from specheads.decoding.records import CHAIN, Clock, Mark, Round
-from specheads.decoding.request import Request, checked_window
+from specheads.decoding.records import CHAIN
+from specheads.decoding.request import Request
 from specheads.decoding.rounds import ChainRounds, Drafter, RoundParts, Rounds
 from specheads.decoding.step_inputs import DraftMemory
-from specheads.decoding.stopping import FixedLength
 from specheads.decoding.stopping.rule import State
 from specheads.decoding.verification import AcceptanceDistribution, Block, VerificationRule
-from specheads.errors import UserError
-from specheads.pair.pair import Pair
-from specheads.pair.sampling import Uniforms, Warp
+from specheads.pair.sampling import Uniforms
 from specheads.papers.trees.growth import (
     Frontier,
     Proposal,
@@ -33,7 +27,7 @@ from specheads.papers.trees.growth import (
     usual_length,
 )
 from specheads.papers.trees.verification import BEAM, ROOT, Draft, TreeVerification
-from specheads.settings import PositiveCount, Probability, argument, check
+from specheads.settings import PositiveCount, Probability, argument
 
 
 @dataclass(eq=False)

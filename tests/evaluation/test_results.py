@@ -8,7 +8,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from fakes import tiny_pair
 from random_recording import random_recording
 from simulated_evaluations import RATIO, Population, Simulation
 
@@ -37,7 +36,6 @@ from specheads.evaluation.replayed_sets import (
     recommendations,
     replay_all,
     setting_to_use,
-    survival,
 )
 from specheads.evaluation.report import MEASURED, Report
 from specheads.evaluation.rows import (
@@ -442,17 +440,6 @@ def of_six_prompts(pair, folder):
     recorder = Recorder(pair, Warp(), ResponseLimits(12), settings, 0, folder)
     (made,) = recorder.record([prompts])
     return load_recording(made)
-
-
-def test_the_survival_of_drafts_is_that_of_dev_prompts(tmp_path):
-    same = of_six_prompts(tiny_pair(7, scale=2.0, same=True), tmp_path / "same")
-    assert survival(same, 5) == [1.0] * 5
-    recording = of_six_prompts(tiny_pair(7, scale=2.0), tmp_path / "other")
-    shares = survival(recording, 8)
-    assert len(shares) == 8 and shares == sorted(shares, reverse=True) and 0 < shares[0] < 1
-    (rounds,) = replay(recording, [stopping.FixedLength(8)])
-    drafted = rounds.drafted > 0
-    assert shares[0] == pytest.approx((rounds.accepted[drafted] > 0).mean())
 
 
 @pytest.fixture

@@ -128,22 +128,10 @@ def test_what_a_predictor_explains_over_the_logistic_is_the_difference_of_both(r
 
 def test_of_several_heads_each_is_compared_with_the_logistic_by_a_wider_interval(recording):
     heads = {name: RecordedHead(name, "next_token") for name in ("knows", "blind")}
-    overlaps = [torch.where(torch.arange(recording.accepted.shape[1]) % 2 == 0, 0.8, 0.3)]
     one, two = (
-        information([recording], which, range(PROMPTS), overlaps)
+        information([recording], which, range(PROMPTS))
         for which in ({"knows": heads["knows"]}, heads)
     )
-    assert one.over_logistic[OVERLAP] == two.over_logistic[OVERLAP]  # which is no head
-    place = _positions(recording).clamp_max(len(overlaps[0]) - 1)
-    same = replace(
-        recording, features=recording.features | {"same": overlaps[0].double().logit()[place]}
-    )
-    alone = information(
-        [same], {"same": RecordedHead("same", "next_token")}, range(PROMPTS), overlaps
-    ).over_logistic
-    assert alone["same"].low == pytest.approx(alone[OVERLAP].low) and alone[
-        "same"
-    ].high == pytest.approx(alone[OVERLAP].high)
     assert one.explained["knows"] == two.explained["knows"]
     assert one.over_logistic["knows"].value == two.over_logistic["knows"].value
     assert two.over_logistic["knows"].low < one.over_logistic["knows"].low

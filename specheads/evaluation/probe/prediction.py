@@ -22,7 +22,9 @@ from specheads.evaluation.candidates import (
     RuleChoice,
     Tuning,
     candidates,
+    step_kind,
 )
+from specheads.evaluation.costs import cost_table
 from specheads.evaluation.replayed_sets import RecordedSet, chosen, counts_of
 from specheads.evaluation.report import MEASURED
 from specheads.evaluation.sweep import LARGEST_SPREAD, Overheads
@@ -37,6 +39,7 @@ from specheads.replay.replay import Counts
 PLAIN = "the target alone"
 FIXED_NAME = "fixed length"
 LOGISTIC = "logistic"
+LOGISTIC_STEP = step_kind(Logistic, None)  # the name of its timed draft step
 BETTER = "a better draft"
 LENGTHS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16)
 THRESHOLDS = tuple(round(0.05 * step, 2) for step in range(2, 20))
@@ -69,8 +72,6 @@ NOTICEABLE = 0.01
 WORTH_A_RULE = 0.05
 WORTH_TRAINING = 0.05
 WORTH_DISTILLING = 0.05
-
-
 NO_OVERHEADS = Overheads()
 
 
@@ -79,22 +80,19 @@ def head_name(width: int) -> str:
     return f"head of width {width}"
 
 
-@dataclass(frozen=True)
-class Agreement:
-    """How far draft and target agree before each token of the responses of a recording."""
-
-    overlap: Tensor  # (N,), of both distributions: the probability that a drafted token is accepted
-    unknown: Tensor  # (N,), the target's probability of tokens that the draft never proposes
-
-
 @torch.no_grad()
 def agreement(
     pair: Pair,
     recording: Recording,
     warp: Warp,
     advance: Advance = lambda prompts: None,
-) -> Agreement:
-    """Return how far a pair agrees on a recording's responses; `advance` is called per response."""
+) -> tuple[Tensor, Tensor]:
+    """Return how far a pair agrees before each token of a recording's responses, (N,) each:
+    the overlap of both distributions, and the target's probability of tokens that the draft never
+    proposes.
+
+    `advance` is called per response.
+    """
     device = pair.draft_lm.device
     lacking = pair.draft_lm.lacking
     overlaps = list[Tensor]()
@@ -109,7 +107,7 @@ def agreement(
         lost = torch.zeros(len(target)) if lacking is None else target[:, lacking].sum(dim=1)
         unknown.append(lost.double().cpu())
         advance(1)
-    return Agreement(torch.cat(overlaps), torch.cat(unknown))
+    return torch.cat(overlaps), torch.cat(unknown)
 
 
 def better_draft(recording: Recording, gain: float, seed: int = 0) -> Recording:
@@ -151,14 +149,6 @@ class Option:
     width: int | None = None  # the width of its head
 
 
-@dataclass(frozen=True)
-class _Counted:
-    """What one half of the prompts chose for a way to decode, with its counts on the other."""
-
-    rule: Candidate
-    counts: Counts
-
-
 def predict(
     halves: Sequence[RecordedSet],
     times: StepTimes,
@@ -171,7 +161,7 @@ def predict(
     What one half of the prompts chooses is counted on the other, both ways. `heads` are the seconds
     that heads add to a draft step, by width.
     """
-    table = _cost_table(times, overheads)
+    table = costs_of(times, overheads)
     alone = table.costs[MEASURED].alone_seconds
     groups = list(chain.from_iterable(half.groups for half in halves))
     resamples = resample_counts(groups)
@@ -180,74 +170,56 @@ def predict(
     for name, of_halves in counted.items():
         tokens = list[np.ndarray]()
         seconds = list[np.ndarray]()
-        for each in of_halves:
-            tokens.append(each.counts.tokens)
-            costs = table.of(each.rule, MEASURED)
-            seconds.append(costs.seconds(each.counts.drafted, each.counts.rounds))
+        for rule, counts in of_halves:
+            tokens.append(counts.tokens)
+            seconds.append(table.of(rule, MEASURED).seconds(counts.drafted, counts.rounds))
         all_tokens = resamples @ np.concatenate(tokens)
         speeds[name] = all_tokens / (resamples @ np.concatenate(seconds)) * alone
     fixed = speeds[FIXED]
     options = [Option(PLAIN, Interval(1.0, 1.0, 1.0), interval(1 / fixed))]
     for name, speed in speeds.items():
-        names = dict[str, None]()  # in order
-        is_bound = False
-        for each in counted[name]:
-            names[each.rule.name] = None
-            is_bound = is_bound or each.rule.bound
-        is_chosen = name != ORACLE_BOUND.family
-        options.append(
-            Option(
-                name.replace("_", " "),
-                interval(speed),
-                interval(speed / fixed),
-                " or ".join(names) if is_chosen else "",
-                is_bound=is_bound,
-            )
-        )
+        rules = [rule for rule, _ in counted[name]]
+        value = ""
+        if name != ORACLE_BOUND.family:
+            value = " or ".join(dict.fromkeys(rule.name for rule in rules))
+        title = name.replace("_", " ")
+        gain = interval(speed / fixed)
+        options.append(Option(title, interval(speed), gain, value, is_bound=rules[0].bound))
     # A head's rule takes about as many steps for each emitted token as the ceiling's.
-    drafted = 0.0
-    emitted = 0.0
-    for each in counted[CEILING]:
-        drafted += each.counts.drafted.sum()
-        emitted += each.counts.tokens.sum()
+    drafted = sum(counts.drafted.sum() for _, counts in counted[CEILING])
+    emitted = sum(counts.tokens.sum() for _, counts in counted[CEILING])
     for width, step_seconds in heads.items():
         slowed = step_seconds * drafted / emitted / alone
         options.append(_head_option(width, fixed, speeds[CEILING], slowed, HEAD_SHARES[greedy]))
     return options
 
 
-def _counted(halves: Sequence[RecordedSet], table: CostTable) -> dict[str, list[_Counted]]:
+def _counted(
+    halves: Sequence[RecordedSet], table: CostTable
+) -> dict[str, list[tuple[Candidate, Counts]]]:
     """Return by way to decode what each half of the prompts chose, with its counts on the other."""
-    counted = dict[str, list[_Counted]]()
-
-    def count(name: str, rule: Candidate, recording: Recording) -> None:
-        (counts,) = counts_of(recording, [rule])
-        counted.setdefault(name, []).append(_Counted(rule, counts))
-
+    counted = dict[str, list[tuple[Candidate, Counts]]]()
     first, second = (half.recording for half in halves)
     for recording, other in ((first, second), (second, first)):
         rules = [*candidates(RULES, {}, Tuning(other, table)), ORACLE_BOUND]
-        for family, rule in best_rules(other, rules, table).items():
-            count(family, rule, recording)
+        best = best_rules(other, rules, table)
+        for rule, counts in zip(best.values(), counts_of(recording, [*best.values()]), strict=True):
+            counted.setdefault(rule.family, []).append((rule, counts))
         better = best_rules(better_draft(other, MORE_OVERLAP), FIXED_LENGTHS, table)[FIXED]
-        count(BETTER, better, better_draft(recording, MORE_OVERLAP))
+        (counts,) = counts_of(better_draft(recording, MORE_OVERLAP), [better])
+        counted.setdefault(BETTER, []).append((better, counts))
     return counted
 
 
-def _cost_table(times: StepTimes, overheads: Overheads) -> CostTable:
-    costs = replace(
-        times.costs,
-        round_seconds=overheads.round_seconds,
-        alone_overhead=overheads.alone_seconds,
-    )
-    rules = {Logistic.__name__: times.rules[LOGISTIC]}
-    return CostTable({MEASURED: costs}, steps=TimedSteps(StepTimes(costs, rules)))
+def costs_of(times: StepTimes, overheads: Overheads) -> CostTable:
+    """Return the costs of rules without a head as they were timed."""
+    return cost_table(CostTable({}), TimedSteps(times), overheads, {})
 
 
 def best_length(half: RecordedSet, times: StepTimes) -> int:
     """Return the fixed length that is the fastest on some prompts, by the times of steps."""
     rule = best_rules(
-        half.recording, FIXED_LENGTHS, _cost_table(times, Overheads(times.costs.round_seconds))
+        half.recording, FIXED_LENGTHS, costs_of(times, Overheads(times.costs.round_seconds))
     )[FIXED]
     return rule.max_tokens
 

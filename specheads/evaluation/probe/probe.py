@@ -20,7 +20,7 @@ from specheads.errors import UserError
 from specheads.evaluation.candidates import TARGET_ALONE, fixed_length
 from specheads.evaluation.probe import prediction
 from specheads.evaluation.probe.prediction import (
-    LOGISTIC,
+    LOGISTIC_STEP,
     CommandLine,
     LiveCheck,
     Option,
@@ -28,7 +28,7 @@ from specheads.evaluation.probe.prediction import (
     head_name,
 )
 from specheads.evaluation.prompt_sets import PromptData
-from specheads.evaluation.replayed_sets import RecordedSet, survival
+from specheads.evaluation.replayed_sets import RecordedSet
 from specheads.evaluation.settings import EngineName, Evaluation
 from specheads.evaluation.setup import versions
 from specheads.evaluation.sweep import Sweep, overheads_of
@@ -72,7 +72,6 @@ class Probe(Warped):
 
 
 logger = logging.getLogger(__name__)
-SURVIVAL = 8  # places in a draft whose acceptance is reported
 
 
 def live_check(
@@ -107,7 +106,6 @@ class Probed:
     # The target's mean probability of tokens that the draft never proposes; None: it may propose
     # all
     unknown: float | None
-    survival: Sequence[float]  # the chance that at least 1, 2, ... tokens of a draft are accepted
     information: Information | None  # about the acceptance of a drafted token
     times: StepTimes
     live: LiveCheck
@@ -152,9 +150,9 @@ def probe(
         overlaps = list[torch.Tensor]()
         unknown = list[torch.Tensor]()
         for half in recorded:
-            agreed = prediction.agreement(pair, half.recording, settings.warp, advance)
-            overlaps.append(agreed.overlap)
-            unknown.append(agreed.unknown)
+            agreed, lost = prediction.agreement(pair, half.recording, settings.warp, advance)
+            overlaps.append(agreed)
+            unknown.append(lost)
     hidden_size = pair.draft_lm.hidden_size
     widths = sorted({max(8, hidden_size // 16), max(8, hidden_size // 8), hidden_size})
     times = _timed(pair, settings, widths)
@@ -170,21 +168,17 @@ def probe(
     live = live_check(pair, checked, times.costs, length, how)
     heads = {width: times.rules[head_name(width)] for width in widths}
     options = prediction.predict(recorded, times, heads, settings.warp.greedy, live.overheads)
-    recordings = list[Recording]()
+    recordings = [half.recording for half in recorded]
     groups = list[Hashable]()
-    survived = list[list[float]]()
     for half in recorded:
-        recordings.append(half.recording)
         groups += half.groups
-        survived.append(survival(half.recording, SURVIVAL))
     return Probed(
         pair=pair.name or f"{pair.draft_id} for {pair.target_id}",
         num_prompts=len(prompts),
         num_tokens=sum(len(half) for half in overlaps),
         overlap=_mean_overlap(recordings, overlaps, groups),
         unknown=None if pair.draft_lm.lacking is None else torch.cat(unknown).mean().item(),
-        survival=np.mean(survived, axis=0).round(4).tolist(),
-        information=information(recordings, {}, groups, overlaps),
+        information=information(recordings, {}, groups),
         times=times,
         live=live,
         options=options,
@@ -226,7 +220,7 @@ def _timed_rules(pair: Pair, widths: Sequence[int]) -> dict[str, StoppingRule]:
     widths.
     """
     rules: dict[str, StoppingRule] = {
-        LOGISTIC: Logistic({"logit_max_prob": 1.0, "bias": 0.0}, 1.0, max_tokens=LONGEST)
+        LOGISTIC_STEP: Logistic({"logit_max_prob": 1.0, "bias": 0.0}, 1.0, max_tokens=LONGEST)
     }
     for width in widths:
         config = HeadConfig(pair.draft_lm.hidden_size, width=width, vocab_size=pair.vocab_size)

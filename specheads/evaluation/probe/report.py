@@ -37,8 +37,6 @@ def _measured(probed: Probed) -> list[tuple[str, str]]:
     }
     if probed.unknown is not None:
         titled["probability of tokens that the draft never proposes"] = f"{probed.unknown:.2%}"
-    survived = " ".join(f"{share:.0%}" for share in probed.survival)
-    titled[f"at least 1 to {len(probed.survival)} tokens accepted"] = survived
     if probed.information is not None:
         uncertainty = information_text(probed.information)
         titled["uncertainty of a drafted token's acceptance"] = uncertainty

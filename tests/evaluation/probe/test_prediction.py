@@ -14,6 +14,7 @@ from specheads.evaluation.probe.prediction import (
     FIXED_NAME,
     HEAD_SHARES,
     LOGISTIC,
+    LOGISTIC_STEP,
     PLAIN,
     LiveCheck,
     Option,
@@ -32,7 +33,7 @@ from specheads.replay.intervals import Interval
 from specheads.replay.recording import GROUND_TRUTH
 
 QUIET = {TARGET: 1.0}
-RULES = {LOGISTIC: 0.0}
+RULES = {LOGISTIC_STEP: 0.0}
 HEADS = {8: 0.0, 64: 0.05}
 TIMES = StepTimes(step_costs(0.1, dict.fromkeys((0, 2, 4, 8, LONGEST), 1.0), QUIET), RULES)
 
@@ -97,7 +98,7 @@ def test_a_better_draft_is_accepted_more_often_by_a_share():
 
 
 def test_a_logistic_pays_for_its_steps(halves, options):
-    costly = replace(TIMES, rules=RULES | {LOGISTIC: 0.04})
+    costly = replace(TIMES, rules=RULES | {LOGISTIC_STEP: 0.04})
     made = {
         option.name: option.speedup.value for option in predict(halves, costly, HEADS, greedy=False)
     }
