@@ -25,7 +25,6 @@ from omegaconf import DictConfig, ListConfig, OmegaConf
 
 from specheads.commands.verbs import verb_of
 from specheads.errors import UserError
-from specheads.processes import is_first_process
 from specheads.prompts.data_set_source import DatasetSource
 from specheads.prompts.sources import PromptSource, prompt_source
 from specheads.settings import (
@@ -245,15 +244,11 @@ def source_of(cfg: DictConfig) -> PromptSource:
 def load_configured_pair(
     cfg: DictConfig, only_draft: bool = False, new_draft: "TargetLayers | None" = None
 ) -> "Pair":
-    """Return the pair of `cfg.model`, as `load_pair` does, after logging what it is and needs."""
-    from specheads.pair.needs import pair_needs
+    """Return the pair of `cfg.model`, as `load_pair` does."""
     from specheads.pair.pair import load_pair
 
     config = model_config(cfg)
     config.check_available(draft=new_draft is None)  # before anything asks the hub for a minute
-    if is_first_process():
-        for line in pair_needs(config, only_draft):
-            logger.info(line)
     return load_pair(only_draft=only_draft, new_draft=new_draft, **_model_keys(cfg))
 
 

@@ -8,7 +8,7 @@ import logging
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -440,10 +440,6 @@ def chosen_dtype(source: ModelSource) -> tuple[Any, torch.dtype | None]:
         source.device_map and torch.cuda.is_available()
     ):
         return source.dtype, None
-    if source.dtype == torch.bfloat16 and not _has_instructions(
-        *_MATRIX_INSTRUCTIONS, *_VECTOR_INSTRUCTIONS
-    ):
-        _warn_of_slow_bfloat16()
     if source.dtype != "auto":
         return source.dtype, None
     config = _config_of(source)
@@ -465,11 +461,3 @@ def _has_instructions(*names: str) -> bool:
 def short_name(dtype: torch.dtype) -> str:
     """Return the name that `dtype=` has on command lines."""
     return str(dtype).removeprefix("torch.")
-
-
-@cache  # a pair has two models, and one warning is enough
-def _warn_of_slow_bfloat16() -> None:
-    logger.warning(
-        "dtype=bfloat16 is slow on this CPU, which has no instructions for it; dtype=float32 is"
-        " faster"
-    )

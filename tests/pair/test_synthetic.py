@@ -33,5 +33,5 @@ def test_a_synthetic_pair_is_a_pair():
 
 
 def test_an_unknown_shape_is_refused():
-    with pytest.raises(UserError, match="synthetic:llama9.*synthetic:llama2-7b"):
+    with pytest.raises(UserError, match="synthetic:llama9.*synthetic:llama3.1-8b"):
         load_pair(draft="synthetic:llama9", target="synthetic:llama9", device="cpu")

@@ -7,7 +7,7 @@ import pytest
 import torch
 from random_recording import random_recording
 
-from specheads.replay.information import LOGISTIC, OVERLAP, _nats, _positions, information
+from specheads.replay.information import LOGISTIC, _nats, information
 from specheads.replay.intervals import resample_counts
 from specheads.replay.recording import GROUND_TRUTH
 from specheads.replay.replay import RecordedHead
@@ -63,21 +63,6 @@ def test_a_predictor_explains_what_it_knows(found):
     )
     # Half of the tokens are told, and the prior of the others is theirs: half of what can be known.
     assert shares["half"] == pytest.approx(0.5, abs=0.02)
-
-
-def test_who_knows_the_overlap_knows_what_depends_on_the_place(recording):
-    count = recording.accepted.shape[1]
-    by_place = torch.where(torch.arange(count) % 2 == 0, 0.8, 0.3)
-    places = torch.arange(count).expand_as(recording.accepted)
-    truth = recording.features[GROUND_TRUTH].clone()
-    for here, node in (
-        (recording.accepted, places),
-        (recording.branch_length > 0, recording.branch_first),
-    ):
-        truth[node[here]] = by_place[places[here]]
-    changed = replace(recording, features=recording.features | {GROUND_TRUTH: truth})
-    found = information([changed], {}, range(PROMPTS), [by_place])
-    assert found.explained[OVERLAP].value == pytest.approx(1, abs=1e-3)
 
 
 def test_recordings_are_taken_together(recording):
@@ -192,15 +177,6 @@ def test_nats_are_means_over_the_tokens_of_a_resample():
     assert _nats(truth[:1], logits[:1], torch.tensor([0]), np.ones((1, 1)))[
         1
     ].tolist() == pytest.approx([entropy(0.9)])
-
-
-def test_a_branch_begins_at_the_position_of_the_rejected_token():
-    made = random_recording(num_prompts=2, num_samples=2, seed=1, longest=8)
-    count = made.accepted.shape[1]
-    places = _positions(made)
-    assert places[:count].tolist() == list(range(count))
-    for row, position in (made.branch_length > 0).nonzero().tolist():
-        assert places[made.branch_first[row, position]] == position
 
 
 def test_a_head_of_whose_tokens_nothing_can_be_known_explains_nothing_of_note():

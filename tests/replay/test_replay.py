@@ -23,7 +23,6 @@ from specheads.replay.replay import (
     oracle,
     recorded_head,
     replay,
-    rounds_by_length,
 )
 from specheads.replay.response_tree import RecordSettings
 
@@ -211,7 +210,6 @@ def test_counts_are_of_every_prompt_also_of_those_without_a_round():
         [0, 1, 3, 0],
     ]
     assert counts.rounds.tolist() == [[0] * 4, [1, 0, 1, 0], [0, 0, 0, 1], [0] * 4]
-    assert rounds_by_length(np.zeros(0), np.zeros(0, int), 2).tolist() == [[0], [0]]
 
 
 class UntilToken(stopping.FixedLength):
