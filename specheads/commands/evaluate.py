@@ -26,7 +26,7 @@ from specheads.evaluation.candidates import RuleChoice
 from specheads.evaluation.evaluate import evaluate
 from specheads.evaluation.presentation import log_report, print_report, write_report
 from specheads.evaluation.probe.probe import Probe, Probed, probe
-from specheads.evaluation.probe.report import print_probe, write_probe
+from specheads.evaluation.probe.report import print_probe
 from specheads.evaluation.prompt_sets import PromptData, TestSet, file_source
 from specheads.evaluation.report import Report
 from specheads.evaluation.settings import Evaluation
@@ -38,7 +38,7 @@ from specheads.prompts.sources import prompt_source
 from specheads.replay.calibration import Calibrated
 from specheads.replay.recording import Recorder
 from specheads.replay.response_tree import RecordSettings
-from specheads.storage.files import without_home
+from specheads.storage.files import without_home, write_json
 from specheads.training.heads.calibrate import calibrate
 
 logger = logging.getLogger(__name__)
@@ -221,9 +221,11 @@ def probe_pair(cfg: DictConfig) -> Probed:
 
     context = {"config": _config_text(cfg)}
     probed = probe(pair, settings, data, Path(cfg.paths.data), following, context)
-    page, numbers = write_probe(probed, Path(cfg.paths.run))
+    numbers = Path(cfg.paths.run) / "probe.json"
+    numbers.parent.mkdir(parents=True, exist_ok=True)
+    write_json(numbers, probed.to_dict())
     print_probe(probed)
-    print(f"numbers: {numbers}\nreport: {page}\nnext: {probed.answer.command}")
+    print(f"numbers: {numbers}\nnext: {probed.answer.command}")
     return probed
 
 

@@ -17,15 +17,10 @@ def write_report(report: Report, folder: Path) -> list[Path]:
     """Write report.html and report.json; return their paths."""
     from specheads.evaluation.page.document import html_of  # imports plotly
 
-    return write_page(folder, "report", html_of(report), asdict(report))
-
-
-def write_page(folder: Path, name: str, html: str, content: object) -> list[Path]:
-    """Write a page as <name>.html and its content as <name>.json; return their paths."""
     folder.mkdir(parents=True, exist_ok=True)
-    written = [folder / f"{name}.html", folder / f"{name}.json"]
-    write_whole(written[0], lambda path: path.write_text(html, encoding="utf-8"))
-    write_json(written[1], content)
+    written = [folder / "report.html", folder / "report.json"]
+    write_whole(written[0], lambda path: path.write_text(html_of(report), encoding="utf-8"))
+    write_json(written[1], asdict(report))
     return written
 
 

@@ -229,7 +229,7 @@ def test_no_file_names_the_user_or_a_secret(commands, kind):
     assert {
         "report.html",
         "report.json",
-        "probe.html",
+        "probe.json",
         "train.log",
         "evaluate.log",
         "hydra.yaml",

@@ -1,12 +1,9 @@
-"""A probe for its reader: the answer, on the console, as a page and as files."""
-
-from pathlib import Path
+"""A probe for its reader: what was measured, what each way to decode is worth, and the answer."""
 
 from rich.console import Console
 
 from specheads.decoding.step_times import VERIFIED
 from specheads.evaluation.conclusions import change, information_text, percent, times
-from specheads.evaluation.presentation import write_page
 from specheads.evaluation.probe.prediction import BETTER, MORE_OVERLAP, Option, head_name
 from specheads.evaluation.probe.probe import Probed
 from specheads.evaluation.tables import estimate_cell, table_of
@@ -76,29 +73,3 @@ def _options(probed: Probed) -> Table:
     }
     caption = "Speed over the target alone, predicted, with 95 % intervals over prompts"
     return table_of(caption, columns, probed.options, doubtful=False)
-
-
-def html_of(probed: Probed) -> str:
-    """Return the page as text."""
-    # Imports jinja and plotly
-    from specheads.evaluation.page.document import Panel, context_section, rendered, section
-
-    options = section(
-        "options",
-        "What each way to decode is worth",
-        "probe.html",
-        panels=[Panel({}, True, _options(probed))],
-    )
-    return rendered(
-        {},
-        title=f"Probe: {probed.pair}",
-        doubts=probed.doubts,
-        overview=_measured(probed),
-        notes=[probed.answer.text, f"Next: {probed.answer.command}"],
-        sections=[options, *context_section(probed.context)],
-    )
-
-
-def write_probe(probed: Probed, folder: Path) -> list[Path]:
-    """Write the probe as a page and as JSON; return the paths."""
-    return write_page(folder, "probe", html_of(probed), probed.to_dict())
