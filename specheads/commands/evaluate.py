@@ -220,9 +220,9 @@ def probe_pair(cfg: DictConfig) -> Probed:
         return without_home(next_command(verb, *prompts, *words))  # the report has it, too
 
     context = {"config": _config_text(cfg)}
-    probed = probe(pair, settings, data, Path(cfg.paths.data), following, context)
-    numbers = Path(cfg.paths.run) / "probe.json"
-    numbers.parent.mkdir(parents=True, exist_ok=True)
+    run = Path(cfg.paths.run)
+    probed = probe(pair, settings, data, (Path(cfg.paths.data), run), following, context)
+    numbers = run / "probe.json"
     write_json(numbers, probed.to_dict())
     print_probe(probed)
     print(f"numbers: {numbers}\nnext: {probed.answer.command}")
@@ -241,5 +241,14 @@ def _probed_prompts(cfg: DictConfig) -> PromptData:
             f"prompts={cfg.prompts}: the chosen data set reads no file; add data=alpaca, whose"
             " templates fit files with the field instruction (for other fields: data.template=)."
         )
-    test_set = file_source(data.source, str(cfg.prompts), cfg.num_prompts)
-    return PromptData(test_set.source, data.limits, Path(str(cfg.prompts)).stem)
+    file = replace(
+        data.source,
+        path=str(cfg.prompts),
+        revision=None,
+        test_split=None,
+        num_train=0,
+        num_dev=cfg.num_prompts,
+        num_test=0,
+        num_final=0,
+    )
+    return PromptData(file, data.limits, Path(str(cfg.prompts)).stem)

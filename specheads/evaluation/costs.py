@@ -21,7 +21,7 @@ from specheads.evaluation.candidates import (
 )
 from specheads.evaluation.report import MEASURED
 from specheads.evaluation.setup import Setup
-from specheads.evaluation.sweep import Overheads, decode, overheads_of
+from specheads.evaluation.sweep import Measured, Overheads, decode, overheads_of
 from specheads.storage.files import read_json, write_json
 from specheads.storage.runs import is_resumed
 
@@ -34,15 +34,18 @@ OVERHEAD_PROMPTS = 4
 OVERHEAD_LENGTH = 4
 
 
-def measured_costs(setup: Setup) -> CostTable:
-    """Return the costs of rules at the cost ratios, and as measured on this machine."""
+def measured_costs(setup: Setup) -> tuple[CostTable, list[Measured]]:
+    """Return the costs of rules at the cost ratios, and as measured on this machine; and the few
+    decoded prompts that gave a round's overhead: by the target alone, and a fixed length.
+    """
     rules = timed_rules(setup)
     steps = TimedSteps.of(_seconds(setup, rules), list(rules))
     prompts = setup.prompts.dev.first(OVERHEAD_PROMPTS).prompts
     fixed = fixed_length(OVERHEAD_LENGTH)
     alone, drafting = decode(setup, "overheads", [TARGET_ALONE, fixed], prompts)
     overheads = overheads_of(alone, drafting, steps.estimate.costs)
-    return cost_table(setup.counted_costs(), steps, overheads, setup.rules)
+    table = cost_table(setup.counted_costs(), steps, overheads, setup.rules)
+    return table, [alone, drafting]
 
 
 def timed_rules(setup: Setup) -> dict[str, StoppingRule]:

@@ -3,7 +3,7 @@
 Chosen on other prompts.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 
@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from specheads.decoding.step_times import TARGET, StepTimes, TimedSteps
+from specheads.decoding.step_times import TARGET, StepTimes
 from specheads.decoding.stopping import MAX_TOKENS, FixedLength, Logistic
 from specheads.evaluation.candidates import (
     CEILING,
@@ -22,12 +22,10 @@ from specheads.evaluation.candidates import (
     RuleChoice,
     Tuning,
     candidates,
-    step_kind,
 )
-from specheads.evaluation.costs import cost_table
 from specheads.evaluation.replayed_sets import RecordedSet, chosen, counts_of
 from specheads.evaluation.report import MEASURED
-from specheads.evaluation.sweep import LARGEST_SPREAD, Overheads
+from specheads.evaluation.sweep import LARGEST_SPREAD
 from specheads.forecast import Advance
 from specheads.pair.pair import Pair
 from specheads.pair.reading import GivenTexts, read
@@ -39,7 +37,6 @@ from specheads.replay.replay import Counts
 PLAIN = "the target alone"
 FIXED_NAME = "fixed length"
 LOGISTIC = "logistic"
-LOGISTIC_STEP = step_kind(Logistic, None)  # the name of its timed draft step
 BETTER = "a better draft"
 LENGTHS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16)
 THRESHOLDS = tuple(round(0.05 * step, 2) for step in range(2, 20))
@@ -64,7 +61,7 @@ HEAD_SHARES = {False: (0.29, 0.32, 0.37), True: (0.38, 0.43, 0.52)}
 MORE_OVERLAP = 0.1  # half of what distillation added to the overlap of nano's and mini's drafts
 
 LARGEST_ERROR = 1.25  # a prediction may be off by so much from a few decoded prompts
-REMEDY = "probe again on a quiet machine, or with more repeats (repeats=, num_live_prompts=)"
+REMEDY = "probe again on a quiet machine"
 # Of speed, what a more complicated way to decode must gain over the simpler one. Decoded next to
 # predicted gains of the embedded pairs (docs/measurements/archive.md): rules and heads 2 to 6 %
 # less.
@@ -72,7 +69,6 @@ NOTICEABLE = 0.01
 WORTH_A_RULE = 0.05
 WORTH_TRAINING = 0.05
 WORTH_DISTILLING = 0.05
-NO_OVERHEADS = Overheads()
 
 
 def head_name(width: int) -> str:
@@ -122,13 +118,13 @@ def better_draft(recording: Recording, gain: float, seed: int = 0) -> Recording:
 
 @dataclass(frozen=True)
 class LiveCheck:
-    """What decoding took with the target alone and with one fixed length."""
+    """What decoding took with the target alone and with a fixed length, and what is predicted."""
 
-    what: str
+    num_prompts: int
     length: int  # drafted tokens
     alone_tokens_per_second: float
     tokens_per_second: float
-    overheads: Overheads
+    predicted: float  # the speed-up of this length by the recording and the steps
 
     @property
     def speedup(self) -> float:
@@ -149,32 +145,22 @@ class Option:
     width: int | None = None  # the width of its head
 
 
+Counted = Sequence[tuple[Candidate, Counts]]  # a rule with its counts, for each half of the prompts
+
+
 def predict(
-    halves: Sequence[RecordedSet],
-    times: StepTimes,
-    heads: Mapping[int, float],
-    greedy: bool,
-    overheads: Overheads = NO_OVERHEADS,
+    halves: Sequence[RecordedSet], table: CostTable, heads: Mapping[int, float], greedy: bool
 ) -> list[Option]:
-    """Return every option, the target alone first.
+    """Return every option at the measured costs, the target alone first.
 
     What one half of the prompts chooses is counted on the other, both ways. `heads` are the seconds
     that heads add to a draft step, by width.
     """
-    table = costs_of(times, overheads)
-    alone = table.costs[MEASURED].alone_seconds
-    groups = list(chain.from_iterable(half.groups for half in halves))
-    resamples = resample_counts(groups)
+    resamples = resample_counts(groups_of_halves(halves))
     counted = _counted(halves, table)
-    speeds = dict[str, np.ndarray]()
+    speeds = {}
     for name, of_halves in counted.items():
-        tokens = list[np.ndarray]()
-        seconds = list[np.ndarray]()
-        for rule, counts in of_halves:
-            tokens.append(counts.tokens)
-            seconds.append(table.of(rule, MEASURED).seconds(counts.drafted, counts.rounds))
-        all_tokens = resamples @ np.concatenate(tokens)
-        speeds[name] = all_tokens / (resamples @ np.concatenate(seconds)) * alone
+        speeds[name] = speed_of(of_halves, resamples, table)
     fixed = speeds[FIXED]
     options = [Option(PLAIN, Interval(1.0, 1.0, 1.0), interval(1 / fixed))]
     for name, speed in speeds.items():
@@ -189,9 +175,26 @@ def predict(
     drafted = sum(counts.drafted.sum() for _, counts in counted[CEILING])
     emitted = sum(counts.tokens.sum() for _, counts in counted[CEILING])
     for width, step_seconds in heads.items():
-        slowed = step_seconds * drafted / emitted / alone
+        slowed = step_seconds * drafted / emitted / table.costs[MEASURED].alone_seconds
         options.append(_head_option(width, fixed, speeds[CEILING], slowed, HEAD_SHARES[greedy]))
     return options
+
+
+def groups_of_halves(halves: Sequence[RecordedSet]) -> list[Hashable]:
+    """Return the group of each prompt of both halves."""
+    return list(chain.from_iterable(half.groups for half in halves))
+
+
+def speed_of(counted: Counted, resamples: np.ndarray, table: CostTable) -> np.ndarray:
+    """Return the speed-up (R,) over the target alone at the measured costs, under each row of
+    `resamples` (R, P) of the prompts of both halves.
+    """
+    tokens = np.concatenate([counts.tokens for _, counts in counted])
+    seconds = list[np.ndarray]()
+    for rule, counts in counted:
+        seconds.append(table.of(rule, MEASURED).seconds(counts.drafted, counts.rounds))
+    alone = table.costs[MEASURED].alone_seconds
+    return (resamples @ tokens) / (resamples @ np.concatenate(seconds)) * alone
 
 
 def _counted(
@@ -209,19 +212,6 @@ def _counted(
         (counts,) = counts_of(better_draft(recording, MORE_OVERLAP), [better])
         counted.setdefault(BETTER, []).append((better, counts))
     return counted
-
-
-def costs_of(times: StepTimes, overheads: Overheads) -> CostTable:
-    """Return the costs of rules without a head as they were timed."""
-    return cost_table(CostTable({}), TimedSteps(times), overheads, {})
-
-
-def best_length(half: RecordedSet, times: StepTimes) -> int:
-    """Return the fixed length that is the fastest on some prompts, by the times of steps."""
-    rule = best_rules(
-        half.recording, FIXED_LENGTHS, costs_of(times, Overheads(times.costs.round_seconds))
-    )[FIXED]
-    return rule.max_tokens
 
 
 def best_rules(
@@ -314,7 +304,7 @@ def _times(speedup: Interval) -> str:
     return f"{speedup.value:.2f}x [{speedup.low:.2f}, {speedup.high:.2f}]"
 
 
-def doubts_of(times: StepTimes, live: LiveCheck, options: Sequence[Option]) -> Iterator[str]:
+def doubts_of(times: StepTimes, live: LiveCheck) -> Iterator[str]:
     """Yield the reasons why times, and the predictions from them, are unreliable.
 
     None if they are not.
@@ -323,10 +313,9 @@ def doubts_of(times: StepTimes, live: LiveCheck, options: Sequence[Option]) -> I
     if spread > LARGEST_SPREAD:
         what = f"a step of the target took {spread:.2f} times its median on average"
         yield f"The machine was busy: {what}, normally at most {LARGEST_SPREAD}; {REMEDY}."
-    predicted = next(option.speedup.value for option in options if option.name == FIXED_NAME)
-    if not 1 / LARGEST_ERROR < predicted / live.speedup < LARGEST_ERROR:
+    if not 1 / LARGEST_ERROR < live.predicted / live.speedup < LARGEST_ERROR:
         yield (
-            f"The best fixed length is predicted to be {predicted:.2f} times as fast as the target"
-            f" alone, but K={live.length} was {live.speedup:.2f} times as fast when decoded"
-            f" ({live.what}); {REMEDY}."
+            f"Drafts of {live.length} tokens are predicted to be {live.predicted:.2f} times as fast"
+            f" as the target alone, but were {live.speedup:.2f} times as fast when decoded"
+            f" ({live.num_prompts} prompts); {REMEDY}."
         )

@@ -4,7 +4,7 @@ from rich.console import Console
 
 from specheads.decoding.step_times import VERIFIED
 from specheads.evaluation.conclusions import change, information_text, percent, times
-from specheads.evaluation.probe.prediction import BETTER, MORE_OVERLAP, Option, head_name
+from specheads.evaluation.probe.prediction import BETTER, MORE_OVERLAP, Option
 from specheads.evaluation.probe.probe import Probed
 from specheads.evaluation.tables import estimate_cell, table_of
 from specheads.table import Cell, Table, print_table
@@ -46,11 +46,11 @@ def _measured(probed: Probed) -> list[tuple[str, str]]:
         verified.append(f"{count} {costs.verification[count] / costs.target_seconds:.2f}x")
     titled["verifying drafted tokens, over such a step"] = ", ".join(verified)
     heads = list[str]()
-    for width in sorted(option.width for option in probed.options if option.width is not None):
-        share = probed.times.share(head_name(width))
+    for width, seconds in probed.heads.items():
+        share = seconds / costs.draft_seconds
         heads.append(f"{width} wide {f'{share:+.0%}' if share < 1 else 'more than a step'}")
     titled["what a head adds to a draft step"] = ", ".join(heads)
-    titled[f"decoded as a check ({live.what}, K={live.length})"] = (
+    titled[f"decoded as a check ({live.num_prompts} prompts, K={live.length})"] = (
         f"{live.tokens_per_second:,.0f} tokens/s, {live.speedup:.2f}x the target alone"
         f" ({live.alone_tokens_per_second:,.0f})"
     )
