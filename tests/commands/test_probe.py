@@ -13,8 +13,6 @@ SMALL = [
     "model.device=cpu",
     "model.dtype=float32",
     "num_prompts=6",
-    "num_live_prompts=1",
-    "repeats=1",
     "max_new_tokens=8",
     "engine=eager",
 ]

@@ -195,7 +195,7 @@ def commands(environment, tmp_path_factory):
             "fixed_lengths=[1,2]",
             "thresholds=[0.5]",
         ],
-        "probe": [*shared, *REPLAYED, "repeats=1"],
+        "probe": [*shared, "num_prompts=2", "max_new_tokens=8"],
         "export": ["head={head}", "format=standalone"],
         "distill": [*shared, *SMALL],
     }

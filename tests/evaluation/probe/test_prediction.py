@@ -33,10 +33,11 @@ from specheads.replay.recording import GROUND_TRUTH
 QUIET = {TARGET: 1.0}
 RULES = {"Logistic": 0.0}
 HEADS = {8: 0.0, 64: 0.05}
+NO_OVERHEADS = Overheads()
 TIMES = StepTimes(step_costs(0.1, dict.fromkeys((0, 2, 4, 8, LONGEST), 1.0), QUIET), RULES)
 
 
-def predicted(halves, times=TIMES, heads=HEADS, greedy=False, overheads=Overheads()):
+def predicted(halves, times=TIMES, heads=HEADS, greedy=False, overheads=NO_OVERHEADS):
     table = cost_table(CostTable({}), TimedSteps(times), overheads, {})
     return predict(halves, table, heads, greedy)
 
