@@ -175,22 +175,11 @@ def test_the_numbers_of_rows_are_those_computed_by_hand():
     assert fast.tokens_per_round == pytest.approx(8 / 5)
 
 
-def test_runs_of_other_settings_are_refused():
-    settings = [TARGET_ALONE, Candidate("a family", "fast", None, None)]
-    for runs in ([[SLOW], [FAST], [FAST]], [[SLOW], [FAST, MIDDLE]]):
-        with pytest.raises(ValueError, match="argument"):
-            batch_rows(settings, runs, ["a", "b"])
-
-
 def test_repeated_prompts_are_resampled_together():
     """Where both requests are of one prompt there is nothing to resample."""
     settings = [TARGET_ALONE, Candidate("fixed_length", "fast", None, None)]
     _, one = batch_rows(settings, [[SLOW], [FAST]], ["a"])
     assert one.speedup.low == one.speedup.value == one.speedup.high
-
-
-def test_a_report_without_concurrency_has_no_batches(call, tmp_path):
-    assert call(with_head=False).batches == () and not list(tmp_path.rglob("batches*"))
 
 
 @pytest.mark.parametrize(

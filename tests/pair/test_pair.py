@@ -266,13 +266,6 @@ def test_the_begin_token_is_never_doubled(ids):
     assert text_of(ids) == "<s> say"
 
 
-def test_other_repeated_tokens_stay():
-    pair = word_pair(has_begin=False, begins=False)
-    assert text_of(pair.encode("say say")) == "say say"
-    assert text_of(pair.encode("<s> <s> say")) == "<s> <s> say"  # no begin token of this tokenizer
-    assert pair.encode([0, 0, 6]).tolist() == [0, 0, 6]  # ids are the caller's
-
-
 def test_messages_go_through_the_chat_template_whatever_the_instruction_format():
     pair = word_pair(chat_template=BEGINNING, instruction_format="[INST] {instruction} [/INST]")
     assert text_of(pair.encode([{"role": "user", "content": "say"}])) == "<s> User: say"
@@ -389,18 +382,6 @@ def test_a_date_in_prompts_is_that_of_loading_and_in_the_fingerprint():
 def test_arguments_that_the_chat_template_does_not_take_are_user_errors(given, message):
     with pytest.raises(UserError, match=rf"model\.chat_template_kwargs=.*{message}"):
         load_pair("nano", chat_template_kwargs=given)
-
-
-@pytest.mark.parametrize("instruction_format", ["[INST] [/INST]", "{}", "", 5])
-def test_a_format_without_a_place_for_the_instruction_is_refused(instruction_format):
-    with pytest.raises(
-        UserError,
-        match=(
-            r"model\.instruction_format=.*does not say where the instruction goes; write"
-            r" \{instruction\}"
-        ),
-    ):
-        load_pair("nano", instruction_format=instruction_format)
 
 
 def test_a_pair_is_loaded_with_its_instruction_format(nano):
