@@ -24,9 +24,13 @@ from specheads.data_gen.settings import DataGeneration
 from specheads.errors import UserError
 from specheads.evaluation.candidates import RuleChoice
 from specheads.evaluation.evaluate import evaluate
-from specheads.evaluation.presentation import log_report, print_report, write_report
+from specheads.evaluation.presentation import (
+    log_report,
+    print_probe,
+    print_report,
+    write_report,
+)
 from specheads.evaluation.probe.probe import Probe, Probed, probe
-from specheads.evaluation.probe.report import print_probe
 from specheads.evaluation.prompt_sets import PromptData, TestSet, file_source
 from specheads.evaluation.report import Report
 from specheads.evaluation.settings import Evaluation

@@ -15,8 +15,6 @@ import torch
 from specheads.decoding.decoder import Baseline, SpeculativeDecoder
 from specheads.decoding.engine import compile_ahead
 from specheads.decoding.records import DecodeStats, Generation, Round
-from specheads.decoding.step_costs import StepCosts
-from specheads.decoding.step_times import UNDISTURBED
 from specheads.decoding.stopping import StoppingRule
 from specheads.evaluation.candidates import OF_VERIFICATION, TARGET_ALONE, Candidate
 from specheads.evaluation.settings import Evaluation
@@ -267,34 +265,6 @@ def decode(
     sweep = Sweep(setup.pair, evaluation, setup.window)
     with progress("decoding", total) as advance:
         return sweep.run(settings, [ids for _, ids in prompts], journal, advance)
-
-
-@dataclass(frozen=True)
-class Overheads:
-    """The seconds that decoding takes besides its steps: of a round with a draft, and of a token of
-    the target alone.
-    """
-
-    round_seconds: float = 0.0
-    alone_seconds: float = 0.0
-
-
-def overheads_of(alone: Measured, drafting: Measured, costs: StepCosts) -> Overheads:
-    """Return the overheads of the rounds of the target alone, and of a plain rule, by the low
-    quantile of their seconds by which steps are known, too.
-    """
-    longest = max(each.num_drafted for each in drafting.all_rounds)
-    verify = costs.verify_seconds(np.arange(1 + longest))
-    more = []
-    for each in drafting.all_rounds:
-        steps = each.num_draft_calls * costs.draft_seconds + verify[each.num_drafted]
-        more.append(each.seconds - steps)
-    more_alone = [each.seconds - costs.target_seconds for each in alone.all_rounds]
-    return Overheads(_undisturbed(more), _undisturbed(more_alone))
-
-
-def _undisturbed(seconds: Sequence[float]) -> float:
-    return max(0.0, float(np.quantile(seconds, UNDISTURBED)))
 
 
 LARGEST_SPREAD = 1.2  # mean over median of the target's steps

@@ -121,18 +121,10 @@ def probe(
         context: more that the result shall say of itself.
     """
     settings = settings.for_pair(pair)
-    how = Evaluation(
-        warp=settings.warp,
-        max_new_tokens=settings.max_new_tokens,
-        engine=settings.engine,
-        seed=settings.seed,
-        ratios=(),
-        stopping={**RULES, "head_threshold": RuleChoice(HeadThreshold, {"threshold": 1.0})},
-    )
     hidden_size = pair.draft_lm.hidden_size
     widths = sorted({max(8, hidden_size // 16), max(8, hidden_size // 8), hidden_size})
     random_heads = {head_name(width): _random_head(pair, width) for width in widths}
-    setup = Setup(pair, random_heads, how, data, *folders)
+    setup = Setup(pair, random_heads, _as_evaluation(settings), data, *folders)
     prompts = setup.prompts.dev.first(settings.num_prompts)
     if len(prompts.prompts) < 2:
         raise UserError(
@@ -173,6 +165,18 @@ def probe(
         answer=prediction.recommended(options, command_line),
         doubts=[*prediction.doubts_of(times, live)],
         context={"warp": settings.warp.values(), "versions": versions(), **context},
+    )
+
+
+def _as_evaluation(settings: Probe) -> Evaluation:
+    head = RuleChoice(HeadThreshold, {"threshold": 1.0})
+    return Evaluation(
+        warp=settings.warp,
+        max_new_tokens=settings.max_new_tokens,
+        engine=settings.engine,
+        seed=settings.seed,
+        ratios=(),
+        stopping={**RULES, "head_threshold": head},
     )
 
 

@@ -9,7 +9,7 @@ from random_recording import random_recording
 
 from specheads.decoding.step_times import LONGEST, TARGET, StepTimes, TimedSteps, step_costs
 from specheads.evaluation.candidates import CostTable, fixed_length
-from specheads.evaluation.costs import cost_table
+from specheads.evaluation.costs import Overheads, cost_table
 from specheads.evaluation.probe.prediction import (
     BETTER,
     FIXED_NAME,
@@ -26,7 +26,7 @@ from specheads.evaluation.probe.prediction import (
     recommended,
 )
 from specheads.evaluation.replayed_sets import RecordedSet, counts_of
-from specheads.evaluation.sweep import LARGEST_SPREAD, Overheads
+from specheads.evaluation.sweep import LARGEST_SPREAD
 from specheads.replay.intervals import Interval
 from specheads.replay.recording import GROUND_TRUTH
 
