@@ -1,45 +1,36 @@
-"""What decoding and making data cost, next to the goals for a GPU.
+"""What decoding costs, next to the goals for a GPU.
 
-    python -m benchmarks.gpu [round data] [--device cuda] [--model NAME] [--context 256] [--tiny]
+    python -m benchmarks.gpu [--device cuda] [--model NAME] [--context 256] [--tiny]
 
 What does a step of the target read per second, what do a verification and a draft step cost, and
-what of a round is neither? How many tokens per second do the target's responses and their labels
-take? By default the pair has the shapes of Llama 3.1 8B and Llama 3.2 1B, and random weights; the
+what of a round is neither? By default the pair has the shapes of Llama 3.1 8B and Llama 3.2 1B, and random weights; the
 head is untrained, and prompts are random tokens. Rounds accept drafted tokens at a given rate,
 whatever the models say, and no response ends early.
 
 Each table is written when it is measured, so that a run that fails or is killed loses none.
-With `--tiny` models take seconds, only to see that the scripts work.
+With `--tiny` models take seconds, only to see that the script works.
 """
 
 import argparse
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 
-import numpy as np
 import torch
 
 from benchmarks.results import Column, Table, Value, add_keep_option, text_of, write_result
 from specheads import AcceptanceHead, HeadConfig, SpeculativeDecoder, Warp, load_pair
-from specheads.data_gen.shard_rows import label_responses
 from specheads.decoding.records import DecodeStats
-from specheads.decoding.responses import Responder
 from specheads.decoding.step_times import TimedSteps, bytes_of_step, now, time_steps
 from specheads.decoding.stopping import FixedLength, HeadThreshold, StoppingRule
 from specheads.decoding.verification import SyntheticVerification
 from specheads.pair.config import checked_device
 from specheads.pair.pair import Pair
-from specheads.prompts.prompt import ResponseLimits
 
 ALONE = "target alone"
 DRAFT = "draft step"
 DRAFT_WITH_HEAD = "draft step with head"
 WARPS = {"greedy": Warp(temperature=0.0), "sampled": Warp(top_k=50)}
-ROWS = (1, 16, 64)  # responses that are written together
-NEW_TOKENS = 128  # of prompts and of responses
-SAMPLES = 2  # drafted tokens that are labelled at each position
 VERIFIED = (2, 3, 4, 5, 6, 8, 9, 12, 16, 20)  # tokens that a verification reads
 SPARE = 768  # positions of memory after the context
 ACCEPTANCE = 0.8  # the rate of synthetic verification
@@ -62,9 +53,7 @@ GOALS = {  # by name what it says, whether the limit is the least or the most, a
 
 @dataclass(frozen=True)
 class Machine:
-    """Where a script measures, and whether with models so small that it only shows that the script
-    works.
-    """
+    """Where it measures, and whether with models so small that it only shows that it works."""
 
     device: torch.device
     tiny: bool
@@ -96,7 +85,8 @@ def round_tables(setup: Machine, goals: dict[str, float]) -> Iterator[Table]:
     )
     context = setup.context
     of_memory = bandwidth(setup.device)
-    (prompt,) = _texts(pair, 1, context)
+    generator = torch.Generator().manual_seed(0)
+    prompt = torch.randint(pair.vocab_size, (context,), generator=generator).tolist()
     rows = list[list[Value]]()
     by_mode = dict[str, dict[str, float]]()
     for mode in WARPS:
@@ -180,42 +170,6 @@ def _rounds(
         ]
 
 
-@torch.no_grad()
-def data_tables(setup: Machine, goals: dict[str, float]) -> Iterator[Table]:
-    """Yield the table of the speeds at which data are made."""
-    pair = setup.pair()
-    count = 2 if setup.tiny else max(ROWS)
-    length = 8 if setup.tiny else NEW_TOKENS
-    texts = _texts(pair, count, length)
-    warp = WARPS["sampled"]
-    rows = list[list[Value]]()
-    uniform = np.random.default_rng(0).random((count, SAMPLES, length))
-    for size in ROWS[:1] if setup.tiny else ROWS:
-        limits = ResponseLimits(length, batch_size=size)
-        responder = Responder(pair, [length] * size, limits, engine=setup.engine)
-        respond = partial(responder.respond, texts[:size], uniform[:size, 0], warp)
-        written = sum(len(response.ids) for response in respond())
-        rows.append([f"responses, {size} at once", written / timed(respond, setup.device, 1)])
-    label = partial(label_responses, pair, texts, texts, uniform, warp)
-    rows.append(
-        [
-            f"labels of {SAMPLES} drafted tokens at each position",
-            count * length / timed(label, setup.device, 1),
-        ]
-    )
-    columns = [Column("what"), Column("tokens/s", "fixed:0")]
-    yield Table(
-        "data", f"Making data with {pair.name}, responses of {length} tokens", columns, rows
-    )
-
-
-def _texts(pair: Pair, count: int, length: int) -> list[list[int]]:
-    """Return texts of random tokens, (count, length) ids, the same ones each time."""
-    return torch.randint(
-        pair.vocab_size, (count, length), generator=torch.Generator().manual_seed(0)
-    ).tolist()
-
-
 def bandwidth(device: torch.device) -> float:
     """Return the bytes per second that a large copy reads and writes."""
     source = torch.ones(2**26, device=device)
@@ -250,16 +204,12 @@ def seconds_of(
     return seconds
 
 
-SCRIPTS = {"round": round_tables, "data": data_tables}
-
-
 def main(argv: Sequence[str] | None = None) -> None:
-    """Run the scripts; print and write their tables with the goals."""
+    """Measure, print and write the tables with the goals."""
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.gpu", description=__doc__.splitlines()[0]
     )
     add = parser.add_argument
-    add("scripts", nargs="*", metavar="SCRIPT", help=f"default: {' '.join(SCRIPTS)}")
     add("--device", help="default: cuda if there is one")
     add("--model", default="synthetic-llama3", help="a file of conf/model (default: %(default)s)")
     add("--context", type=int, default=256, help="positions in memory (default: %(default)s)")
@@ -273,13 +223,12 @@ def main(argv: Sequence[str] | None = None) -> None:
         setup = Machine(device, False, given.model, given.context)
     tables = list[Table]()
     reached = dict[str, float]()
-    for name in given.scripts or SCRIPTS:
-        torch.manual_seed(0)
-        for table in SCRIPTS[name](setup, reached):
-            print(f"\n{table.title}\n\n{text_of(table)}", flush=True)
-            tables.append(table)
-            note = f"{given.model}, with an untrained head."
-            write_result("gpu", [_goals(reached), *tables], given.keep, notes=[note])
+    torch.manual_seed(0)
+    for table in round_tables(setup, reached):
+        print(f"\n{table.title}\n\n{text_of(table)}", flush=True)
+        tables.append(table)
+        note = f"{given.model}, with an untrained head."
+        write_result("gpu", [_goals(reached), *tables], given.keep, notes=[note])
     print(f"\nThe goals\n\n{text_of(_goals(reached))}")
 
 

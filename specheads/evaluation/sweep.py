@@ -69,12 +69,10 @@ class Measured:
     @property
     def cores_taken(self) -> float:
         """The mean number of cores that other processes took from this one."""
-        core_seconds = 0.0
-        seconds = 0.0
-        for cores, of_prompt in self.load:
-            core_seconds += cores * of_prompt
-            seconds += of_prompt
-        return core_seconds / max(1e-9, seconds)
+        if not self.load:
+            return 0.0
+        cores, seconds = np.array(self.load).T
+        return float(np.average(cores, weights=seconds))
 
     @property
     def token_seconds(self) -> np.ndarray:

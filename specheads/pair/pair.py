@@ -509,16 +509,15 @@ def _check_spread(device_map: Mapping[str, object], target_id: str) -> None:
     if outside:
         raise UserError(
             f"the target {target_id} does not fit: {len(outside)} of {len(device_map)} parts,"
-            f" {outside[0]!r} first, would lie outside the GPUs and slow down every token. Use more"
-            " or larger GPUs, model.dtype=bfloat16, or move the draft with model.device=cuda:1."
+            f" {outside[0]!r} first, would lie outside the GPUs. Use more or larger GPUs,"
+            " model.dtype=bfloat16, or move the draft with model.device=cuda:1."
         )
     devices = sorted({str(place) for place in device_map.values()})
     if len(devices) > 1:
         logger.warning(
-            "the target %s is spread over %d devices (%s): it runs without compilation, layer by"
-            " layer, with one device busy at a time. Faster are a target that fits one of them"
-            " (model.quantization=fp8 model.device_map=null) and vLLM, which computes each layer on"
-            " all of them.",
+            "the target %s is spread over %d devices (%s): it runs without compilation, with one"
+            " device busy at a time. Faster are a target that fits one of them"
+            " (model.quantization=fp8 model.device_map=null) and vLLM.",
             *(target_id, len(devices), ", ".join(devices)),
         )
 

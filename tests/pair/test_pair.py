@@ -364,7 +364,7 @@ def test_a_date_in_prompts_is_that_of_loading_and_in_the_fingerprint():
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"tokenize": True}, "has the argument tokenize, which is set for each prompt"),
+        ({"tokenize": True}, "the chat template of embedded:nano/target reads no tokenize;"),
         (
             {"date_string": date(2026, 11, 5)},
             "Object of type date is not JSON serializable.*put dates in quotes",
