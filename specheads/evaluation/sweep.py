@@ -279,17 +279,7 @@ def doubts_of(
         predicted: by setting the speed-up on the decoded prompts that a recording predicts.
         groups: those of the decoded prompts.
     """
-    alone = measured[0]
-    busy = "The machine was busy"
-    if alone.cores_taken > NOTABLE:
-        yield (
-            f"{busy}: other processes took {alone.cores_taken:.1f} of its cores while it decoded;"
-            f" {REMEDY}."
-        )
-    spread = alone.pace.mean() / np.median(alone.pace)
-    if spread > LARGEST_SPREAD:
-        what = f"a step of the target alone took {spread:.2f} times its median on average"
-        yield f"{busy}: {what}, normally at most {LARGEST_SPREAD}; {REMEDY}."
+    yield from doubts_of_machine(measured[0])
     num_groups = len(set(groups))
     if num_groups < FEWEST_GROUPS:
         yield (
@@ -306,6 +296,20 @@ def doubts_of(
                 f" [{decoded.low:.2f}, {decoded.high:.2f}], but the recording predicts"
                 f" {expected.value:.2f} [{expected.low:.2f}, {expected.high:.2f}]; {REMEDY}."
             )
+
+
+def doubts_of_machine(alone: Measured) -> Iterator[str]:
+    """Yield why the times of decoded rounds, of the target alone, are those of a busy machine."""
+    busy = "The machine was busy"
+    if alone.cores_taken > NOTABLE:
+        yield (
+            f"{busy}: other processes took {alone.cores_taken:.1f} of its cores while it decoded;"
+            f" {REMEDY}."
+        )
+    spread = alone.pace.mean() / np.median(alone.pace)
+    if spread > LARGEST_SPREAD:
+        what = f"a step of the target alone took {spread:.2f} times its median on average"
+        yield f"{busy}: {what}, normally at most {LARGEST_SPREAD}; {REMEDY}."
 
 
 def speedups_of(measured: Sequence[Measured], groups: Groups) -> dict[str, np.ndarray]:

@@ -11,7 +11,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from specheads.decoding.step_times import TARGET, StepTimes
 from specheads.decoding.stopping import MAX_TOKENS, FixedLength, Logistic
 from specheads.evaluation.candidates import (
     CEILING,
@@ -25,7 +24,6 @@ from specheads.evaluation.candidates import (
 )
 from specheads.evaluation.replayed_sets import RecordedSet, chosen, counts_of
 from specheads.evaluation.report import MEASURED
-from specheads.evaluation.sweep import LARGEST_SPREAD
 from specheads.forecast import Advance
 from specheads.pair.pair import Pair
 from specheads.pair.reading import GivenTexts, read
@@ -61,7 +59,6 @@ HEAD_SHARES = {False: (0.29, 0.32, 0.37), True: (0.38, 0.43, 0.52)}
 MORE_OVERLAP = 0.1  # half of what distillation added to the overlap of nano's and mini's drafts
 
 LARGEST_ERROR = 1.25  # a prediction may be off by so much from a few decoded prompts
-REMEDY = "probe again on a quiet machine"
 # Of speed, what a more complicated way to decode must gain over the simpler one. Decoded next to
 # predicted gains of the embedded pairs (docs/measurements/archive.md): rules and heads 2 to 6 %
 # less.
@@ -304,18 +301,11 @@ def _times(speedup: Interval) -> str:
     return f"{speedup.value:.2f}x [{speedup.low:.2f}, {speedup.high:.2f}]"
 
 
-def doubts_of(times: StepTimes, live: LiveCheck) -> Iterator[str]:
-    """Yield the reasons why times, and the predictions from them, are unreliable.
-
-    None if they are not.
-    """
-    spread = times.costs.spread[TARGET]
-    if spread > LARGEST_SPREAD:
-        what = f"a step of the target took {spread:.2f} times its median on average"
-        yield f"The machine was busy: {what}, normally at most {LARGEST_SPREAD}; {REMEDY}."
+def doubts_of(live: LiveCheck) -> Iterator[str]:
+    """Yield why predictions are unreliable, if they are."""
     if not 1 / LARGEST_ERROR < live.predicted / live.speedup < LARGEST_ERROR:
         yield (
             f"Drafts of {live.length} tokens are predicted to be {live.predicted:.2f} times as fast"
             f" as the target alone, but were {live.speedup:.2f} times as fast when decoded"
-            f" ({live.num_prompts} prompts); {REMEDY}."
+            f" ({live.num_prompts} prompts); probe again on a quiet machine."
         )

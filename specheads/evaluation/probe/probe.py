@@ -31,7 +31,7 @@ from specheads.evaluation.prompt_sets import PromptData, PromptSet
 from specheads.evaluation.replayed_sets import RecordedSet, counts_of
 from specheads.evaluation.settings import EngineName, Evaluation
 from specheads.evaluation.setup import Setup, versions
-from specheads.evaluation.sweep import Measured
+from specheads.evaluation.sweep import Measured, doubts_of_machine
 from specheads.forecast import progress
 from specheads.heads.config import HeadConfig
 from specheads.heads.head import AcceptanceHead, LocatedHead
@@ -163,7 +163,7 @@ def probe(
         live=live,
         options=options,
         answer=prediction.recommended(options, command_line),
-        doubts=[*prediction.doubts_of(times, live)],
+        doubts=[*doubts_of_machine(decoded[0]), *prediction.doubts_of(live)],
         context={"warp": settings.warp.values(), "versions": versions(), **context},
     )
 
