@@ -4,11 +4,11 @@
 
 What does a step of the target read per second, what do a verification and a draft step cost, and
 what of a round is neither? By default the pair has the shapes of Llama 3.1 8B and Llama 3.2 1B, and
-random weights; the head is untrained, and prompts are random tokens. Rounds accept drafted tokens at a given rate,
-whatever the models say, and no response ends early.
+random weights; the head is untrained, and prompts are random tokens. Rounds accept drafted tokens
+at a given rate, whatever the models say, and no response ends early.
 
-Each table is written when it is measured, so that a run that fails or is killed loses none.
-With `--tiny` models take seconds, only to see that the script works.
+Each table is written when it is measured, so that a run that fails or is killed loses none. With
+`--tiny` models take seconds, only to see that the script works.
 """
 
 import argparse
