@@ -76,10 +76,10 @@ def test_auto_is_the_faster_type_of_a_cpu(stored, with_instructions, monkeypatch
 
 
 def test_auto_leaves_the_type_to_the_checkpoint_on_a_gpu(monkeypatch):
-    assert chosen_dtype(ModelSource("nowhere", device="cuda"))[0] == "auto"
+    assert chosen_dtype(ModelSource("nowhere", device="cuda")) == "auto"
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     # The target is spread over GPUs
-    assert chosen_dtype(ModelSource("nowhere", device_map="auto"))[0] == "auto"
+    assert chosen_dtype(ModelSource("nowhere", device_map="auto")) == "auto"
 
 
 def test_bfloat16_without_instructions_works(with_instructions):
