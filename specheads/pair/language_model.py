@@ -421,7 +421,7 @@ def _config_of(source: ModelSource) -> PreTrainedConfig:
     )
 
 
-def chosen_dtype(source: ModelSource) -> str | torch.dtype:
+def chosen_dtype(source: ModelSource) -> Any:
     """Return the type to load a model in, "auto" where transformers shall take the checkpoint's.
 
     On a CPU, "auto" is bfloat16 if it has instructions for products of matrices in it (or only of

@@ -2,7 +2,6 @@
 what to do. It is an evaluation without trained heads: heads of random weights are timed.
 """
 
-import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -67,9 +66,6 @@ class Probe(Warped):
     max_new_tokens: PositiveCount = setting(
         512, "longest response, in tokens", config="${data.max_new_tokens}"
     )
-
-
-logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
