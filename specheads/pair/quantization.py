@@ -19,9 +19,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class _Quantization:
-    """A way to store weights: the package that does it, and what its config is made of."""
+    """A way to store weights: the package that does it, bytes per weight, and what its config is
+    made of.
+    """
 
     package: str
+    num_bytes: float
     # The class of torchao's config, or the arguments of bitsandbytes'
     config: str | Mapping[str, object]
 
@@ -42,11 +45,11 @@ _NF4 = {
 }
 FORMS = {"int8": "Q8_0", "int4": "Q4_1"}  # of linear layers on a CPU
 QUANTIZATIONS = {
-    "int8": _Quantization("torchao", "Int8WeightOnlyConfig"),
-    "fp8": _Quantization("torchao", "Float8WeightOnlyConfig"),
-    "int4": _Quantization("torchao", "Int4WeightOnlyConfig"),
-    "nf4": _Quantization("bitsandbytes", _NF4),  # Dettmers et al. 2023
-    "llm_int8": _Quantization("bitsandbytes", {"load_in_8bit": True}),  # Dettmers et al. 2022
+    "int8": _Quantization("torchao", 1, "Int8WeightOnlyConfig"),
+    "fp8": _Quantization("torchao", 1, "Float8WeightOnlyConfig"),
+    "int4": _Quantization("torchao", 0.5, "Int4WeightOnlyConfig"),
+    "nf4": _Quantization("bitsandbytes", 0.5, _NF4),  # Dettmers et al. 2023
+    "llm_int8": _Quantization("bitsandbytes", 1, {"load_in_8bit": True}),  # Dettmers et al. 2022
 }
 
 

@@ -194,7 +194,7 @@ def _recorded(setup: Setup, prompts: PromptSet) -> list[RecordedSet]:
     first = halves(prompts.groups)
     sets = {}
     for name, here in (("first", first), ("second", ~first)):
-        chosen = [prompts.prompts[number] for number in np.flatnonzero(here)]
+        chosen = [prompts.prompts[number] for number in np.flatnonzero(here).tolist()]
         sets[name] = replace(prompts, prompts=chosen)
     named = {name: each.prompts for name, each in sets.items()}
     recorded = []
@@ -209,7 +209,7 @@ def _live_check(
     """Return what the few decoded prompts say, next to what is predicted for all of them."""
     alone, drafting = decoded
     rule = fixed_length(OVERHEAD_LENGTH)
-    counted = [(rule, *counts_of(half.recording, [rule])) for half in recorded]
+    counted = [(rule, counts_of(half.recording, [rule])[0]) for half in recorded]
     once = np.ones((1, sum(half.recording.num_prompts for half in recorded)))
     return LiveCheck(
         len(alone.stats),
