@@ -7,6 +7,7 @@ from specheads.errors import UserError
 from specheads.pair.synthetic import SHAPES
 
 # Parameters in billions, from the models' cards.
+SIZES = {"llama3.2-1b": 1.24, "llama3.1-8b": 8.03}
 
 
 @pytest.mark.parametrize("name", SIZES)
