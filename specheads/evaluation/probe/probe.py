@@ -179,7 +179,9 @@ def _as_evaluation(settings: Probe) -> Evaluation:
 def _random_head(pair: Pair, width: int) -> LocatedHead:
     """Return a head of random weights, to be timed."""
     config = HeadConfig(pair.draft_lm.hidden_size, width=width, vocab_size=pair.vocab_size)
-    head = AcceptanceHead(config).to(pair.draft_lm.device).requires_grad_(False).eval()
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)  # a resumed probe has the same heads
+        head = AcceptanceHead(config).to(pair.draft_lm.device).requires_grad_(False).eval()
     head.train_prompts = TrainPrompts.of([])
     return LocatedHead(head, head_name(width))
 
