@@ -8,11 +8,9 @@ line are answered without them.
 import contextlib
 import hashlib
 import logging
-import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import MISSING, dataclass, fields
-from importlib.util import find_spec
+from dataclasses import MISSING, astuple, dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
@@ -25,6 +23,7 @@ from omegaconf import DictConfig, ListConfig, OmegaConf
 
 from specheads.commands.verbs import verb_of
 from specheads.errors import UserError
+from specheads.processes import is_first_process
 from specheads.prompts.data_set_source import DatasetSource
 from specheads.prompts.sources import PromptSource, prompt_source
 from specheads.settings import (
@@ -34,11 +33,13 @@ from specheads.settings import (
     config_folder,
     config_of,
     fields_of,
+    joined,
     key_of,
     setting,
     shown,
+    unknown_key,
 )
-from specheads.storage.files import cache_folder, read_json, write_json
+from specheads.storage.files import noted
 
 if TYPE_CHECKING:
     from lightning.pytorch.loggers import Logger
@@ -99,27 +100,11 @@ def keys_of(name: str) -> Keys:
     their classes import torch.
     """
     root = Path(__file__).parents[1]
-    state = _state_of_source(root)
-    install = hashlib.sha256(str(root).encode()).hexdigest()[:8]
-    note = cache_folder() / "keys" / f"{name}-{install}.json"
-    with contextlib.suppress(OSError, ValueError, TypeError, LookupError):
-        content = read_json(note)
-        if content["state"] == state:
-            return Keys(*content["keys"])
-    keys = _keys_of_classes(name)
-    with contextlib.suppress(OSError):  # not written: the next command imports the classes again
-        note.parent.mkdir(parents=True, exist_ok=True)
-        content = {"state": state, "keys": [keys.defaults, keys.sentences]}
-        write_json(note, content, str(os.getpid()))
-    return keys
-
-
-def _state_of_source(root: Path) -> str:
-    times = []
+    state = []
     for room in (root, root.parent / "data_gen"):
         for path in sorted(room.rglob("*.py")):
-            times.append((str(path), path.stat().st_mtime_ns))
-    return hashlib.sha256(repr(times).encode()).hexdigest()
+            state.append((str(path), path.stat().st_mtime_ns))
+    return Keys(*noted("keys", [name, state], lambda: astuple(_keys_of_classes(name))))
 
 
 def _keys_of_classes(name: str) -> Keys:
@@ -175,10 +160,7 @@ def keys_of_choice(
     content.pop("defaults", None)
     for key, value in given.items():
         if key not in content:
-            known = ", ".join(each for each in content if each != "_target_") or "none"
-            raise UserError(
-                f"{where}: {key}={shown(value)} is not known; the keys of {name} are {known}."
-            )
+            raise unknown_key(f"{where}: {key}", value, sorted(content.keys() - {"_target_"}))
     return content | dict(given)
 
 
@@ -215,17 +197,10 @@ def check_keys(cfg: DictConfig, classes: Sequence[type[Settings]]) -> None:
     for group in sorted(groups):
         node = OmegaConf.select(cfg, group, default={}) if group else cfg
         if not isinstance(node, Mapping | DictConfig):
-            raise UserError(
-                f"{group}={shown(plain(node))} must be a set of keys; leave it out for the"
-                " defaults."
-            )
+            raise UserError(f"{group}={shown(plain(node))} must be a set of keys.")
         for name, value in node.items():
             if name not in groups[group]:
-                key = f"{group}.{name}" if group else str(name)
-                known = ", ".join(sorted(groups[group]))
-                raise UserError(
-                    f"{key}={shown(plain(value))} is not known; expected one of {known}."
-                )
+                raise unknown_key(joined(group, str(name)), plain(value), sorted(groups[group]))
 
 
 def source_of(cfg: DictConfig) -> PromptSource:
@@ -234,21 +209,22 @@ def source_of(cfg: DictConfig) -> PromptSource:
     Raises UserError for mistakes that show before data is read.
     """
     if not isinstance(cfg.data, DictConfig):
-        raise UserError(
-            f"data={shown(plain(cfg.data))} must be a set of keys; choose a prompt set of"
-            " conf/data."
-        )
+        raise UserError(f"data={shown(plain(cfg.data))} must be a prompt set of conf/data.")
     return prompt_source(cast(dict[str, object], plain(cfg.data)))
 
 
 def load_configured_pair(
     cfg: DictConfig, only_draft: bool = False, new_draft: "TargetLayers | None" = None
 ) -> "Pair":
-    """Return the pair of `cfg.model`, as `load_pair` does."""
+    """Return the pair of `cfg.model`, as `load_pair` does, after logging what it is and needs."""
+    from specheads.pair.needs import pair_needs
     from specheads.pair.pair import load_pair
 
     config = model_config(cfg)
     config.check_available(draft=new_draft is None)  # before anything asks the hub for a minute
+    if is_first_process():
+        for line in pair_needs(config, only_draft):
+            logger.info(line)
     return load_pair(only_draft=only_draft, new_draft=new_draft, **_model_keys(cfg))
 
 
@@ -292,12 +268,6 @@ def _new_logger(cfg: DictConfig, run: Path) -> "Logger":
 
     A W&B run without an id gets the id of its folder, so that an interrupted run is resumed.
     """
-    if cfg._target_.endswith("TensorBoardLogger") and not (
-        find_spec("tensorboard") or find_spec("tensorboardX")
-    ):
-        raise UserError(
-            "logger=tensorboard needs its package: pip install tensorboard; or use logger=csv."
-        )
     if not cfg._target_.endswith("WandbLogger"):
         return instantiate(cfg)
     import wandb  # slow to import, and often not used
@@ -310,7 +280,6 @@ def _new_logger(cfg: DictConfig, run: Path) -> "Logger":
         _ = logger.experiment  # starts the run now, before an hour of generating data
     except wandb.errors.Error as error:
         raise UserError(
-            f"logger.wandb.offline={str(cfg.get('offline')).lower()}: {error} Log in with `wandb"
-            " login`, or keep the logs on this machine with logger.wandb.offline=true."
+            f"{error} Log in with `wandb login`, or give logger.wandb.offline=true."
         ) from error
     return logger

@@ -1,49 +1,78 @@
-"""What is said of the memory of work, and of models that the hub does not hand out yet."""
+"""What is said of a pair before it is loaded, and of models that the hub does not hand out yet."""
 
 import json
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
-import architectures
 import pytest
 import torch
 from commands import run
-from fakes import tiny_pair
+from published_shapes import SHAPES as SHAPES_ON_HUB
+from published_shapes import weightless
 
-from specheads.decoding.engine import EagerEngine
-from specheads.pair import needs
-from specheads.pair.needs import memory_of, memory_parts
-
-
-def test_the_parts_of_memory_are_those_of_the_model():
-    lm = tiny_pair(7).target_lm
-    memory = EagerEngine(lm, 10, num_rows=3)
-    read = torch.zeros(2, 5, dtype=torch.long)
-    width = lm.model.base_model.layers[0].mlp.up_proj(lm.hidden_states(read)).nbytes
-    assert memory_parts(lm, positions=3 * 10, tokens=2 * 5, rows=4) == {
-        "keys and values": memory.memory_bytes,
-        "activations": 4 * (width + lm.hidden_states(read).nbytes),
-        "distributions": 6 * lm.logits(torch.zeros(4, lm.hidden_size, dtype=lm.model.dtype)).nbytes,
-    }
-    assert memory_parts(lm, rows=4, most=20)["distributions"] == 6 * 20 * lm.probs_dtype.itemsize
+from specheads.pair.config import pair_config
+from specheads.pair.needs import pair_needs
 
 
-def test_memory_is_announced_with_its_parts(monkeypatch, caplog):
-    lm = tiny_pair(7).target_lm
-    monkeypatch.setattr(needs, "memory_in_use", lambda: 2e9)
-    monkeypatch.setattr(needs, "available_memory", lambda: 3.5e9)
-    said = memory_of("work", lm, {"logits": 1e9, "little": 1e5}, {"logits": 2e9, "copies": 3e8})
-    assert (
-        said == "about 5.3 GB of memory (weights and all in use 2 GB, logits 3 GB, copies 300 MB)"
-        and not caplog.records
-    )
-    memory_of("work", lm, {"logits": 4e9})
-    assert caplog.messages == [
-        (
-            "work: about 4 GB more memory is needed, but 3.5 GB are available; take smaller"
-            " batches, shorter texts or smaller models"
+@pytest.fixture
+def published(monkeypatch):
+    """Let the configs of published models be known, as on a machine that reaches the hub."""
+
+    def weightless_model(source):
+        return weightless(SHAPES_ON_HUB[source.location]).to(
+            torch.bfloat16 if source.dtype == "auto" else source.dtype
         )
+
+    monkeypatch.setattr("specheads.pair.needs.weightless_model", weightless_model)
+
+
+def test_the_papers_pair_is_described(published):
+    models, memory = pair_needs(pair_config("llama2-7b"))
+    assert (
+        models
+        == "pair llama2-7b: draft meta-llama/Llama-2-7b-chat-hf (6.74 billion parameters) for"
+        " target "
+        "meta-llama/Llama-2-70b-chat-hf (69 billion parameters)"
+    )
+    assert (
+        memory
+        == "it needs 151 GB of memory (13.5 GB + 138 GB) for weights in bfloat16, and more for the"
+        " keys and values of texts"
+    )
+
+
+def test_memory_follows_types_and_quantization(monkeypatch, published):
+    monkeypatch.setattr("specheads.pair.quantization._is_usable", lambda package: True)
+    # 0.596 billion parameters of 4 bytes, 8.19 billion of half a byte
+    memory = pair_needs(pair_config("qwen3-0.6b-to-qwen3-8b", dtype="float32", quantization="nf4"))[
+        1
     ]
+    # 0.596 * 4, 8.19 / 2
+    assert memory.startswith(
+        "it needs 6.48 GB of memory (2.38 GB + 4.1 GB) for weights in float32 and nf4,"
+    )
+    memory = pair_needs(
+        pair_config("qwen3-0.6b-to-qwen3-8b", device="cpu", draft_quantization="int8")
+    )[1]
+    # Rounded, not stored so
+    assert memory.startswith(
+        "it needs 17.6 GB of memory (1.19 GB + 16.4 GB) for weights in bfloat16,"
+    )
+
+
+def test_a_target_without_weights_takes_no_memory(published):
+    lines = pair_needs(pair_config("smollm2-135m-to-smollm2-1.7b"), only_draft=True)
+    assert "for target HuggingFaceTB/SmolLM2-1.7B-Instruct" in lines[0]
+    assert (
+        lines[1].startswith("it needs 269 MB of memory for weights in bfloat16") and len(lines) == 2
+    )
+
+
+@pytest.mark.parametrize(
+    "pair", [{"name": "nano"}, {"name": "mini"}, {"draft": "a/b", "target": "embedded:nano/target"}]
+)
+def test_embedded_pairs_need_nothing(pair):
+    assert pair_needs(pair_config(pair.pop("name", None), **pair)) == []
 
 
 @pytest.fixture
@@ -73,9 +102,27 @@ def gate():
         serving.shutdown()
 
 
-def test_a_gated_model_is_an_error_that_says_how_to_get_access(gate, tmp_path):
-    words = ["specheads", "distill", "model=mine", "model.draft=someone/draft"]
-    words += ["model.target=someone/target"]
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        pytest.param(
+            ["evaluate.py", "model=llama2-7b", "head=null"],
+            "pair llama2-7b: draft meta-llama/Llama-2-7b-chat-hf for target",
+            marks=pytest.mark.full,
+        ),
+        (
+            [
+                "specheads",
+                "distill",
+                "model=mine",
+                "model.draft=someone/draft",
+                "model.target=someone/target",
+            ],
+            "pair mine: draft someone/draft for target someone/target",
+        ),
+    ],
+)
+def test_a_gated_model_is_an_error_that_says_how_to_get_access(gate, tmp_path, words, said):
     rows = tmp_path / "rows.jsonl"
     rows.write_text("".join(json.dumps({"instruction": f"{n}"}) + "\n" for n in range(20)))
     hub = {
@@ -92,12 +139,4 @@ def test_a_gated_model_is_an_error_that_says_how_to_get_access(gate, tmp_path):
         "is gated, so: accept the licence at https://huggingface.co/" in error
         and "hf auth login" in error
     )
-
-
-# Whose layers have keys of different sizes
-@pytest.mark.parametrize("name", ["llama", "gemma4_text"])
-def test_keys_and_values_are_those_of_all_layers(name):
-    lm = architectures.tiny_pair(name).target_lm
-    cache = lm.model(torch.arange(5)[None], use_cache=True).past_key_values
-    held = sum(tensor.nbytes for layer in cache.layers for tensor in (layer.keys, layer.values))
-    assert memory_parts(lm, positions=5)["keys and values"] == held
+    assert (done.stdout + done.stderr).count(said) == 1
