@@ -44,13 +44,17 @@ def check_config(config: PairConfig, settings: Distillation) -> None:
     """
     check_trainable(config.draft_quantization is not None, str(config.draft))
     device = torch.device(checked_device(config.device))
-    config = replace(config, device=str(device))  # which decides the type of the weights
     if device.type != "cuda" or str(settings.trainer.other("strategy")).startswith(SHARDED):
         return
-    target = weightless_model(config.source("target"))
+
+    def weightless(role: str) -> PreTrainedModel:
+        # The device decides the type of the weights
+        return weightless_model(replace(config.source(role), device=str(device)))
+
+    target = weightless("target")
     initial = settings.initial_draft
     if initial is None:
-        draft = weightless_model(config.source("draft"))
+        draft = weightless("draft")
     else:
         with torch.device("meta"):
             draft = initial.make(target)
