@@ -47,7 +47,7 @@ from specheads.evaluation.candidates import (
     step_kind,
 )
 from specheads.evaluation.conclusions import verdict_of
-from specheads.evaluation.costs import cost_table
+from specheads.evaluation.costs import Overheads, cost_table
 from specheads.evaluation.replayed_sets import RecordedSet, Results, chosen
 from specheads.evaluation.report import DataSet, Kind, Report
 from specheads.evaluation.rows import live_rows, winners_of
@@ -55,7 +55,6 @@ from specheads.evaluation.settings import Evaluation
 from specheads.evaluation.sweep import (
     DecodedRound,
     Measured,
-    Overheads,
     doubts_of,
     sweep_settings,
 )

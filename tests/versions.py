@@ -128,7 +128,7 @@ def main() -> None:
         table = Table("environments", "Parts of the tests, by environment", COLUMNS, rows)
         words = [f"{kind}=python{number.rpartition('.')[0]}" for kind, number, *_ in rows]
         command = shlex.join(["python", "tests/versions.py", *words])
-        write_result("versions", [table], command=command, split=None, keep=given.keep)
+        write_result("versions", [table], command=command, keep=given.keep)
     print(text_of(table))
 
 

@@ -177,7 +177,7 @@ def commands(environment, home, server):
             "thresholds=[0.5]",
             "timing_seconds=1",
         ],
-        "probe": [*shared, *REPLAYED, "repeats=1"],
+        "probe": [*shared, "num_prompts=2", "max_new_tokens=8"],
         "export": ["head={head}", "format=standalone"],
         "distill": [*shared, *SMALL],
     }
@@ -210,7 +210,7 @@ def test_no_file_names_the_user_or_a_secret(commands, kind):
     assert {
         "report.html",
         "report.json",
-        "probe.html",
+        "probe.json",
         "train.log",
         "evaluate.log",
         "hydra.yaml",

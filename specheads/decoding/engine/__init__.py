@@ -12,6 +12,7 @@ from typing import Any
 from specheads.decoding.engine.artefacts import compile_ahead
 from specheads.decoding.engine.compiled import CompiledEngine, StepOperations
 from specheads.decoding.engine.cpu import CpuStep, bulk_operations, packed_reader
+from specheads.decoding.engine.cpu.packed import bytes_to_pack
 from specheads.decoding.engine.cuda_graph import GraphEngine
 from specheads.decoding.engine.eager import EagerEngine, Engine, Engines, ForwardOutput, StepMemory
 from specheads.decoding.engine.own_cache import OwnCacheEngine, WholeTexts, cache_of
@@ -30,6 +31,7 @@ __all__ = [
     "TreeSlots",
     "WholeTexts",
     "bulk_operations",
+    "bytes_to_pack",
     "cache_of",
     "compile_ahead",
     "make_engine",
