@@ -15,6 +15,7 @@ SMALL = [
     "num_prompts=6",
     "max_new_tokens=8",
     "engine=eager",
+    "timing_seconds=1",
 ]
 
 

@@ -177,7 +177,7 @@ def commands(environment, home, server):
             "thresholds=[0.5]",
             "timing_seconds=1",
         ],
-        "probe": [*shared, "num_prompts=2", "max_new_tokens=8"],
+        "probe": [*shared, "num_prompts=2", "max_new_tokens=8", "timing_seconds=1"],
         "export": ["head={head}", "format=standalone"],
         "distill": [*shared, *SMALL],
     }

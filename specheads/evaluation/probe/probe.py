@@ -42,7 +42,7 @@ from specheads.replay.information import Information, information
 from specheads.replay.intervals import Interval, halves, interval, resample_counts
 from specheads.replay.recording import Recorder
 from specheads.replay.response_tree import RecordSettings
-from specheads.settings import PositiveCount, Seed, Text, setting
+from specheads.settings import PositiveCount, PositiveNumber, Seed, Text, setting
 
 
 class Probe(Warped):
@@ -66,6 +66,7 @@ class Probe(Warped):
     max_new_tokens: PositiveCount = setting(
         512, "longest response, in tokens", config="${data.max_new_tokens}"
     )
+    timing_seconds: PositiveNumber = setting(20.0, "time steps for at most so many seconds")
 
 
 @dataclass(frozen=True)
@@ -171,6 +172,7 @@ def _as_evaluation(settings: Probe) -> Evaluation:
         max_new_tokens=settings.max_new_tokens,
         engine=settings.engine,
         seed=settings.seed,
+        timing_seconds=settings.timing_seconds,
         ratios=(),
         stopping={**RULES, "head_threshold": head},
     )
