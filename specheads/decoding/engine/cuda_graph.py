@@ -14,10 +14,9 @@ import gc
 import logging
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from functools import partial
-from typing import cast
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils._triton import has_triton
 
@@ -25,13 +24,7 @@ from specheads.decoding.engine import artefacts
 from specheads.decoding.engine.compiled import CompiledEngine, Runner, StepKind, StepOperations
 from specheads.decoding.engine.compiled_program import TensorTree, add_leaves, is_same
 from specheads.decoding.engine.eager import CompiledStep, Epilogue
-from specheads.decoding.engine.reading import (
-    Attention,
-    AttentionOutput,
-    Operations,
-    RowPlaces,
-    has_other_options,
-)
+from specheads.decoding.engine.reading import Operations, RowPlaces
 from specheads.errors import UserError, is_out_of_memory
 from specheads.pair.language_model import LanguageModel
 from specheads.pair.sampling import at_least_float32
@@ -226,27 +219,13 @@ def _attend_parts(
 class _GroupedOperations(Operations):
     """Attention in groups where several query heads share keys, under masks that it can take."""
 
-    def attention(
-        self,
-        plain: Attention,
-        module: nn.Module,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        mask: Tensor | None,
-        **options: object,
-    ) -> AttentionOutput:
-        shared = key.shape[1] < query.shape[1]
-        if (
-            not shared
-            or mask is None
-            or mask.dtype != torch.bool
-            or mask.shape[1] > 1
-            or has_other_options(options)
-        ):
-            return plain(module, query, key, value, mask, **options)
-        scale = cast(float | None, options.get("scaling"))
-        return _attend(query, key, value, mask, scale), None
+    def attend(
+        self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scale: float | None
+    ) -> Tensor | None:
+        shares_keys = key.shape[1] < query.shape[1]
+        if not shares_keys or mask.dtype != torch.bool or mask.shape[1] > 1:
+            return None
+        return _attend(query, key, value, mask, scale)
 
 
 class _GroupedStep(StepOperations):

@@ -28,13 +28,7 @@ from torch import Tensor, nn
 from specheads.decoding.engine import artefacts
 from specheads.decoding.engine.compiled import StepOperations
 from specheads.decoding.engine.cpu.packed import PackedModel, PackedNetwork, is_layer, packed_model
-from specheads.decoding.engine.reading import (
-    Attention,
-    AttentionOutput,
-    Operations,
-    RowPlaces,
-    has_other_options,
-)
+from specheads.decoding.engine.reading import Operations, RowPlaces
 from specheads.heads.portable.network import Network
 from specheads.pair.language_model import LanguageModel
 from specheads.pair.sampling import Sampling
@@ -80,8 +74,6 @@ class CpuStep(StepOperations):
     reads rows where they lie.
     """
 
-    packs_layers = True  # as one operator each, where a layer has the form of Llama's
-
     def __init__(
         self, lm: LanguageModel, modules: Sequence[nn.Module], few: bool, rows: bool
     ) -> None:
@@ -90,7 +82,7 @@ class CpuStep(StepOperations):
         self.has_operators = (few or rows) and _has_kernels(lm) and load_operators()
         if not self.has_operators:
             return
-        self.packed = packed_model(lm, modules, self.packs_layers) if few else None
+        self.packed = packed_model(lm, modules) if few else None
         self.lm = lm if self.packed is None else self.packed.lm
         self.make_repeater = step_repeater
         self.reads_all_rows = rows and lm.config._attn_implementation == "sdpa"
@@ -155,7 +147,7 @@ class CpuOperations(Operations):
         in_bulk: bool = False,
     ) -> None:
         self._networks = networks or {}
-        self._places = places
+        self.places = places
         self._in_bulk = in_bulk
 
     def most_likely(self, x: Tensor) -> Tensor:
@@ -191,24 +183,12 @@ class CpuOperations(Operations):
         copied = self._networks.get(network)
         return super().head_logits(network, inputs) if copied is None else copied.logits(inputs)
 
-    def attention(
-        self,
-        plain: Attention,
-        module: nn.Module,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        mask: Tensor | None,
-        **options: Any,
-    ) -> AttentionOutput:
-        places = self._places
-        if mask is None or has_other_options(options):
-            key, value = (key, value) if places is None else (key[places.rows], value[places.rows])
-            return plain(module, query, key, value, mask, **options)
-        scale = options.get("scaling")
+    def attend(
+        self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scale: float | None
+    ) -> Tensor | None:
         scale = query.shape[-1] ** -0.5 if scale is None else scale
-        of_rows = (None, None) if places is None else places
-        return torch.ops.specheads.masked_attention(query, key, value, mask, *of_rows, scale), None
+        of_rows = self.places or (None, None)
+        return torch.ops.specheads.masked_attention(query, key, value, mask, *of_rows, scale)
 
 
 def bulk_operations(device: torch.device) -> Sampling:
