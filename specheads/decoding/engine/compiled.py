@@ -181,24 +181,22 @@ class CompiledEngine(EagerEngine):
     # remainder
     bucket = 64
     example_buckets = 1  # that a step reads while it is traced
+    operations: type[StepOperations] = StepOperations
 
     def __init__(
         self,
         lm: LanguageModel,
         capacity: int,
-        strict: bool = True,
         spare_capacity: int = 0,
         num_rows: int = 1,
-        operations: type[StepOperations] = StepOperations,
         layers: Sequence[int] = (),
+        strict: bool = True,
     ) -> None:
         whole = _rounded_capacity(capacity + spare_capacity, self.bucket)
         super().__init__(lm, capacity, whole - capacity, num_rows, layers)
         # The most that a step reads: code compiled for a part may not fit the whole
         self._reach = whole - self.bucket
         self.strict = strict
-        self.operations = operations
-        self._compiled: dict[Hashable, Runner] = {}
         self._runners: dict[Hashable, _Runners] = {}  # by step
         self._prepared: dict[CompiledStep, _Runners] = {}  # the same by the function that runs it
         # Prepared steps may read weights where they are
@@ -209,9 +207,9 @@ class CompiledEngine(EagerEngine):
         self._start = torch.zeros((), dtype=torch.long, device=lm.device)
         self._start_number = self._start.numpy() if lm.device.type == "cpu" else None
         self._places = torch.zeros(whole, device=lm.device)
-        self._reader: LanguageModel | None = None  # the model as it reads prompts
         self._places_to: dict[int, Tensor] = {}  # views: making one takes as long as a small layer
         self.num_prepared = 0
+        self._forget()
 
     def compiled_step(self, epilogue: Epilogue, all_logits: bool = False) -> CompiledStep:
         kind = StepKind(all_logits, layers=self.layers)
@@ -334,10 +332,11 @@ class CompiledEngine(EagerEngine):
             self._forget()
 
     def _forget(self) -> None:
+        """Begin without prepared steps."""
         for runners in self._runners.values():
             runners.clear()
-        self._compiled.clear()
-        self._reader = None
+        self._compiled: dict[Hashable, Runner] = {}
+        self._reader: LanguageModel | None = None  # the model as it reads prompts
 
     def padded(self, count: int) -> int:
         return max(2, count)  # so that verification needs no step for one token

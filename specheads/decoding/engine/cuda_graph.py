@@ -26,7 +26,6 @@ from specheads.decoding.engine.compiled_program import TensorTree, add_leaves, i
 from specheads.decoding.engine.eager import CompiledStep, Epilogue
 from specheads.decoding.engine.reading import Operations, RowPlaces
 from specheads.errors import UserError, is_out_of_memory
-from specheads.pair.language_model import LanguageModel
 from specheads.pair.sampling import at_least_float32
 
 logger = logging.getLogger(__name__)
@@ -242,20 +241,7 @@ class GraphEngine(CompiledEngine):
 
     bucket = PART  # memory grows by the parts of attention in groups
     example_buckets = 2  # a compiler takes the number of parts for a constant if it is 1
-
-    def __init__(
-        self,
-        lm: LanguageModel,
-        capacity: int,
-        strict: bool = True,
-        spare_capacity: int = 0,
-        num_rows: int = 1,
-        layers: Sequence[int] = (),
-    ) -> None:
-        super().__init__(lm, capacity, strict, spare_capacity, num_rows, _GroupedStep, layers)
-        self._compiles = lm.device.type == "cuda" and has_triton()
-        self._inputs: dict[Hashable, tuple[TensorTree, ...]] = {}
-        self._recorder = _recorder_for(lm.device)
+    operations = _GroupedStep
 
     def warm_up(
         self, compiled_step: CompiledStep, counts: Sequence[int], *inputs: TensorTree
@@ -305,7 +291,7 @@ class GraphEngine(CompiledEngine):
     def _prepare(self, epilogue: Epilogue, kind: StepKind, args: tuple[TensorTree, ...]) -> Runner:
         compiled_step = (
             super()._prepare(epilogue, kind, args)
-            if self._compiles
+            if self.lm.device.type == "cuda" and has_triton()
             else self._uncompiled(self.operations, epilogue, kind)
         )
         tokens, start, places, inputs = args
@@ -357,6 +343,6 @@ class GraphEngine(CompiledEngine):
 
     def _forget(self) -> None:
         super()._forget()
-        self._inputs.clear()
+        self._inputs: dict[Hashable, tuple[TensorTree, ...]] = {}
         # Results of the dropped graphs may still lie in their pool
         self._recorder = _recorder_for(self.lm.device)

@@ -6,6 +6,7 @@ after the current length and attends to a view of the written part; rewinding on
 """
 
 import copy
+import os
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -175,6 +176,7 @@ class EagerEngine:
         self.layers = tuple(layers)
         self.num_rows = num_rows
         self.placement = lm.placement
+        self.process = os.getpid()
         self.capacity = capacity
         self._reach = capacity + spare_capacity
         self._layers = [_KVLayer(self._reach) for _ in range(lm.config.num_hidden_layers)]

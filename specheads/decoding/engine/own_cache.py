@@ -7,6 +7,7 @@ kept, from which tokens are read again after going back.
 
 import copy
 import inspect
+import os
 import re
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -228,6 +229,7 @@ class OwnCacheEngine(EagerEngine):
         self.capacity = capacity
         self._reach = capacity
         self.placement = lm.placement
+        self.process = os.getpid()
         self._layers = []
         self._together = together
         known = inspect.signature(lm.body.forward).parameters

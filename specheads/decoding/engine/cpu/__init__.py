@@ -1,5 +1,4 @@
-"""Operations of steps on a CPU, in C++: engines are given `CpuStep`, and know nothing else of this
-folder.
+"""Operations of steps on a CPU, in C++: the compiled engine with `CpuStep`.
 
 The operators of the C++ sources next to this file are `torch.ops.specheads`. The first process of a
 machine builds their library, which is kept among the compiler's files, complete or absent, named by
@@ -15,8 +14,6 @@ import subprocess
 import tempfile
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -26,7 +23,7 @@ from filelock import FileLock
 from torch import Tensor, nn
 
 from specheads.decoding.engine import artefacts
-from specheads.decoding.engine.compiled import StepOperations
+from specheads.decoding.engine.compiled import CompiledEngine, StepOperations
 from specheads.decoding.engine.cpu.packed import PackedModel, PackedNetwork, is_layer, packed_model
 from specheads.decoding.engine.reading import Operations, RowPlaces
 from specheads.heads.portable.network import Network
@@ -106,6 +103,12 @@ class CpuStep(StepOperations):
             {} if self.packed is None else self.packed.networks,
             places if self.reads_all_rows else None,
         )
+
+
+class CpuEngine(CompiledEngine):
+    """`engine=compiled` on a CPU."""
+
+    operations = CpuStep
 
 
 def _has_kernels(lm: LanguageModel) -> bool:
@@ -205,12 +208,6 @@ def load_operators() -> bool:
             logger.info(
                 "building the operators in C++, once for this machine; it takes about a minute"
             )
-        if artefacts.planned is not None and not path.exists():
-            # The compiler is loaded while others build; what fails here fails again where it is
-            # needed, and is reported there.
-            with ThreadPoolExecutor(1) as pool, suppress(Exception):
-                pool.submit(_build, path)
-                artefacts.load_compiler()
         _loaded.append(_declare(_load_library(path)))
     except (RuntimeError, OSError, AssertionError) as error:
         reason = next(iter(str(error).splitlines()), "")
@@ -272,19 +269,12 @@ def _library_path() -> Path:
 
 
 def _load_library(path: Path) -> ctypes.PyDLL:
-    """Return the library, built if it is not there or cannot be loaded.
+    """Return the library, built if it is not there.
 
-    Its symbols are visible to compiled steps.
+    Its symbols are visible to compiled steps, and its functions are called with Python's lock held.
     """
     _build(path)
-    try:
-        # Whose functions are called with Python's lock held
-        return ctypes.PyDLL(str(path), ctypes.RTLD_GLOBAL)
-    except OSError as error:
-        logger.warning("the operators in %s cannot be loaded and are built again: %s", path, error)
-        path.unlink(missing_ok=True)
-        _build(path)
-        return ctypes.PyDLL(str(path), ctypes.RTLD_GLOBAL)
+    return ctypes.PyDLL(str(path), ctypes.RTLD_GLOBAL)
 
 
 def _declare(library: ctypes.PyDLL) -> ctypes.PyDLL:
