@@ -21,9 +21,15 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils._triton import has_triton
 
 from specheads.decoding.engine import artefacts
-from specheads.decoding.engine.compiled import CompiledEngine, Runner, StepKind, StepOperations
+from specheads.decoding.engine.compiled import (
+    CompiledEngine,
+    Runner,
+    Step,
+    StepKind,
+    StepOperations,
+)
 from specheads.decoding.engine.compiled_program import TensorTree, add_leaves, is_same
-from specheads.decoding.engine.eager import CompiledStep, Epilogue
+from specheads.decoding.engine.eager import CompiledStep
 from specheads.decoding.engine.reading import Operations, RowPlaces
 from specheads.errors import UserError, is_out_of_memory
 from specheads.pair.sampling import at_least_float32
@@ -288,17 +294,18 @@ class GraphEngine(CompiledEngine):
             else (count, size)
         )
 
-    def _prepare(self, epilogue: Epilogue, kind: StepKind, args: tuple[TensorTree, ...]) -> Runner:
+    def _prepare(self, step: Step, args: tuple[TensorTree, ...]) -> Runner:
         compiled_step = (
-            super()._prepare(epilogue, kind, args)
+            super()._prepare(step, args)
             if self.lm.device.type == "cuda" and has_triton()
-            else self._uncompiled(self.operations, epilogue, kind)
+            else self._uncompiled(self.operations, step)
         )
         tokens, start, places, inputs = args
         given = add_leaves((tokens, inputs), [])
         # Graphs of one step share their inputs, whatever their size: the state that one leaves lies
         # where the next reads it.
-        key = (epilogue.compile_key, kind, tuple(leaf.shape for leaf in tree_leaves(inputs)))
+        shapes = tuple(leaf.shape for leaf in tree_leaves(inputs))
+        key = (step.epilogue.compile_key, step.kind, shapes)
         inputs = self._inputs.setdefault(key, tree_map_only(Tensor, torch.clone, inputs))
         tokens = tokens.clone()
         tensors = add_leaves((tokens, inputs), [])
@@ -306,12 +313,11 @@ class GraphEngine(CompiledEngine):
         earlier = [tensor.clone() for tensor in tensors]
         # Warm-ups write memory, too: at the places of this call, not at those of an earlier one
         held.fill(given)
-        step = partial(compiled_step, tokens, start, places, inputs)
+        captured = partial(compiled_step, tokens, start, places, inputs)
+        if getattr(step.epilogue, "updates_last_input", False):
+            captured = partial(_update, captured, inputs[-1])
         try:
-            updates = getattr(epilogue, "updates_last_input", False)
-            replay, out = self._recorder.capture(
-                partial(_update, step, inputs[-1]) if updates else step
-            )
+            replay, out = self._recorder.capture(captured)
         except RuntimeError as error:  # a forward pass that waits for the device cannot be captured
             # A capture that failed may leave its pool unusable
             self._recorder = _recorder_for(self.lm.device)
