@@ -23,9 +23,6 @@ from specheads.pair.sampling import Sampling, computing_with
 # Keys and values (R, heads, capacity, head size) of each layer
 Memory = list[tuple[Tensor, Tensor]]
 
-# Without a mask these make one of as many places as the text is long, for which the host would wait
-# for the device.
-_MAKES_MASKS = ("opt", "bloom")  # BLOOM up to transformers 5.20
 # Options that only transformers' attention has
 _OTHER_ATTENTION = "dropout", "is_causal", "position_bias", "softcap", "cache"
 
@@ -136,9 +133,7 @@ def chain_reading(lm: LanguageModel, start: Tensor, count: int, size: int) -> Re
     See `tree_reading`.
     """
     # Padding at the end of the window shares the last position.
-    positions = (start + torch.arange(count, device=start.device)).clamp_max(lm.window - 1)[None]
-    if lm.config.model_type not in _MAKES_MASKS:
-        return Reading({"position_ids": positions})
+    positions = (start + torch.arange(count, device=start.device))[None]
     key_position = torch.arange(size, device=start.device)
     return _masked(lm, positions, key_position <= positions[..., None], key_position)
 
