@@ -342,13 +342,9 @@ def _build(path: Path) -> None:
                 shlex.split(_command(folder)), check=False, capture_output=True, text=True
             )
             if done.returncode:
-                lines = done.stderr.splitlines()
-                reasons = (
-                    [line for line in lines if "error" in line]
-                    or lines
-                    or [f"the compiler ended with {done.returncode}"]
-                )
-                raise RuntimeError(reasons[0][-_MOST_CHARACTERS:])
+                errors = [line for line in done.stderr.splitlines() if "error" in line]
+                reason = errors[0] if errors else f"the compiler ended with {done.returncode}"
+                raise RuntimeError(reason[-_MOST_CHARACTERS:])
             os.replace(Path(folder, "operators.so"), path)
 
 
