@@ -286,12 +286,10 @@ class DraftMemory(StepMemory):
         self.register_buffer(
             "probs", torch.zeros(num_rows, most, vocab_size, dtype=dtype, device=device)
         )
-        self._numbers = self.sequence.numpy() if device.type == "cpu" else None
         self._tree_probs: Tensor | None = None
         # Made once: making a view costs as much as a copy.
         self.index = torch.arange(most, device=device)
         self.indices = self.index.split(1)
-        self._inputs = self.sequence[:1].split(1, dim=1)
         self._views: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}
 
     def distributions(self, count: int) -> Tensor:
@@ -314,14 +312,8 @@ class DraftMemory(StepMemory):
             self.probs[rows, index] = probs.to(self.probs.dtype)
 
     def set_last(self, token: int) -> None:
-        if self._numbers is None:
-            self._inputs[0].fill_(token)
-        else:
-            self._numbers[0, 0] = token
-
-    def drafted(self, index: int) -> Tensor:
-        """Return the token (1, 1) at `index`."""
-        return self._inputs[index + 1]
+        """Set the committed token that verification reads first."""
+        self.sequence[0, 0] = token
 
     def read_from(self, index: int, count: int) -> tuple[Tensor, Tensor]:
         """Return what steps read to write `count` tokens from `index` on, (1, count), the same one

@@ -234,10 +234,6 @@ class CompiledEngine(EagerEngine):
     def _step(self, epilogue: Epilogue, kind: StepKind) -> Step:
         return self._steps.setdefault((epilogue.compile_key, kind), Step(epilogue, kind, {}))
 
-    def repeats(self, step: CompiledStep) -> bool:
-        runner = self._step_of[step].runners.get(self._shape(1, self.bucket, StepKind()))
-        return isinstance(runner, BoundProgram) and runner.repeater is not None
-
     def repeat(
         self,
         step: CompiledStep,
@@ -246,11 +242,12 @@ class CompiledEngine(EagerEngine):
         *inputs: TensorTree,
         least: int = 1,
     ) -> tuple[int, TensorTree]:
+        runner = self._step_of[step].runners.get(self._shape(1, self.bucket, StepKind()))
+        if not isinstance(runner, BoundProgram) or runner.repeater is None:
+            return super().repeat(step, tokens, columns, *inputs, least=least)
         start = self.length
         self._check_fits(start + 1)
         most = min(tokens.shape[1], self._reach - start)
-        runner = self._step_of[step].runners[self._shape(1, self.bucket, StepKind())]
-        assert isinstance(runner, BoundProgram)
         given = add_leaves(inputs, [tokens, self._start, self._places, *columns])
         count, out = runner.repeat(given, len(columns), start, self.bucket, least, most)
         self.pretend(start + count)

@@ -260,10 +260,6 @@ class EagerEngine:
 
         return run
 
-    def repeats(self, step: CompiledStep) -> bool:
-        """Whether `repeat` runs such a step."""
-        return False
-
     def repeat(
         self,
         step: CompiledStep,
@@ -279,7 +275,16 @@ class EagerEngine:
         is the result of the step before; it may write the next token. At least `least` steps are
         run. Returns how many were run, and the last one's result.
         """
-        raise NotImplementedError
+        (*others, result) = inputs
+        count = 0
+        for token, *numbers in zip(
+            tokens.split(1, dim=1), *(column.split(1) for column in columns), strict=True
+        ):
+            result = step(token, *numbers, *others, result)
+            count += 1
+            if result[0].item() and count >= least:
+                break
+        return count, result
 
     def rows_step(self, epilogue: Epilogue) -> CompiledStep:
         """Return a function of `(tokens, end, places, *inputs)`: a forward pass over `tokens` (N,

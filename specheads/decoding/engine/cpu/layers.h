@@ -33,7 +33,7 @@ constexpr int kKeys = 4;
 constexpr int kQueries =
     3;  // whose inner products are in work at a time: their sums fill the registers
 
-// to[k * stride] = the sum of sums[k], k < kKeys.
+// to[k] = the sum of sums[k], k < kKeys.
 inline void store_totals(const Vector* sums, float* to) {
 #if defined(CPU_CAPABILITY_AVX512)
   const auto folded = [](__m512 x) {
