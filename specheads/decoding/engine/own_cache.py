@@ -7,7 +7,6 @@ kept, from which tokens are read again after going back.
 
 import copy
 import inspect
-import os
 import re
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -223,14 +222,8 @@ class OwnCacheEngine(EagerEngine):
         together: bool = True,
         layers: Sequence[int] = (),
     ) -> None:
-        self.lm = lm
-        self.layers = tuple(layers)
+        super().__init__(lm, capacity, layers=layers)
         self.num_rows = num_rows
-        self.capacity = capacity
-        self._reach = capacity
-        self.placement = lm.placement
-        self.process = os.getpid()
-        self._layers = []
         self._together = together
         known = inspect.signature(lm.body.forward).parameters
         self._name = next((name for name in _CACHES if name in known), _CACHES[0])
