@@ -72,9 +72,7 @@ class StoppingRule:
     @property
     def learns(self) -> bool:
         """Whether the outcome of a round may change its state."""
-        kind = type(self)
-        base = StoppingRule
-        return kind.learn is not base.learn or kind.end_round is not base.end_round
+        return type(self).learn is not StoppingRule.learn
 
     def bind(self, pair: Pair, device: torch.device) -> None:
         """Prepare for drafting with a pair on the draft's device.
