@@ -122,25 +122,15 @@ class _HeldInputs:
     def __init__(self, tensors: Sequence[Tensor]) -> None:
         self._tensors = tensors
         self._storages = {_storage(tensor) for tensor in tensors}
-        # Tensors of one type are copied by one launch, those of several by one each.
-        self._groups: dict[torch.dtype, list[int]] = {}
-        for number, tensor in enumerate(tensors):
-            self._groups.setdefault(tensor.dtype, []).append(number)
 
     def fill(self, given: Sequence[Tensor]) -> None:
         """Copy a call's tensors, in the order of these, except for those that are there already."""
-        held = self._tensors
-        sources = {}
-        for number, (old, new) in enumerate(zip(self._tensors, given, strict=True)):
+        moved = list[tuple[Tensor, Tensor]]()
+        for old, new in zip(self._tensors, given, strict=True):
             if not is_same(old, new):  # one in the place of another would be overwritten first
-                sources[number] = new.clone() if _storage(new) in self._storages else new
-        for numbers in self._groups.values():
-            if moved := [number for number in numbers if number in sources]:
-                torch._foreach_copy_(
-                    [held[number] for number in moved],
-                    [sources[number] for number in moved],
-                    non_blocking=True,
-                )
+                moved.append((old, new.clone() if _storage(new) in self._storages else new))
+        for old, new in moved:
+            old.copy_(new, non_blocking=True)
 
 
 def _storage(tensor: Tensor) -> int:
