@@ -393,12 +393,10 @@ class EagerEngine:
         # Those before it are in place already
         stay = next((i for i, node in enumerate(accepted_nodes) if i != node), count)
         if stay < count:
-            moved = torch.tensor(accepted_nodes[stay:]) + base
-            places = dict[torch.device, Tensor]()
+            moved = torch.tensor(accepted_nodes[stay:], device=self.lm.device) + base
             for memory in self._key_value_tensors():
-                if memory.device not in places:
-                    places[memory.device] = moved.to(memory.device)
-                memory[..., base + stay : base + count, :] = memory[..., places[memory.device], :]
+                kept = memory[..., moved.to(memory.device), :]
+                memory[..., base + stay : base + count, :] = kept
         self.rewind(base + count)
 
     def _key_value_tensors(self) -> list[Tensor]:
