@@ -87,7 +87,7 @@ class DecodeStats:
         What a rule expected is known only if it is of all of them.
         """
         expected = [part.num_expected for part in parts if part.num_expected is not None]
-        totals = dict[str, float]()
+        totals = dict[str, Any]()
         for each in fields(cls):
             if each.name != "num_expected":
                 totals[each.name] = sum(getattr(part, each.name) for part in parts)

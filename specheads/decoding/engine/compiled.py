@@ -189,6 +189,8 @@ class CompiledEngine(EagerEngine):
     bucket = 64
     example_buckets = 1  # that a step reads while it is traced
     operations: type[StepOperations] = StepOperations
+    _compiled: dict[Hashable, Runner]
+    _reader: LanguageModel | None  # the model as it reads prompts
 
     def __init__(
         self,
@@ -334,8 +336,8 @@ class CompiledEngine(EagerEngine):
         """Begin without prepared steps."""
         for step in self._steps.values():
             step.runners.clear()
-        self._compiled: dict[Hashable, Runner] = {}
-        self._reader: LanguageModel | None = None  # the model as it reads prompts
+        self._compiled = {}
+        self._reader = None
 
     def padded(self, count: int) -> int:
         return max(2, count)  # so that verification needs no step for one token

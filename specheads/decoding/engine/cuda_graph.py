@@ -238,6 +238,8 @@ class GraphEngine(CompiledEngine):
     bucket = PART  # memory grows by the parts of attention in groups
     example_buckets = 2  # a compiler takes the number of parts for a constant if it is 1
     operations = _GroupedStep
+    _inputs: dict[Hashable, tuple[TensorTree, ...]]
+    _recorder: _GraphRecorder | _ImitatingRecorder
 
     def warm_up(
         self, compiled_step: CompiledStep, counts: Sequence[int], *inputs: TensorTree
@@ -339,6 +341,6 @@ class GraphEngine(CompiledEngine):
 
     def _forget(self) -> None:
         super()._forget()
-        self._inputs: dict[Hashable, tuple[TensorTree, ...]] = {}
+        self._inputs = {}
         # Results of the dropped graphs may still lie in their pool
         self._recorder = _recorder_for(self.lm.device)
