@@ -403,7 +403,14 @@ def write_own_prompts(pair: Pair, wish: OwnPrompts, settings: DataGeneration, ro
     text that does not end within `data.max_new_tokens` is no prompt. Raises UserError for a target
     without a format in which a user's message begins, and where no text has ended.
     """
-    opened = replace(pair, instruction_format=_beginning(pair) + INSTRUCTION)
+    opening_format = pair.text_before_instruction()
+    if opening_format is None:
+        raise UserError(
+            f"own_prompts.number: {pair.target_id} takes no instructions, so no message of a user"
+            " begins anywhere; give model.instruction_format, or take prompts from a data set"
+            " (data.path=)."
+        )
+    opened = replace(pair, instruction_format=opening_format + INSTRUCTION)
     openings = wish.openings or ("",)
     prompts = list[Prompt]()
     for number in range(wish.number):
@@ -430,16 +437,3 @@ def write_own_prompts(pair: Pair, wish: OwnPrompts, settings: DataGeneration, ro
     lines = "".join(json.dumps({"instruction": text}) + "\n" for text in kept)
     write_whole(file, lambda temporary: temporary.write_text(lines, encoding="utf-8"))
     return file
-
-
-def _beginning(pair: Pair) -> str:
-    """Return what precedes a user's message in the pair's format."""
-    if not pair.chats:
-        raise UserError(
-            f"own_prompts.number: {pair.target_id} takes no instructions, so no message of a user"
-            " begins anywhere; give model.instruction_format, or take prompts from a data set"
-            " (data.path=)."
-        )
-    if pair.instruction_format is not None:
-        return pair.instruction_format.partition(INSTRUCTION)[0]
-    return pair.render([{"role": "user", "content": INSTRUCTION}]).partition(INSTRUCTION)[0]

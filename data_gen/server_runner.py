@@ -12,6 +12,7 @@ import os
 import threading
 import time
 import urllib.error
+import urllib.parse
 import urllib.request
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from http.client import HTTPException
@@ -24,7 +25,7 @@ from specheads.data_gen.settings import DataGeneration
 from specheads.data_gen.shard_rows import Shard, uniforms_of, warp_of
 from specheads.data_gen.vllm_runner import sampling_params
 from specheads.decoding.responses import Response
-from specheads.errors import UserError
+from specheads.errors import UserError, is_count
 from specheads.pair.pair import Pair
 from specheads.pair.reading import GivenTexts, states_of
 from specheads.pair.sampling import Warp
@@ -65,13 +66,21 @@ Result = TypeVar("Result")
 
 
 class Completion(NamedTuple):
-    """What a server answered: the ids of tokens, why it ended, and the log-probabilities of the ids
-    where it tells them.
+    """What a server answered: the ids of tokens, why it ended, the log-probabilities of the ids
+    where it tells them, and the token that ended it where it tells that.
     """
 
     ids: list[int]
     reason: str
     logprobs: list[float]
+    end: int | None = None
+
+
+class _NoRedirects(urllib.request.HTTPRedirectHandler):
+    """Lets an answer that names another address be an error: the key must not follow it."""
+
+    def redirect_request(self, *args: object, **kwargs: object) -> None:
+        return None
 
 
 class Server:
@@ -87,7 +96,13 @@ class Server:
             raise UserError(
                 f"server.url={url} is no address; give one such as http://localhost:8000."
             )
+        if "@" in urllib.parse.urlsplit(url).netloc:
+            raise UserError(
+                "server.url holds a user or a password, which logs would show; leave it out, and"
+                f" put the server's key into the variable {KEY}."
+            )
         self.url = url if url.endswith("/v1") else f"{url}/v1"
+        self._opener = urllib.request.build_opener(_NoRedirects)
         self._seconds = min(seconds, _LISTED)
         models = self._ask("models", delays=_DELAYS[:1]).get("data") or ()
         served = [str(each.get("id")) for each in models]
@@ -128,8 +143,12 @@ class Server:
                 f"{self.url} returns no token ids, as vLLM (from 0.10.2), SGLang (from August 2026)"
                 " and llama-server do; use one of these, or runner=local."
             )
+        end = choice.get("stop_reason")  # vLLM's and SGLang's: a token's id, or a text
         return Completion(
-            [int(token) for token in tokens], str(choice.get("finish_reason")), numbers
+            [int(token) for token in tokens],
+            str(choice.get("finish_reason")),
+            numbers,
+            end if is_count(end) else None,
         )
 
     def _ask(
@@ -147,13 +166,19 @@ class Server:
         )
         for delay in (*delays, None):
             try:
-                with urllib.request.urlopen(request, timeout=self._seconds) as answer:
+                with self._opener.open(request, timeout=self._seconds) as answer:
                     content = json.loads(answer.read())
                 if isinstance(content, dict):
                     return content
                 reason = "its answer is no JSON object"
             except urllib.error.HTTPError as error:
                 reason = f"{error.code}: {_said(error.read())}"
+                if elsewhere := error.headers.get("Location"):
+                    raise UserError(
+                        f"{self.url}/{path} names another address ({error.code}: {elsewhere}),"
+                        " which gets neither prompts nor a key; if it is the right one, give it:"
+                        " server.url="
+                    ) from None
                 if error.code in (401, 403):
                     raise UserError(
                         f"{self.url} refuses ({reason}); put its key into the variable {KEY}."
@@ -259,12 +284,28 @@ def response_of(pair: Pair, made: Completion, most: int) -> Response:
     ids = made.ids if end is None else made.ids[: end + 1]
     # Some servers keep the token that ended it
     if end is None and made.reason == "stop" and len(ids) < most:
-        ends = pair.tokenizer.eos_token_id
         end = len(ids)
-        ids = [*ids, ends if ends in pair.stop_tokens else min(pair.stop_tokens)]
+        ids = [*ids, _end_of(pair, made)]
     if len(ids) > most or not ids:
         raise UserError(f"the server returned {len(ids)} tokens, and was asked for 1 to {most}.")
     return Response(ids, end is not None)
+
+
+def _end_of(pair: Pair, made: Completion) -> int:
+    """Return the token that ended a completion which does not hold it.
+
+    Raises UserError for one that ends no response of the pair.
+    """
+    if made.end is None:
+        usual = pair.tokenizer.eos_token_id
+        return usual if usual in pair.stop_tokens else min(pair.stop_tokens)
+    if made.end not in pair.stop_tokens:
+        raise UserError(
+            f"the server ended a response at the token {made.end}, but responses of"
+            f" {pair.target_id} end with {sorted(pair.stop_tokens)}; serve it with the same"
+            " generation config."
+        )
+    return made.end
 
 
 @torch.no_grad()

@@ -216,16 +216,19 @@ def _kinds(config: Any) -> set[str]:
     return set(getattr(config, "layer_types", None) or ())
 
 
-def tiny_config(name: str, **more: Any) -> PretrainedConfig:
+def tiny_config(name: str, least_layers: int = 2, **more: Any) -> PretrainedConfig:
     """Return a tiny config with as many layers as it needs to have every kind of them.
 
     Its parts are tiny, too.
     """
-    return _shrunk(CONFIG_MAPPING[name], name, more)
+    return _shrunk(CONFIG_MAPPING[name], name, more, least_layers)
 
 
 def _shrunk(
-    make: Callable[..., PretrainedConfig], name: str, more: Mapping[str, Any]
+    make: Callable[..., PretrainedConfig],
+    name: str,
+    more: Mapping[str, Any],
+    least_layers: int = 2,
 ) -> PretrainedConfig:
     usual = make()
     known = usual.to_dict()
@@ -247,7 +250,7 @@ def _shrunk(
     sizes |= ({"is_decoder": True} if "is_decoder" in known else {}) | _OTHERS.get(name, {}) | more
     if "layer_types" in sizes:
         sizes["num_hidden_layers"] = len(sizes["layer_types"])
-    for number in (2, 4, 6, 8):
+    for number in range(least_layers, 10, 2):
         layers = (
             {key: number for key in _LAYERS if key in known} if "layer_types" not in sizes else {}
         )

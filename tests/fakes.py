@@ -52,6 +52,9 @@ class CountingTokenizer:
     def decode(self, tokens, skip_special_tokens: bool = True) -> str:
         return "".join(chr(97 + int(token)) for token in tokens)
 
+    def convert_ids_to_tokens(self, token: int) -> str:
+        return chr(97 + token)
+
 
 def tiny_llama(
     vocab_size: int, seed: int, scale: float = 1.0, layers: int = 1, window: int = 64

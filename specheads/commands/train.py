@@ -32,7 +32,7 @@ from specheads.training.heads.settings import HeadTraining
 
 if TYPE_CHECKING:
     from specheads.replay.information import Information
-    from specheads.training.distill.distillation import DistilledDraft
+    from specheads.training.distill.distillation import DevOverlap, DistilledDraft
     from specheads.training.heads.head_training import TrainedHeads
 
 T = TypeVar("T", HeadTraining, Distillation)
@@ -58,7 +58,15 @@ def train_head(cfg: DictConfig, pair: Pair | None = None) -> "TrainedHeads":
         trained = train_heads(pair, partial(data_cache, cfg, pair), settings, run, loggers)
     if is_first_process():
         _print_heads(trained)
-        print(f"next: {next_command('evaluate', f'head={trained.folder}')}")
+        useless = [name for name, loss in trained.dev.items() if not loss.best < loss.constant]
+        if useless:
+            print(
+                f"WARNING: {', '.join(useless)} predict dev prompts no better than one number for"
+                " all tokens, so nothing was learned; use a smaller optimizer.lr=, more prompts"
+                " (data.num_train=) or more epochs (trainer.max_epochs=)"
+            )
+        if len(useless) < len(trained.names):
+            print(f"next: {next_command('evaluate', f'head={trained.folder}')}")
     return trained
 
 
@@ -97,11 +105,29 @@ def distill_draft(cfg: DictConfig, pair: Pair | None = None) -> "DistilledDraft"
         print_table(Table.of_texts(["on test prompts", "before", "after", "change"], rows))
         print(
             "\n".join(f"{name}: {meaning}" for name, meaning in MEANINGS.items()),
+            *_of_epochs(distilled.dev),
             f"draft: {distilled.folder}",
             sep="\n",
         )
-        print(f"next: {next_command('train', f'model.draft={distilled.folder}')}")
+        if distilled.dev is None or distilled.dev.best >= distilled.dev.before:
+            print(f"next: {next_command('train', f'model.draft={distilled.folder}')}")
+        else:
+            print(
+                "WARNING: the draft became worse: on dev prompts its overlap with the target is"
+                f" {distilled.dev.best:.4f}, and was {distilled.dev.before:.4f} before training;"
+                " keep the old one, and train with a smaller optimizer.lr="
+            )
     return distilled
+
+
+def _of_epochs(dev: "DevOverlap | None") -> Iterator[str]:
+    """Yield which epoch of a draft is exported, and what the last one was."""
+    if dev is not None:
+        yield (
+            f"exported: the weights after epoch {dev.epoch + 1}, the best on dev prompts with an"
+            f" overlap of {dev.best:.4f} ({dev.before:.4f} before training, {dev.last:.4f} after"
+            " the last epoch)"
+        )
 
 
 def _checked_settings(cls: type[T], cfg: DictConfig) -> T:
@@ -153,6 +179,13 @@ def _print_heads(trained: "TrainedHeads") -> None:
             f"the {len(names)} heads of the lowest KL; {left_out:,} more are in"
             f" {trained.folder.parent}/test.json"
         )
+    for name in names:
+        if name in trained.dev and trained.dev[name].best < trained.dev[name].last:
+            loss = trained.dev[name]
+            print(
+                f"{name}: exported after epoch {loss.epoch + 1}, the best on dev prompts with a"
+                f" loss of {loss.best:.4f} ({loss.last:.4f} after the last epoch)"
+            )
     if trained.calibrated:
         rows = []
         for name in names:

@@ -28,6 +28,7 @@ from specheads.decoding.request import (
 from specheads.decoding.rounds import ChainRounds, RoundParts, Rounds, TargetRounds
 from specheads.decoding.step_inputs import DraftMemory
 from specheads.decoding.stopping import MAX_TOKENS, FixedLength, HeadThreshold, StoppingRule
+from specheads.decoding.text_stream import TextStream
 from specheads.decoding.verification import (
     BlockVerification,
     TokenVerification,
@@ -266,23 +267,13 @@ class Decoder:
         return request
 
     def _pieces(self, request: Request) -> Iterator[str]:
-        # Tokens before `shown` are out; [shown, read) decoded to the text that the next piece
-        # extends.
-        shown = 0
-        read = 0
+        stream = TextStream(self.pair)
         for _ in self.single.decode([request], request.stop_tokens):
             if request.failure is not None:
                 raise UserError(request.failure)
-            response = request.response
-            before = self.pair.decode(response[shown:read])
-            text = self.pair.decode(response[shown:])
-            # A replacement character at the end is a character whose remaining bytes are still to
-            # come.
-            is_whole = not text.endswith("\ufffd") or request.finish_reason is not None
-            if len(text) > len(before) and is_whole:
-                yield text[len(before) :]
-                shown = read
-                read = len(response)
+            has_ended = request.finish_reason is not None
+            if piece := stream.next_piece(request.response, has_ended):
+                yield piece
 
 
 class SpeculativeDecoder(Decoder):

@@ -1,16 +1,31 @@
 """A draft before training that is not the pair's: the target's embeddings and some of its
 layers.
+
+Configs describe layers by their index in many ways. What is known of them is carried over; then
+the draft is compared with the target without its other layers, so that nothing else passes.
 """
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from torch import Tensor, nn
+from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
 from specheads.errors import UserError, is_count
 from specheads.pair.language_model import place_of_layers
+
+# Lists that may be as long as there are layers by chance
+NOT_BY_LAYER = ("time_step_limit", "mlp_multipliers", "ssm_multipliers")
+# Settings that list numbers of layers
+LAYER_NUMBERS = ("mlp_only_layers", "moe_layers", "attn_layer_indices", "hybrid_layer_ids")
+# Settings that say how many layers come before the first sparse one
+NUMBERS_BEFORE = ("first_k_dense_replace", "num_dense_layers", "moe_layer_start_index")
+PLAIN = bool | int | float | str | tuple | None  # settings of a module that can be compared
+NUM_TOKENS = 8  # that the comparison reads
 
 
 @dataclass(frozen=True)
@@ -52,24 +67,172 @@ class TargetLayers:
         return list(self.layers)
 
     def make(self, target: PreTrainedModel) -> PreTrainedModel:
-        """Return the draft. Raises UserError for layers that the target does not have."""
-        config = copy.deepcopy(target.config)
-        text_config = config.get_text_config()
-        layers = self.numbers(text_config.num_hidden_layers)
-        text_config.num_hidden_layers = len(layers)
-        if (types := getattr(text_config, "layer_types", None)) is not None:
-            text_config.layer_types = [types[layer] for layer in layers]
-        with torch.random.fork_rng(devices=[]):  # its random weights are replaced
-            model = AutoModelForCausalLM.from_config(config, dtype=target.dtype)
-        prefix = f"{place_of_layers(target)}."
-        states = {}
-        for name, tensor in target.state_dict().items():
-            if not name.startswith(prefix):
-                states[name] = tensor
-                continue
-            number, rest = name.removeprefix(prefix).split(".", 1)
-            for new, layer in enumerate(layers):
-                if layer == int(number):
-                    states[f"{prefix}{new}.{rest}"] = tensor
-        model.load_state_dict(states)
+        """Return the draft.
+
+        Raises UserError for layers that the target does not have, and for those that cannot stand
+        alone: a model of this architecture that has them computes something else.
+        """
+        layers = self.numbers(target.config.get_text_config().num_hidden_layers)
+        try:
+            model = _model_of(target, layers)
+            difference = _difference(model, target, layers)
+        except UserError:
+            raise
+        except Exception as error:  # noqa: BLE001 - transformers raises a dozen kinds for a config
+            difference = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+        if difference is not None:
+            raise UserError(
+                f"init_layers={list(layers)}: no {type(target).__name__} of these layers computes"
+                f" what they compute in the target ({difference}); take other layers, for example"
+                " the first ones, or give a draft: model.draft=."
+            )
         return model.to(target.device)
+
+
+def _model_of(target: PreTrainedModel, layers: Sequence[int]) -> PreTrainedModel:
+    config = config_of(target, layers)
+    with torch.random.fork_rng(devices=[]):  # its random weights are replaced
+        model = AutoModelForCausalLM.from_config(
+            config, dtype=target.dtype, **_implementations(target.config)
+        )
+    prefix = f"{place_of_layers(target)}."
+    states = {}
+    for name, tensor in target.state_dict().items():
+        if not name.startswith(prefix):
+            states[name] = tensor
+            continue
+        number, rest = name.removeprefix(prefix).split(".", 1)
+        for new, layer in enumerate(layers):
+            if layer == int(number):
+                states[f"{prefix}{new}.{rest}"] = tensor
+    model.load_state_dict(states)
+    return model.eval()
+
+
+def _implementations(config: PretrainedConfig) -> dict[str, str]:
+    """Return by which of transformers' implementations a model computes; no file holds them."""
+    chosen = {}
+    for part in ("attn", "experts"):
+        name = getattr(config, f"_{part}_implementation", None)
+        if name is not None:
+            chosen[f"{part}_implementation"] = name
+    return chosen
+
+
+def config_of(target: PreTrainedModel, layers: Sequence[int]) -> PretrainedConfig:
+    """Return the config of a model of some of the target's layers, as its file would be read."""
+    config = copy.deepcopy(target.config)
+    text_config = config.get_text_config()
+    for key, value in _carried(text_config, layers).items():
+        setattr(text_config, key, value)
+    text_config.num_hidden_layers = len(layers)
+    return type(config).from_dict(config.to_dict())
+
+
+def _carried(config: PretrainedConfig, layers: Sequence[int]) -> dict[str, object]:
+    """Return the settings of single layers, for a model of some of the layers."""
+    count = config.num_hidden_layers
+    known = config.to_dict()
+    carried: dict[str, object] = {}
+    for key, value in known.items():
+        if key in LAYER_NUMBERS and value is not None:
+            carried[key] = [new for new, layer in enumerate(layers) if layer in value]
+        elif isinstance(value, list | tuple) and _is_by_layer(key, len(value), count):
+            carried[key] = [value[layer] for layer in layers]
+        elif key == "per_layer_config" and value:  # by layer, where one has settings of its own
+            of_layer = {int(layer): own for layer, own in value.items()}
+            chosen = {new: of_layer.get(layer) for new, layer in enumerate(layers)}
+            carried[key] = {new: own for new, own in chosen.items() if own is not None}
+        elif key in NUMBERS_BEFORE and value is not None:
+            carried[key] = sum(layer < value for layer in layers)
+        elif key == "moe_layer_end_index":  # the last sparse layer
+            carried[key] = sum(layer <= value for layer in layers) - 1
+    if (step := known.get("decoder_sparse_step")) is not None:
+        dense = known["mlp_only_layers"] or []
+        carried["decoder_sparse_step"] = 1
+        carried["mlp_only_layers"] = [
+            new for new, layer in enumerate(layers) if layer in dense or (layer + 1) % step
+        ]
+    if (kinds := getattr(config, "attention_layers", None)) is not None:  # of GPT-Neo
+        carried["attention_types"] = [[[kinds[layer]], 1] for layer in layers]
+    return carried
+
+
+def _is_by_layer(key: str, length: int, count: int) -> bool:
+    """Whether a list of a config has an entry for each layer; SmolLM3's may be longer."""
+    if key in NOT_BY_LAYER:
+        return False
+    return length == count or (key == "no_rope_layers" and length > count)
+
+
+def _difference(
+    model: PreTrainedModel, target: PreTrainedModel, layers: Sequence[int]
+) -> str | None:
+    """Return in words how a draft's layers differ from those of the target; None: in nothing."""
+    theirs = target.get_submodule(place_of_layers(target))
+    ours = model.get_submodule(place_of_layers(model))
+    for new, layer in enumerate(layers):
+        if different := _different_setting(ours[new], theirs[layer], {(new, layer)}):
+            return f"layer {layer} as layer {new} has another {different}"
+    in_order = all(first < second for first, second in pairwise(layers))
+    if not in_order or target.device.type == "meta":
+        return None
+    return logits_differ(model.to(target.device), target, set(range(len(theirs))) - set(layers))
+
+
+@torch.no_grad()
+def logits_differ(model: PreTrainedModel, target: PreTrainedModel, removed: set[int]) -> str | None:
+    """Return in words how a model's logits differ from those of the target without some layers;
+    None: by rounding alone.
+    """
+    tokens = torch.arange(NUM_TOKENS, device=target.device)[None]
+    tokens = tokens % target.get_input_embeddings().weight.shape[0]
+    with _without(target, removed):
+        expected = target(tokens, use_cache=False).logits.float()
+    found = model(tokens, use_cache=False).logits.float()
+    # Some models keep single numbers in float32, and make them anew.
+    eps = max(torch.finfo(target.dtype).eps, torch.finfo(torch.float32).eps)
+    nearness = 100 * eps * expected.abs().max()
+    if torch.allclose(found, expected, rtol=0, atol=float(nearness)):
+        return None
+    return f"its logits are off by up to {float((found - expected).abs().max()):.2g}"
+
+
+def _different_setting(
+    ours: nn.Module, theirs: nn.Module, numbers: set[tuple[int, int]]
+) -> str | None:
+    """Return the name of a part, or of a plain setting of a part, that two layers do not share.
+
+    `numbers` are the pairs of values that name the layers themselves.
+    """
+    parts = dict(theirs.named_modules())
+    for name, our_part in ours.named_modules():
+        their_part = parts.pop(name, None)
+        if type(our_part) is not type(their_part):
+            return name
+        for key, value in vars(our_part).items():
+            other = vars(their_part).get(key)
+            are_plain = isinstance(value, PLAIN) and isinstance(other, PLAIN)
+            if are_plain and value != other and (value, other) not in numbers:
+                return f"{name}.{key}".lstrip(".")
+    return next(iter(parts), None)
+
+
+@contextmanager
+def _without(model: PreTrainedModel, removed: set[int]) -> Iterator[None]:
+    """While open, these layers of a model return their input."""
+
+    def its_input(
+        layer: nn.Module, args: tuple[Tensor, ...], kwargs: dict[str, Tensor], output: object
+    ) -> object:
+        hidden = args[0] if args else kwargs["hidden_states"]
+        if not isinstance(output, tuple | list):
+            return hidden
+        return type(output)((hidden, *output[1:]))
+
+    layers = model.get_submodule(place_of_layers(model))
+    with ExitStack() as handles:
+        for number in removed:
+            hook = layers[number].register_forward_hook(its_input, with_kwargs=True)
+            handles.callback(hook.remove)
+        yield

@@ -7,7 +7,7 @@ returns.
 import logging
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, suppress
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -240,16 +240,38 @@ class LanguageModel:
                 f"{type(self.model).__name__} does not read tokens alone ({error}); choose another"
                 " model."
             ) from error
-        scale = expected.abs().max().item() / self.temperature
+        if not expected.isfinite().all():
+            _check_numbers(self.model, expected)
+        scale = expected[expected.isfinite()].abs().max().item() / self.temperature
         expected = self._of_known(expected)
         logits = self.kept_logits(self.hidden_states(tokens, use_cache=False)).float()
-        if not torch.allclose(logits, expected, atol=1e-2 * scale, rtol=0, equal_nan=True):
+        if not torch.allclose(logits, expected, atol=1e-2 * scale, rtol=0):
             raise UserError(
                 f"{type(self.model).__name__} changes its logits after the output embedding in a"
                 " way that is not supported (largest difference"
                 f" {(logits - expected).abs().max():.3g}); use a model of a supported family"
                 " (Llama, Qwen2, Qwen3, Gemma 2, OPT, BLOOM, GPT-NeoX)."
             )
+
+
+def _check_numbers(model: PreTrainedModel, logits: Tensor) -> None:
+    """Raise UserError for weights that are NaN or infinite, and for logits that are, except those
+    that a model sets to minus infinity.
+    """
+    name = model.name_or_path or type(model).__name__
+    for key, weight in model.named_parameters():
+        if weight.is_floating_point() and not weight.isfinite().all():
+            count = int((~weight.isfinite()).sum())
+            raise UserError(
+                f"{name}: the weights {key} hold {count} of {weight.numel()} numbers that are NaN"
+                " or infinite; download or convert the checkpoint again."
+            )
+    if logits.isnan().any() or logits.isposinf().any():
+        raise UserError(
+            f"{name} gives NaN or infinite logits for its first tokens, although all its weights"
+            f" are finite: {short_name(model.dtype)} is too narrow for it; use"
+            " model.dtype=float32, or bfloat16 in place of float16."
+        )
 
 
 def _logit_factor(config: PreTrainedConfig) -> float:
@@ -276,14 +298,18 @@ def _lengths_of_longrope(parameters: Mapping[str, Any]) -> list[int]:
 
 
 def place_of_layers(model: PreTrainedModel) -> str:
-    """Return the name of the module list that holds a model's layers.
+    """Return the name of the module list that holds a model's layers: of its decoder, where parts
+    that read images have as many.
 
     Raises UserError if there is none.
     """
     count = model.config.get_text_config().num_hidden_layers
-    for name, part in model.named_modules():
-        if isinstance(part, nn.ModuleList) and len(part) == count:
-            return name
+    decoder = model.get_decoder() if hasattr(model, "get_decoder") else model
+    for whole in (decoder, model):
+        within = {id(part) for part in whole.modules()}
+        for name, part in model.named_modules():
+            if isinstance(part, nn.ModuleList) and len(part) == count and id(part) in within:
+                return name
     raise UserError(f"the layers of {type(model).__name__} are not found.")
 
 
@@ -329,13 +355,12 @@ def load_model(source: ModelSource) -> PreTrainedModel:
         "dtype": dtype,
         "trust_remote_code": source.trust_remote_code,
         "output_loading_info": True,
+        "ignore_mismatched_sizes": True,  # they are named below
     }
     config = _config_of(source)
     _check_stored(config, location)
-    if is_partial := any(getattr(config, name, None) is not None for name in (SIZE, FORM)):
-        keys["ignore_mismatched_sizes"] = (
-            True  # of the output, which follows, as weights in 8 bits do
-        )
+    # Its output follows, as weights in 8 bits do
+    is_partial = any(getattr(config, name, None) is not None for name in (SIZE, FORM))
     if source.device_map:
         keys["device_map"] = source.device_map
     elif quantization and torch.device(source.device).type != "cpu":
@@ -343,7 +368,7 @@ def load_model(source: ModelSource) -> PreTrainedModel:
     if quantization and not source.rounded_form:
         keys["quantization_config"] = QUANTIZATIONS[quantization].make()
     try:
-        with without_warnings() if is_partial else nullcontext():
+        with without_warnings():
             model, read = from_pretrained(
                 transformers.AutoModelForCausalLM, location, source.revision, **keys
             )
@@ -357,13 +382,8 @@ def load_model(source: ModelSource) -> PreTrainedModel:
         ) from error
     if is_partial:
         restore(model, location, source.revision)
-    elif missing := sorted(read["missing_keys"]):
-        raise UserError(
-            f"{location} has no weights for"
-            f" {missing[0]}{f' and {len(missing) - 1} others' * (len(missing) > 1)} of"
-            f" {type(model).__name__}, which would be random; expected the checkpoint of a whole"
-            " causal language model."
-        )
+    else:
+        _check_read(read, location, type(model).__name__)
     if source.rounded_form:
         if is_quantized(model):
             raise UserError(
@@ -377,6 +397,38 @@ def load_model(source: ModelSource) -> PreTrainedModel:
         logger.info(how, quantization, location, 100 * share, source.rounded_form)
     model = model if "device_map" in keys else model.to(source.device)
     return model.requires_grad_(False).eval()
+
+
+def _check_read(read: Mapping[str, Any], location: str | Path, architecture: str) -> None:
+    """Log a warning for tensors of a checkpoint that its model does not have.
+
+    Raises UserError for weights that it lacks, or has in another shape.
+    """
+    if mismatched := sorted(read["mismatched_keys"]):
+        (name, stored, expected), *others = mismatched
+        raise UserError(
+            f"{location} has {name} in the shape {list(stored)}, but its config asks for"
+            f" {list(expected)}{_and_others(others)}; is its config.json another model's?"
+        )
+    if missing := sorted(read["missing_keys"]):
+        name, *others = missing
+        raise UserError(
+            f"{location} has no weights for {name}{_and_others(others)} of {architecture}, which"
+            " would be random; expected the checkpoint of a whole causal language model."
+        )
+    if unused := sorted(read["unexpected_keys"]):
+        name, *others = unused
+        logger.warning(
+            "%s holds the tensor %s%s, which %s does not use; is its config.json this model's?",
+            location,
+            name,
+            _and_others(others),
+            architecture,
+        )
+
+
+def _and_others(others: Sequence[object]) -> str:
+    return f" and {len(others)} others" if others else ""
 
 
 def _check_stored(config: PreTrainedConfig, location: str | Path) -> None:

@@ -20,7 +20,7 @@ from jinja2 import TemplateError
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from specheads.errors import UserError
+from specheads.errors import UserError, is_count
 from specheads.pair.config import INSTRUCTION, ModelSource, PairConfig, checked_dtype, pair_config
 from specheads.pair.draft_vocabulary import borrow_embedding, borrows_embedding, kept_tokens
 from specheads.pair.initial_draft import TargetLayers
@@ -44,6 +44,14 @@ Message = Mapping[str, object]  # of a conversation: its role, content and the l
 
 logger = logging.getLogger(__name__)
 
+TOKENIZER_FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "tokenizer.model",
+    "spiece.model",
+    "vocab.json",
+    "vocab.txt",
+)
 _TEXT = (  # to which both tokenizers must give the same ids
     "def f(x):\n    return x ** 2  # \u00e9, \u4e2d, 1234"
 )
@@ -161,11 +169,18 @@ class Pair:
     def stop_tokens(self) -> frozenset[int]:
         """End-of-sequence tokens of the target's generation config, or else of its config or
         tokenizer.
+
+        Raises UserError for what are no token ids.
         """
-        stop = self.target.generation_config.eos_token_id
-        stop = self.target.config.eos_token_id if stop is None else stop
-        stop = self.tokenizer.eos_token_id if stop is None else stop
-        return frozenset([] if stop is None else [stop] if isinstance(stop, int) else stop)
+        named = {
+            "generation_config.json": self.target.generation_config.eos_token_id,
+            "config.json": self.target.config.eos_token_id,
+            "the tokenizer": self.tokenizer.eos_token_id,
+        }
+        for source, value in named.items():
+            if value is not None:
+                return frozenset(_end_tokens(value, f"{source} of {self.target_id}"))
+        return frozenset()
 
     @cached_property
     def appends_end(self) -> bool:
@@ -266,6 +281,16 @@ class Pair:
         if not self.chats:
             return self._ids(text)
         return self._ids(self.render([{"role": "user", "content": text}]), add_special_tokens=False)
+
+    def text_before_instruction(self) -> str | None:
+        """Return what precedes a user's instruction in this pair's format; None where instructions
+        are plain texts.
+        """
+        if self.instruction_format is not None:
+            return self.instruction_format.partition(INSTRUCTION)[0]
+        if not self.chats:
+            return None
+        return self.render([{"role": "user", "content": INSTRUCTION}]).partition(INSTRUCTION)[0]
 
     def encode_chat(
         self, messages: Sequence[Message], tools: Sequence[Mapping[str, object]] | None = None
@@ -459,6 +484,20 @@ def remarks(pair: Pair) -> Iterator[str]:
         )
 
 
+def _end_tokens(value: object, source: str) -> list[int]:
+    """Return the end tokens that a config names as `eos_token_id`: an id, or a list of ids.
+
+    Raises UserError for anything else.
+    """
+    ids = list(value) if isinstance(value, list | tuple) else [value]
+    if not all(is_count(each) for each in ids):
+        raise UserError(
+            f"{source}: eos_token_id={value!r} must be a token id, an integer from 0, or a list of"
+            " token ids; correct it there."
+        )
+    return cast(list[int], ids)
+
+
 def _num_tokens(tokenizer: PreTrainedTokenizerBase, model: PreTrainedModel) -> int:
     """Return the number of tokens, without added ones at the end that a model was not resized for,
     often a pad token.
@@ -488,12 +527,12 @@ def _tokenizer(
 
     def compared(role: str) -> Tensor | None:
         source = config.source(role)
-        if (
-            config.tokenizer is not None
-            and not (Path(resolve(source.location)) / "tokenizer_config.json").is_file()
-        ):
-            return None
-        theirs = load_tokenizer(source.location, source.revision, source.trust_remote_code)
+        try:
+            theirs = load_tokenizer(source.location, source.revision, source.trust_remote_code)
+        except UserError:
+            if config.tokenizer is None or _has_tokenizer(source.location):
+                raise
+            return None  # weights alone
         return known_tokens(theirs, tokenizer, str(source.location), str(location))
 
     if compared("target") is not None:
@@ -510,6 +549,12 @@ def _tokenizer(
             *(config.draft, len(lacking), len(known), ", ".join(map(str, lacking[:3]))),
         )
     return tokenizer, known
+
+
+def _has_tokenizer(location: str | Path) -> bool:
+    """Whether a folder holds a tokenizer, one that can be read or not."""
+    folder = Path(resolve(location))
+    return any((folder / name).is_file() for name in TOKENIZER_FILES)
 
 
 def _models(

@@ -11,6 +11,7 @@ from transformers import PreTrainedModel
 from specheads.decoding.drafting import Autoregressive
 from specheads.decoding.step_times import bytes_of_step
 from specheads.errors import UserError
+from specheads.pair.initial_draft import PLAIN, logits_differ
 from specheads.pair.language_model import place_of_layers
 from specheads.pair.pair import Pair
 from specheads.settings import Count, argument
@@ -60,24 +61,27 @@ class LayerSkip(Autoregressive):
 
 
 class _Skipped(nn.Module):
-    """Replaces a layer: returns its input in the form of that layer's output."""
+    """Replaces a layer: returns its input in the form of that layer's output, and has the layer's
+    plain settings, by some of which models choose masks.
+    """
 
-    def __init__(self, layer: nn.Module, returns_tuple: bool) -> None:
+    def __init__(self, layer: nn.Module, output: object) -> None:
         super().__init__()
-        self.returns_tuple = returns_tuple
-        if hasattr(layer, "attention_type"):  # some models choose a layer's mask by it
-            self.attention_type = layer.attention_type
+        for key, value in vars(layer).items():
+            if isinstance(value, PLAIN) and not hasattr(self, key):
+                setattr(self, key, value)
+        # What comes after the state in the layer's output: as many times nothing
+        self.form = type(output) if isinstance(output, tuple | list) else None
+        self.rest = [None] * (len(output) - 1) if isinstance(output, tuple | list) else []
 
-    def forward(
-        self, hidden_states: Tensor, *args: object, **kwargs: object
-    ) -> Tensor | tuple[Tensor]:
-        return (hidden_states,) if self.returns_tuple else hidden_states
+    def forward(self, hidden_states: Tensor, *args: object, **kwargs: object) -> object:
+        return hidden_states if self.form is None else self.form([hidden_states, *self.rest])
 
 
 def without_layers(model: PreTrainedModel, skipped: Sequence[int]) -> PreTrainedModel:
     """Return `model` with some layers skipped, on the same weights.
 
-    Raises UserError for layers that it does not have.
+    Raises UserError for layers that it does not have, and for those whose output others need.
     """
     count = model.config.get_text_config().num_hidden_layers
     if wrong := [layer for layer in skipped if layer >= count]:
@@ -88,22 +92,29 @@ def without_layers(model: PreTrainedModel, skipped: Sequence[int]) -> PreTrained
     if len(skipped) == count:
         raise UserError(f"drafting.skipped leaves out all {count} layers; keep at least one.")
     place = place_of_layers(model)
-    tuples = _returns_tuple(model, model.get_submodule(place)[0])
     weights = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
     other = copy.deepcopy(model, weights)  # what is in `weights` is not copied
     layers = other.get_submodule(place)
-    for number in skipped:
-        layers[number] = _Skipped(layers[number], tuples)
+    try:
+        for number in skipped:
+            output = _output_of(model, model.get_submodule(place)[number])
+            layers[number] = _Skipped(layers[number], output)
+        difference = logits_differ(other.eval(), model, set(skipped))
+    except Exception as error:  # noqa: BLE001 - models raise whatever for what they miss
+        difference = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+    if difference is not None:
+        raise UserError(
+            f"drafting.skipped={list(skipped)}: {type(model).__name__} does not work without these"
+            f" layers, as others need what they return ({difference}); skip other layers."
+        )
     return other.eval()
 
 
 @torch.no_grad()
-def _returns_tuple(model: PreTrainedModel, layer: nn.Module) -> bool:
-    """Whether a layer of this model returns its state within a tuple; a forward pass shows it."""
-    tuples: list[bool] = []
-    handle = layer.register_forward_hook(
-        lambda module, args, output: tuples.append(isinstance(output, tuple))
-    )
+def _output_of(model: PreTrainedModel, layer: nn.Module) -> object:
+    """Return what a layer of this model returned in a forward pass of one token."""
+    outputs: list[object] = []
+    handle = layer.register_forward_hook(lambda module, args, output: outputs.append(output))
     try:
         token = torch.zeros(
             1, 1, dtype=torch.long, device=model.get_input_embeddings().weight.device
@@ -111,4 +122,4 @@ def _returns_tuple(model: PreTrainedModel, layer: nn.Module) -> bool:
         model.base_model(input_ids=token, use_cache=False)
     finally:
         handle.remove()
-    return tuples[0]
+    return outputs[0]

@@ -22,6 +22,8 @@ FINAL = (  # prompts on which nothing is chosen: each is read once, for a figure
     "final"
 )
 
+SHORTEST_MARK = 4  # of a format, in characters: shorter ones are in plain texts, too
+
 
 @dataclass(frozen=True)
 class Prompt:
@@ -135,6 +137,7 @@ def encode_prompts(
             encoded.append((prompt, ids))
         except UserError as error:
             refused.append(f"{prompt.place or 'a prompt'}: {error}")
+    _warn_of_rendered(pair, prompts)
     if refused:
         logger.warning(
             "data: %d of %d prompts left out, the first in %s",
@@ -159,6 +162,32 @@ def encode_prompts(
             most,
         )
     return kept
+
+
+def _warn_of_rendered(pair: "Pair", prompts: Sequence[Prompt]) -> None:
+    """Log a warning for texts that hold what the pair's format puts before an instruction: they
+    will have it twice.
+    """
+    before = pair.text_before_instruction()
+    if not before:
+        return
+    mark = (
+        before.replace(getattr(pair.tokenizer, "bos_token", None) or "\0", "")
+        .strip()
+        .rpartition("\n")[2]
+    )
+    if len(mark) < SHORTEST_MARK:
+        return
+    rendered = [prompt for prompt in prompts if not prompt.is_chat and mark in prompt.text]
+    if rendered:
+        logger.warning(
+            "data: %d of %d prompts, the first in %s, hold %r already, which is put before each"
+            " text again; give texts without it, or messages, or set model.chat=false",
+            len(rendered),
+            len(prompts),
+            rendered[0].place or "a prompt",
+            mark,
+        )
 
 
 def response_provenance(

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_SURROGATE = re.compile("[\ud800-\udfff]")
+_BROKEN = re.compile("[\0\ud800-\udfff]")
 _MESSAGES_AS_TEXT = re.compile(
     r"""\s*\[\s*\{\s*['"](role|content|from|value)['"]\s*:|\s*\[\s*\]\s*$"""
 )
@@ -238,35 +238,38 @@ def check_values(
         kind = kind_of(value)
         what = f"data.path={path!r}, {place}: the field {field!r}"
         if kind not in ("a text", "a number"):
-            part = (
-                next(iter(value), None)
-                if isinstance(value, Mapping)
-                else 0
-                if isinstance(value, list) and value
-                else None
-            )
-            remedy = (
-                "convert it"
-                if part is None or not has_parts
-                else f"name a part of it, such as {{{field}[{part}]}}"
-            )
+            remedy = "convert it"
+            if has_parts and isinstance(value, Mapping) and value:
+                remedy = f"name a part of it, such as {{{field}[{next(iter(value))}]}}"
+            elif has_parts and isinstance(value, list):
+                remedy = f"join it into one text, or take one entry alone, such as {{{field}[0]}}"
             raise UserError(
                 f"{what} is {kind}; prompts are made of texts and numbers, so {remedy}."
             )
-        if isinstance(value, str) and _SURROGATE.search(value):
-            raise UserError(f"{what} holds half a character (a lone surrogate); fix or remove it.")
+        if isinstance(value, str) and (broken := _BROKEN.search(value)):
+            name = "a NUL character" if broken[0] == "\0" else "half a character (a surrogate)"
+            raise UserError(f"{what} holds {name}; is the file damaged? Fix or remove it.")
 
 
-# The roles of ShareGPT's "from", and of templates.
+# What data sets call roles, in lower case, and what chat templates call them; ShareGPT's first.
 _ROLES = {
     "human": "user",
-    "user": "user",
     "gpt": "assistant",
     "chatgpt": "assistant",
     "bing": "assistant",
     "bard": "assistant",
+    "model": "assistant",
+    "bot": "assistant",
+    "ai": "assistant",
+    "observation": "tool",
+    "function": "tool",
+    "ipython": "tool",
+    "user": "user",
+    "assistant": "assistant",
+    "system": "system",
+    "developer": "developer",
+    "tool": "tool",
 }
-_ROLES |= {"assistant": "assistant", "system": "system", "tool": "tool", "observation": "tool"}
 # What templates read.
 _KEPT = (
     "role",
@@ -295,14 +298,16 @@ def messages_of(
         row = {field: messages}
     for number, message in enumerate(messages):
         at = f"{field}[{number}]"
-        role = message.get("role", message.get("from")) if isinstance(message, Mapping) else None
-        if not isinstance(role, str) or ("role" not in message and role not in _ROLES):
-            known = f"role={role!r}" if role is not None else kind_of(message)
+        source = "role" if isinstance(message, Mapping) and "role" in message else "from"
+        named = message.get(source) if isinstance(message, Mapping) else None
+        role = _ROLES.get(named.strip().lower()) if isinstance(named, str) else None
+        if role is None:
+            known = f"{source}={named!r}" if named is not None else kind_of(message)
             raise UserError(
-                f"data.path={path!r}, {place}: the field {at!r} is {known}, no message; expected a"
-                f" role and content, or from ({', '.join(_ROLES)}) and value."
+                f"data.path={path!r}, {place}: the field {at!r} is {known}, no message; expected"
+                f" role and content, or from and value, with a role of {', '.join(_ROLES)}."
             )
-        key = "content" if "role" in message else "value"
+        key = "content" if source == "role" else "value"
         parts = message.get(key)
         if isinstance(parts, list) and all(
             isinstance(part, Mapping) and part.get("type") == "text" for part in parts
@@ -317,7 +322,7 @@ def messages_of(
         kept = {}
         if key == "content":
             kept = {name: message[name] for name in _KEPT if message.get(name) is not None}
-        found.append(kept | {"role": role if key == "content" else _ROLES[role], "content": text})
+        found.append(kept | {"role": role, "content": text})
     return found
 
 

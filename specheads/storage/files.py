@@ -50,6 +50,7 @@ def cache_folder() -> Path:
 
 
 _SETTLED = 2.0  # seconds after a change from which on a further one has another time of change
+_IS_HASH = re.compile("[0-9a-f]{64}")
 _LARGE = 10e9  # bytes whose hash takes more than a few seconds
 
 
@@ -62,20 +63,23 @@ def checksum(path: Path) -> str:
 def hash_of(file: Path) -> str:
     """Return the SHA-256 of a file in hexadecimal digits.
 
-    It is read again only where its size or time of change is another.
+    It is read again only where its size, or what the file system notes of its changes, is another;
+    a copy that keeps the old time of change is noticed by that.
     """
     file = file.resolve()
-    if re.fullmatch("[0-9a-f]{64}", file.name):  # as the hub's cache calls its large files
+    if _IS_HASH.fullmatch(file.name):  # as the hub's cache calls its large files
         return file.name
     status = file.stat()
-    key = hashlib.sha256(f"{file} {status.st_size} {status.st_mtime_ns}".encode()).hexdigest()
+    changes = f"{status.st_size} {status.st_ino} {status.st_mtime_ns} {status.st_ctime_ns}"
+    key = hashlib.sha256(f"{file} {changes}".encode()).hexdigest()
     note = cache_folder() / "hashes" / key
-    with contextlib.suppress(OSError):
-        return note.read_text()
+    with contextlib.suppress(OSError, ValueError):
+        if _IS_HASH.fullmatch(known := note.read_text()):
+            return known
     if status.st_size > _LARGE:
         logger.info("reading %s, %s, once for its hash", file, amount(status.st_size))
     digest = checksum(file)
-    if time.time() - status.st_mtime > _SETTLED:
+    if time.time() - max(status.st_mtime, status.st_ctime) > _SETTLED:
         # A folder that cannot be written: the file is read again.
         with contextlib.suppress(OSError):
             note.parent.mkdir(parents=True, exist_ok=True)

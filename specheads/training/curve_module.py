@@ -26,6 +26,9 @@ class CurveModule(L.LightningModule):
     def __init__(self) -> None:
         super().__init__()
         self.history: list[tuple[int, dict[str, float]]] = []
+        # What decides which epoch of each model is exported, by the last validation: the smaller,
+        # the better
+        self.dev_values: dict[str, float] = {}
         # Each batch of this step, over all processes (2, n + m), see `loss_of_batch`.
         self._sums: list[Tensor] = []
         self._num_losses = 0
@@ -81,6 +84,10 @@ class CurveModule(L.LightningModule):
 
     def scale_gradients(self, factors: Tensor) -> None:
         """Multiply the gradients of each loss's parameters by its factor (n,)."""
+        raise NotImplementedError
+
+    def trained_weights(self, names: Sequence[str]) -> dict[str, dict[str, Tensor]]:
+        """Return the weights of some models by parameter; all processes call it."""
         raise NotImplementedError
 
     def named_values(self, values: Sequence[float]) -> dict[str, float]:

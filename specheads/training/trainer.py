@@ -12,7 +12,7 @@ import warnings
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import lightning as L
 import torch
@@ -24,6 +24,8 @@ from lightning.pytorch.plugins.environments import (
     TorchElasticEnvironment,
 )
 from lightning.pytorch.strategies import ModelParallelStrategy
+from safetensors.torch import load_file, save_file
+from torch import Tensor
 from torch.distributed import PrefixStore, rendezvous
 
 from specheads import interrupts
@@ -31,8 +33,9 @@ from specheads.errors import UserError
 from specheads.forecast import Forecast
 from specheads.interrupts import Interrupted, Request
 from specheads.processes import Processes
-from specheads.storage.files import temporary_of
+from specheads.storage.files import temporary_of, write_whole
 from specheads.storage.runs import is_resumed
+from specheads.training.curve_module import CurveModule
 from specheads.training.settings import TrainerSettings, Training, check_launcher, num_processes
 
 logger = logging.getLogger(__name__)
@@ -47,9 +50,17 @@ CHATTER = (  # Lightning's messages about itself
 )
 
 
+class Best(NamedTuple):
+    """When a model did best on dev prompts, and by how much: the smaller the value, the better."""
+
+    value: float
+    epoch: int
+    step: int
+
+
 class Checkpoints(L.Callback):
     """Writes `path` every so many optimiser steps, at the end of every epoch, and when the run is
-    asked to stop by `request`.
+    asked to stop by `request`; next to it the weights that were best on dev prompts.
     """
 
     def __init__(self, path: Path, every_steps: int, provenance: Mapping[str, object]) -> None:
@@ -58,6 +69,7 @@ class Checkpoints(L.Callback):
         self.provenance = dict(provenance)
         self.request = Request()
         self.saved_step = 0
+        self.best: dict[str, Best] = {}  # by trained model
         self.earlier_seconds = 0.0
         self.start = time.perf_counter()
         self.forecast = Forecast("training, without validation")
@@ -84,6 +96,48 @@ class Checkpoints(L.Callback):
         """
         progress = trainer.fit_loop.epoch_progress.current
         progress.completed = max(progress.completed, progress.processed)
+
+    def on_fit_start(self, trainer: L.Trainer, module: L.LightningModule) -> None:
+        if trainer.ckpt_path is None and trainer.is_global_zero:
+            self.best_weights.unlink(missing_ok=True)  # an earlier training's
+
+    @property
+    def best_weights(self) -> Path:
+        """The file of the best weights; tensors are named by model and parameter."""
+        return self.path.with_suffix(".best.safetensors")
+
+    def on_validation_end(self, trainer: L.Trainer, module: L.LightningModule) -> None:
+        """Keep the weights of models that are better on dev prompts than after earlier epochs."""
+        assert isinstance(module, CurveModule)
+        better = []
+        for name, value in module.dev_values.items():
+            best = self.best.get(name)
+            if best is None or not best.value <= value:  # what is NaN is not the best
+                self.best[name] = Best(value, trainer.current_epoch, trainer.global_step)
+                better.append(name)
+        if not better:
+            return
+        weights = module.trained_weights(better)  # gathered from all processes
+        if trainer.is_global_zero:
+            self.best_weights.parent.mkdir(parents=True, exist_ok=True)
+            kept = load_file(self.best_weights) if self.best_weights.exists() else {}
+            for name, of_model in weights.items():
+                for key, weight in of_model.items():
+                    kept[f"{name}/{key}"] = weight.detach().cpu().contiguous()
+            write_whole(self.best_weights, lambda path: save_file(_without_copies(kept), path))
+        trainer.strategy.barrier()
+
+    def read_best(self, trainer: L.Trainer) -> dict[str, dict[str, Tensor]]:
+        """Return the best weights by model and parameter, in all processes; empty where no epoch
+        was measured.
+        """
+        weights: dict[str, dict[str, Tensor]] = {name: {} for name in self.best}
+        if self.best and trainer.is_global_zero:
+            for place, weight in load_file(self.best_weights).items():
+                name, _, key = place.rpartition("/")
+                if name in weights:
+                    weights[name][key] = weight
+        return trainer.strategy.broadcast(weights)
 
     def on_validation_start(self, trainer: L.Trainer, module: L.LightningModule) -> None:
         self.validation = Forecast("validation")
@@ -131,13 +185,15 @@ class Checkpoints(L.Callback):
     def on_save_checkpoint(
         self, trainer: L.Trainer, module: L.LightningModule, checkpoint: dict[str, Any]
     ) -> None:
-        checkpoint |= {"provenance": self.provenance, "seconds": self.seconds}
+        best = {name: tuple(best) for name, best in self.best.items()}
+        checkpoint |= {"provenance": self.provenance, "seconds": self.seconds, "best": best}
 
     def on_load_checkpoint(
         self, trainer: L.Trainer, module: L.LightningModule, checkpoint: dict[str, Any]
     ) -> None:
         self.saved_step = checkpoint["global_step"]
         self.earlier_seconds = checkpoint["seconds"]
+        self.best = {name: Best(*best) for name, best in checkpoint.get("best", {}).items()}
 
     def is_asked(self, trainer: L.Trainer) -> bool:
         """Whether any process of the run got a signal; all processes get the same answer."""
@@ -167,6 +223,14 @@ class Checkpoints(L.Callback):
             os.replace(temporary_of(self.path), self.path)
         trainer.strategy.barrier()
         self.saved_step = trainer.global_step
+
+
+def _without_copies(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return tensors without those that are another's memory, as tied weights are."""
+    kept: dict[int, str] = {}
+    for name, weight in weights.items():
+        kept.setdefault(weight.data_ptr() if weight.numel() else -len(kept), name)
+    return {name: weights[name] for name in kept.values()}
 
 
 def differences(checkpoint: Path, provenance: Mapping[str, object]) -> list[str]:

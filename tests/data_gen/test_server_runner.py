@@ -3,11 +3,13 @@ llama-server where it is there.
 """
 
 import contextlib
+import copy
 import json
 import subprocess
 import sys
 import threading
 import time
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib.util import find_spec
 
@@ -57,6 +59,7 @@ class StandIn:
         self.pair = pair
         self.asked = []
         self.headers = []
+        self.paths = []
         self.models = ["target"]
         self.lock = threading.Lock()
         self.broken = lambda number, body, answer: (200, answer)
@@ -130,11 +133,14 @@ def served(stand_in):
             self.send_header("Content-Length", str(len(body)))
             if status == 429:
                 self.send_header("Retry-After", "0")
+            if 300 <= status < 400:
+                self.send_header("Location", content.decode())
             self.end_headers()
             with contextlib.suppress(BrokenPipeError, ConnectionResetError):
                 self.wfile.write(body)
 
         def do_GET(self):
+            stand_in.paths.append(self.path)
             self.reply(200, {"data": [{"id": name} for name in stand_in.models]})
 
         def do_POST(self):
@@ -349,6 +355,36 @@ def test_the_key_is_sent(nano, stand_in, url, monkeypatch):
     monkeypatch.setenv("OPENAI_API_KEY", "secret")
     Server(url).complete([5], {"temperature": 0, "seed": 0, "max_tokens": 1})
     assert stand_in.headers[-1]["Authorization"] == "Bearer secret"
+
+
+@pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
+def test_no_redirect_is_followed(nano, stand_in, url, monkeypatch, status):
+    monkeypatch.setenv("OPENAI_API_KEY", "secret")
+    other = StandIn(nano)
+    with served(other) as elsewhere:
+        stand_in.broken = lambda number, body, answer: (status, f"{elsewhere}/v1/x".encode())
+        server = Server(url)
+        with pytest.raises(UserError, match=rf"names another address \({status}: {elsewhere}"):
+            server.complete([5], {"temperature": 0, "seed": 0, "max_tokens": 1})
+        assert not other.headers and not other.paths
+
+
+def test_a_password_in_an_address_is_refused_and_not_shown():
+    with pytest.raises(UserError, match="holds a user or a password") as refused:
+        Server("http://me:secret@localhost:8000/v1")
+    assert "secret" not in str(refused.value)
+
+
+def test_the_token_that_a_server_says_ended_a_response_ends_it(nano, stand_in, url):
+    more = min(nano.stop_tokens) + 1
+    pair = replace(nano, target=copy.copy(nano.target))
+    pair.target.generation_config = copy.deepcopy(nano.target.generation_config)
+    pair.target.generation_config.eos_token_id = [*nano.stop_tokens, more]
+    stand_in.broken = changed(token_ids=[30, 40], finish_reason="stop", stop_reason=more)
+    made = Server(url).complete([5], {"temperature": 0, "seed": 0, "max_tokens": 9})
+    assert response_of(pair, made, 9).ids == [30, 40, more]
+    with pytest.raises(UserError, match=rf"ended a response at the token {more}, but"):
+        response_of(nano, made, 9)
 
 
 def test_the_end_of_a_response(nano):

@@ -1,14 +1,163 @@
 """Drafts before training that are layers of the target."""
 
+from datetime import date
+
 import pytest
 import torch
+from architectures import VOCAB_SIZE as FEW
+from architectures import WINDOW, tiny_config, tiny_model
 from families import CONFIGS, VOCAB_SIZE, family_pair
+from transformers import AutoModelForCausalLM
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from specheads import UserError
 from specheads.pair.initial_draft import TargetLayers
+from specheads.pair.language_model import place_of_layers
 from specheads.papers.layer_skip import without_layers
 
 TOKENS = torch.arange(14)[None] % VOCAB_SIZE
+LONG = (7 * torch.arange(3 * WINDOW)[None] + 3) % FEW  # longer than windows
+NAMES = sorted(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
+TODAY = {NAMES[(5 * date.today().toordinal() + number) % len(NAMES)] for number in range(5)}
+# No tiny model of these is made, see tests/decoding/test_architectures.py
+NOT_MADE = {
+    *("blt", "cohere_compass_text", "dots3_note", "dots3_note_text", "gemma3n"),
+    *("gemma4_assistant", "gemma4_unified_assistant", "musicgen", "musicgen_melody"),
+    *("qwen4_exp", "qwen4_exp_text", "xmod"),
+}
+# What the last layer alone computes, no config of one layer says
+LAST_IS_REFUSED = {
+    *("beam", "big_bird", "diffllama", "gemma3n_text", "gemma4", "gemma4_text", "git"),
+    *("inkling2_text", "jamba", "minicpm3", "minimax", "modernbert-decoder", "olmo_hybrid"),
+    *("reformer", "rwkv", "xlm", "xlstm", "zamba", "zamba2", "zaya"),
+}
+FIRST_AND_LAST_ARE_REFUSED = {"gemma3n_text", "zamba", "zamba2"}
+ALL_ARE_REFUSED = {
+    *("bart", "bigbird_pegasus", "blenderbot", "blenderbot-small", "emu3", "hrm_text"),
+    *("longcat_flash", "marian", "mbart", "mllama", "mvp", "pegasus", "plbart", "prophetnet"),
+    "whisper",
+}
+
+
+# Layers that hand on more than a state
+CANNOT_SKIP = {"big_bird", "git", "inkling2_text", "reformer", "rwkv", "zaya"}
+
+
+def without(target, removed, tokens):
+    """The logits of a model some of whose layers return what they are given."""
+
+    def its_input(layer, args, kwargs, output):
+        hidden = args[0] if args else kwargs["hidden_states"]
+        return type(output)([hidden, *output[1:]]) if isinstance(output, tuple | list) else hidden
+
+    layers = target.get_submodule(place_of_layers(target))
+    hooks = [
+        layers[number].register_forward_hook(its_input, with_kwargs=True) for number in removed
+    ]
+    with torch.no_grad():
+        logits = target(tokens, use_cache=False).logits
+    for hook in hooks:
+        hook.remove()
+    return logits
+
+
+def assert_is_the_target_without_the_others(target, layers, folder):
+    count = target.config.get_text_config().num_hidden_layers
+    draft = TargetLayers(layers).make(target)
+    draft.save_pretrained(folder)
+    again = AutoModelForCausalLM.from_pretrained(
+        folder, dtype=target.dtype, experts_implementation="eager"
+    )
+    expected = without(target, set(range(count)) - set(layers), LONG)
+    for model in (draft, again):
+        with torch.no_grad():
+            found = model(LONG, use_cache=False).logits
+        torch.testing.assert_close(found, expected, atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        name if name in TODAY else pytest.param(name, marks=pytest.mark.full)
+        for name in NAMES
+        if name not in NOT_MADE
+    ],
+)
+def test_layers_of_every_architecture_are_the_target_without_the_others(name, tmp_path):
+    target = tiny_model(tiny_config(name), 4)
+    count = target.config.get_text_config().num_hidden_layers
+    for layers, refused in (
+        ([0, count - 1], FIRST_AND_LAST_ARE_REFUSED),
+        ([count - 1], LAST_IS_REFUSED),
+    ):
+        if name in ALL_ARE_REFUSED | refused:
+            with pytest.raises(UserError):
+                TargetLayers(layers).make(target)
+        else:
+            assert_is_the_target_without_the_others(target, layers, tmp_path)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        name if name in TODAY else pytest.param(name, marks=pytest.mark.full)
+        for name in NAMES
+        if name not in NOT_MADE | ALL_ARE_REFUSED
+    ],
+)
+def test_a_target_that_skips_layers_is_the_target_without_them(name):
+    target = tiny_model(tiny_config(name), 4)
+    count = target.config.get_text_config().num_hidden_layers
+    for skipped in ([0], [count - 1], list(range(1, count))):
+        if name in CANNOT_SKIP:
+            with pytest.raises(UserError, match="does not work without these layers"):
+                without_layers(target, skipped)
+            break
+        found = without_layers(target, skipped)(LONG, use_cache=False).logits
+        torch.testing.assert_close(found, without(target, skipped, LONG), atol=1e-6, rtol=0)
+
+
+@pytest.mark.parametrize(
+    ("name", "layers", "settings"),
+    [
+        ("smollm3", [0, 2, 5], {}),
+        ("smollm3", [3], {}),
+        ("llama4_text", [3, 5], {}),
+        ("qwen3_moe", [0, 1, 2, 5], {"mlp_only_layers": [1, 3]}),
+        ("qwen3_moe", [1, 2, 4], {"mlp_only_layers": [4], "decoder_sparse_step": 2}),
+        ("qwen2_moe", [0, 3, 5], {"decoder_sparse_step": 2}),
+        ("qwen2_moe", [2], {"decoder_sparse_step": 3}),
+        ("deepseek_v3", [0, 1, 4], {"first_k_dense_replace": 2}),
+        ("deepseek_v3", [4, 5], {"first_k_dense_replace": 2}),
+        ("glm4_moe", [1, 4], {"first_k_dense_replace": 3}),
+        ("ernie4_5_moe", [1, 3, 5], {"moe_layer_start_index": 2, "moe_layer_end_index": 4}),
+        ("afmoe", [0, 2, 3], {"num_dense_layers": 2}),
+        ("gpt_neo", [1, 2], {"attention_types": [[["global", "local"], 3]]}),
+        ("qwen2", [0, 4], {"use_sliding_window": True, "max_window_layers": 3}),
+        ("gemma3_text", [0, 5], {}),
+        ("cohere2", [1, 3], {}),
+        ("gpt_oss", [1, 4], {}),
+    ],
+)
+def test_settings_of_single_layers_are_carried_over(name, layers, settings, tmp_path):
+    target = tiny_model(tiny_config(name, least_layers=6, **settings), 4)
+    assert target.config.num_hidden_layers == 6
+    assert_is_the_target_without_the_others(target, layers, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "layers", "settings"),
+    [
+        ("deepseek_v3", [4, 1], {"first_k_dense_replace": 2}),  # a sparse one before a dense one
+        ("gpt2", [0, 3], {"scale_attn_by_inverse_layer_idx": True}),
+        ("diffllama", [1, 2], {}),
+        ("jamba", [1, 3], {}),
+    ],
+)
+def test_layers_that_no_config_describes_are_refused(name, layers, settings):
+    target = tiny_model(tiny_config(name, least_layers=6, **settings), 4)
+    with pytest.raises(UserError, match=r"of these layers computes what they compute in the targe"):
+        TargetLayers(layers).make(target)
 
 
 @pytest.mark.parametrize("family", CONFIGS)
@@ -29,8 +178,6 @@ def test_a_model_of_some_layers_is_the_target_without_the_others(family):
 
 @pytest.mark.parametrize("family", ["llama", "gemma2", "bloom"])
 def test_a_saved_initial_draft_is_an_ordinary_model(family, tmp_path):
-    from transformers import AutoModelForCausalLM
-
     model = TargetLayers([1]).make(family_pair(family).target)
     model.save_pretrained(tmp_path)
     again = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float64)

@@ -137,6 +137,56 @@ def test_tokenizers_are_compared_not_vocabulary_sizes(nano, copies):
         load_pair(draft=copies["draft"], target=copies["target"])
 
 
+@pytest.mark.parametrize(
+    "files", [("tokenizer.json",), ("tokenizer.json", "tokenizer_config.json")]
+)
+@pytest.mark.parametrize("role", ["draft", "target"])
+def test_a_tokenizer_that_is_named_is_compared_with_those_of_both_models(copies, role, files):
+    path = copies[role] / "tokenizer.json"
+    content = json.loads(path.read_text())
+    vocabulary = content["model"]["vocab"]
+    vocabulary["a"], vocabulary["b"] = vocabulary["b"], vocabulary["a"]
+    path.write_text(json.dumps(content))
+    if len(files) == 1:
+        (copies[role] / "tokenizer_config.json").unlink()
+    with pytest.raises(UserError, match="tokens differ"):
+        load_pair(
+            draft=copies["draft"], target=copies["target"], tokenizer=resolve("embedded:nano")
+        )
+
+
+@pytest.mark.parametrize("named", ["0", 1.5, [[0]], [0, None], [-1], True, {"end": 1}])
+def test_end_tokens_that_are_none_are_named_with_their_file(copies, named):
+    path = copies["target"] / "generation_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"eos_token_id": named}))
+    with pytest.raises(UserError, match=r"generation_config\.json.*eos_token_id"):
+        load_pair(draft=copies["draft"], target=copies["target"], device="cpu", dtype="float32")
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+@pytest.mark.parametrize(
+    "part", ["embed_tokens", "mlp.down_proj", "self_attn.v_proj", "model.norm"]
+)
+@pytest.mark.parametrize("role", ["draft", "target"])
+def test_weights_that_are_no_numbers_are_named(copies, role, part, value):
+    path = copies[role] / "model.safetensors"
+    weights = load_file(path)
+    name = next(name for name in weights if part in name)
+    weights[name].view(-1)[7] = value
+    save_file(weights, path, metadata={"format": "pt"})
+    with pytest.raises(UserError, match=rf"{role}: the weights {name} hold 1 of \d+ numbers"):
+        load_pair(draft=copies["draft"], target=copies["target"], device="cpu", dtype="float32")
+
+
+def test_a_type_that_is_too_narrow_for_a_model_is_said(copies):
+    path = copies["target"] / "model.safetensors"
+    weights = {name: weight.float() for name, weight in load_file(path).items()}
+    weights["model.norm.weight"] *= 3e38 / weights["model.norm.weight"].abs().max()
+    save_file(weights, path, metadata={"format": "pt"})
+    with pytest.raises(UserError, match="although all its weights are finite: float32 is too narr"):
+        load_pair(draft=copies["draft"], target=copies["target"], device="cpu", dtype="float32")
+
+
 def test_the_same_vocabulary_with_other_merges_is_noticed():
     class Reversed(CountingTokenizer):
         def __call__(self, text, add_special_tokens=True):
@@ -578,17 +628,47 @@ def test_a_checkpoint_without_some_weights_is_refused(copies):
         load_pair(draft=copies["draft"], target=copies["target"], device="cpu", dtype="float32")
 
 
-def test_a_file_is_read_once_for_its_hash(tmp_path, monkeypatch):
+def test_a_tensor_of_another_shape_is_named_with_both(copies):
+    path = copies["draft"] / "model.safetensors"
+    weights = load_file(path)
+    name = "model.layers.0.mlp.up_proj.weight"
+    rows, columns = weights[name].shape
+    weights[name] = weights[name][1:].contiguous()
+    save_file(weights, path, {"format": "pt"})
+    message = rf"has {name} in the shape \[{rows - 1}, {columns}\], but .* \[{rows}, {columns}\]"
+    with pytest.raises(UserError, match=message):
+        load_pair(draft=copies["draft"], target=copies["target"], device="cpu", dtype="float32")
+
+
+def test_tensors_that_a_model_does_not_use_are_named(copies, caplog):
+    path = copies["draft"] / "model.safetensors"
+    weights = load_file(path)
+    for layer in (7, 8):
+        weights[f"model.layers.{layer}.mlp.up_proj.weight"] = torch.ones(2, 2)
+    save_file(weights, path, {"format": "pt"})
+    load_pair(draft=copies["draft"], target=copies["target"], device="cpu", dtype="float32")
+    (record,) = (record for record in caplog.records if "does not use" in record.getMessage())
+    assert "model.layers.7.mlp.up_proj.weight and 1 others" in record.getMessage()
+
+
+def test_a_file_is_read_again_only_where_its_content_may_have_changed(tmp_path, monkeypatch):
     monkeypatch.setenv("SPECHEADS_CACHE", str(tmp_path / "cache"))
     path = tmp_path / "weights"
     path.write_bytes(b"1")
     recent = files.hash_of(path)
     assert recent == hashlib.sha256(b"1").hexdigest()
     assert not (tmp_path / "cache").exists()  # it may change within the resolution of its time
-    os.utime(path, (1, 1))
+    monkeypatch.setattr(files, "_SETTLED", -1.0)
     assert files.hash_of(path) == recent
-    path.write_bytes(b"2")
-    os.utime(path, (1, 1))  # neither size nor time tells that it has changed
+    (note,) = (tmp_path / "cache" / "hashes").iterdir()
+    note.write_text("0" * 64)
+    assert files.hash_of(path) == "0" * 64  # the note is believed
+    note.write_text("")  # as a full disk leaves it
+    assert files.hash_of(path) == recent
+    status = path.stat()
+    path.write_bytes(b"2")  # as large, and with the old time of change, as cp -p leaves it
+    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+    recent = hashlib.sha256(b"2").hexdigest()
     assert files.hash_of(path) == recent
     path.rename(tmp_path / recent)  # as the hub's cache calls a file of this content
     assert files.hash_of(tmp_path / recent) == recent

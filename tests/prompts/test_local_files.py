@@ -101,6 +101,7 @@ def test_fields_that_the_template_does_not_name_may_hold_anything(tmp_path):
         ({"c": 1}, "is an object"),
         (["w"], "is a list"),
         ("\ud800", "holds half a character"),
+        ("a\0b", "holds a NUL character"),
         (b"w", "is bytes"),
     ],
 )

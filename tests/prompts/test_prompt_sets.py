@@ -330,7 +330,7 @@ def test_a_row_that_refers_to_another_data_set_is_refused(tmp_path):
 @pytest.mark.parametrize(
     ("template", "value", "remedy"),
     [
-        ("{a}", ["x"], r"is a list.*so name a part of it, such as \{a\[0\]\}"),
+        ("{a}", ["x"], r"is a list.*so join it into one text, or .*, such as \{a\[0\]\}"),
         ("{a}", {"de": "x"}, r"is an object.*so name a part of it, such as \{a\[de\]\}"),
         ("{a[0]}", [["x"]], r"the field 'a\[0\]' is a list.*such as \{a\[0\]\[0\]\}"),
         ("{a}", {}, "is an object.*so convert it"),

@@ -606,8 +606,66 @@ def test_tools_and_the_system_prompt_of_a_row_are_the_conversations(tmp_path):
 
 
 def test_a_single_message_of_another_role_is_no_plain_instruction(tmp_path):
-    other = {"role": "narrator", "content": "Once upon a time."}
+    other = {"role": "tool", "content": "4"}
     assert chats(tmp_path, [{"messages": [other]}]) == [([other], None, None)]
+
+
+@pytest.mark.parametrize("keys", [("role", "content"), ("from", "value")])
+@pytest.mark.parametrize(
+    ("asks", "answers"),
+    [("Human", "GPT"), ("User", "model"), ("USER", "Assistant"), (" user", "ai")],
+)
+def test_roles_have_one_meaning_under_each_key_and_in_each_case(tmp_path, keys, asks, answers):
+    key, content = keys
+    messages = [
+        {key: asks if each["role"] == "user" else answers, content: each["content"]}
+        for each in (U1, A1, U2, A2)
+    ]
+    found = chats(tmp_path, [{"messages": messages}], answered=True, turns="all")
+    assert found == [("hi", None, "Hello."), ([U1, A1, U2], None, "Because.")]
+
+
+@pytest.mark.parametrize("key", ["role", "from"])
+def test_a_role_that_is_not_known_is_named_with_its_line(tmp_path, key):
+    rows = [{"messages": [U1]}, {"messages": [{key: "narrator", "content": "x", "value": "x"}]}]
+    with pytest.raises(UserError, match=rf"line 2: .*'messages\[0\]' is {key}='narrator'.*human, "):
+        chats(tmp_path, rows)
+
+
+@pytest.mark.parametrize(
+    ("template", "bos", "rendered"),
+    [
+        (
+            "{{ bos_token }}<start_of_turn>{{ m.role }}\n{{ m.content }}<end_of_turn>\n",
+            "<bos>",
+            "<start_of_turn>user\nhi<end_of_turn>\n",
+        ),
+        (
+            "<|im_start|>system\nYou help.<|im_end|>\n<|im_start|>user\n{{ m.content }}",
+            None,
+            "<|im_start|>user\nhi",
+        ),
+        ("{{ bos_token }}[INST] {{ m.content }} [/INST]", "<s>", "<s>[INST] hi [/INST]"),
+    ],
+)
+def test_a_prompt_that_is_rendered_already_is_named_once(nano, template, bos, rendered, caplog):
+    tokenizer = copy.deepcopy(nano.tokenizer)
+    tokenizer.chat_template = "{% for m in messages %}" + template + "{% endfor %}"
+    tokenizer.bos_token = bos
+    pair = replace(nano, tokenizer=tokenizer)
+    texts = ["plain", rendered, rendered + "!"]
+    prompts = [
+        Prompt(str(line), "test", text, place=f"line {line}") for line, text in enumerate(texts, 1)
+    ]
+    encode_prompts(pair, prompts[:1], ResponseLimits())
+    assert not caplog.records
+    encode_prompts(pair, prompts, ResponseLimits())
+    (record,) = caplog.records
+    assert "2 of 3 prompts, the first in line 2, hold " in record.getMessage()
+    assert "model.chat=false" in record.getMessage()
+    caplog.clear()
+    encode_prompts(replace(pair, chat=False), prompts, ResponseLimits())
+    assert not caplog.records
 
 
 def test_the_turns_of_a_conversation_are_in_one_split(tmp_path, caplog):
@@ -649,13 +707,13 @@ def test_the_turns_of_a_conversation_are_in_one_split(tmp_path, caplog):
         (
             {"messages": [U1, "why"]},
             (
-                r"'messages\[1\]' is a text, no message; expected a role and content, or from"
-                r" \(human, "
+                r"'messages\[1\]' is a text, no message; expected role and content, or from and"
+                r" value, with a role of human, "
             ),
         ),
         (
             {"messages": [{"from": "function_call", "value": "x"}]},
-            r"'messages\[0\]' is role='function_call', no message",
+            r"'messages\[0\]' is from='function_call', no message",
         ),
         (
             {"messages": "[{'role': 'user', 'content': 'x'}]"},

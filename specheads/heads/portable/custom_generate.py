@@ -25,7 +25,7 @@ from specheads.heads.portable.assisted import Assisted
 from specheads.heads.portable.standalone_head import Bounds, StandaloneHead
 
 _LOADED: dict[
-    tuple[str, float, str], StandaloneHead
+    tuple[str, tuple[int, int, int, int], str], StandaloneHead
 ] = {}  # by folder, the time its weights were written, and device
 
 
@@ -87,7 +87,9 @@ def _head(
             snapshot_download(location, revision=revision, token=token, allow_patterns=files)
         )
     device = draft.get_input_embeddings().weight.device
-    key = str(folder.resolve()), (folder / "model.safetensors").stat().st_mtime, str(device)
+    status = (folder / "model.safetensors").stat()
+    changes = status.st_size, status.st_ino, status.st_mtime_ns, status.st_ctime_ns
+    key = str(folder.resolve()), changes, str(device)
     if key not in _LOADED:
         _LOADED[key] = StandaloneHead.load(folder).to(device)
     return _LOADED[key]

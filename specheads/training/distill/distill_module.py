@@ -37,6 +37,7 @@ from specheads.training.distill.samples import Sample, texts_of
 from specheads.training.distill.settings import Distillation
 
 Result = TypeVar("Result")
+DRAFT = "draft"  # the name of the one model that is trained
 
 
 class DistillModule(CurveModule):
@@ -137,7 +138,15 @@ class DistillModule(CurveModule):
         self._quality_sums = []
         metrics = quality_of(self.all_gather(sums).reshape(-1, len(sums)).sum(0))
         self.record({f"dev/{name}": value for name, value in metrics.items()})
+        self.dev_values = {DRAFT: 1 - metrics["overlap"]}
         self.log("dev overlap", metrics["overlap"], prog_bar=True, logger=False)
+
+    def trained_weights(self, names: Sequence[str]) -> dict[str, dict[str, Tensor]]:
+        weights = {}
+        for name, weight in self.trainer.strategy.lightning_module_state_dict().items():
+            if name.startswith("draft."):
+                weights[name.removeprefix("draft.")] = weight
+        return {name: weights for name in names}
 
 
 def shards_weights(strategy: Strategy) -> bool:

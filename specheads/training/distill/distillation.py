@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -35,7 +35,7 @@ from specheads.pair.revisions import draft_temperature, without_bars
 from specheads.prompts.prompt import GeneratedData
 from specheads.settings import shown
 from specheads.storage.files import amount, space_of, write_json
-from specheads.training.distill.distill_module import DistillModule, shards_weights
+from specheads.training.distill.distill_module import DRAFT, DistillModule, shards_weights
 from specheads.training.distill.draft_quality import draft_quality, with_fitted_temperature
 from specheads.training.distill.memory import check_trainable, trained_bytes
 from specheads.training.distill.samples import Samples, load_splits, train_samples
@@ -50,15 +50,27 @@ WHOSE = {"text": "the data set's", "target": "the target's"}
 DROPOUT = ("p", "dropout", "attention_dropout", "activation_dropout", "hidden_dropout", "layerdrop")
 
 
+class DevOverlap(NamedTuple):
+    """A draft's overlap with its target on dev prompts: after the epoch whose weights are exported,
+    counted from 0, after the last, and before training.
+    """
+
+    epoch: int
+    best: float
+    last: float
+    before: float
+
+
 @dataclass(frozen=True)
 class DistilledDraft:
-    """The folder of a distilled draft, and its quality on test prompts before and after, which only
-    the first process has.
+    """The folder of a distilled draft, its quality on test prompts before and after, and its
+    overlap on dev prompts, which only the first process has.
     """
 
     folder: Path
     before: Mapping[str, float] = field(default_factory=dict)
     after: Mapping[str, float] = field(default_factory=dict)
+    dev: DevOverlap | None = None
 
 
 def distill(
@@ -121,22 +133,27 @@ def distill(
         trainer.fit(module, batches, ckpt_path=earlier)
         if not shards_weights(trainer.strategy):
             module.draft.to(device)  # Lightning leaves it on the CPU, and it is measured next
-        states = trainer.strategy.lightning_module_state_dict()  # gathered from all processes
+        weights = checkpoints.read_best(trainer) or module.trained_weights([DRAFT])
+        if not shards_weights(trainer.strategy):
+            module.draft.load_state_dict(weights[DRAFT], strict=False)  # tied weights come once
     if not trainer.is_global_zero:  # the first process of a distributed run writes for all
         return DistilledDraft(run / "draft")
-    weights = {}
-    for name, weight in states.items():
-        if name.startswith("draft."):
-            weights[name.removeprefix("draft.")] = weight
     description = draft_provenance(pair, settings, data.folder, len(train))
     description["steps"] = trainer.global_step
     description["seconds"] = round(checkpoints.seconds, 1)
     description["test"] = {"before": before}
-    after = _export(pair, weights, dtype, run / "draft", description, splits, settings)
+    dev = None
+    if best := checkpoints.best.get(DRAFT):
+        overlaps = [
+            of_step["dev/overlap"] for _, of_step in module.history if "dev/overlap" in of_step
+        ]
+        dev = DevOverlap(best.epoch, 1 - best.value, overlaps[-1], module.before["overlap"])
+        description["dev"] = dev._asdict()
+    after = _export(pair, weights[DRAFT], dtype, run / "draft", description, splits, settings)
     metrics = {f"test/{name}": value for name, value in after.items()}
     for each in trainer.loggers:
         each.log_metrics(metrics, trainer.global_step)
-    return DistilledDraft(run / "draft", before, after)
+    return DistilledDraft(run / "draft", before, after, dev)
 
 
 def _token_counts(samples: Samples, vocab_size: int) -> np.ndarray:

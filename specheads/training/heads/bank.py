@@ -200,3 +200,13 @@ def weighted_bce(
     reject = reject_weight * (1 - labels)
     losses = labels * softplus(-logits) + reject * softplus(logits)
     return losses.sum(), (labels + reject).sum()
+
+
+def constant_loss(labels: Tensor, reject_weight: float) -> float:
+    """Return the smallest loss on acceptance probabilities (N,) of a prediction that is the same
+    everywhere.
+    """
+    accepted = labels.mean()
+    best = torch.logit(accepted / (accepted + reject_weight * (1 - accepted)))
+    total, weight = weighted_bce(best.expand(len(labels)), labels, reject_weight)
+    return (total / weight).item()

@@ -1,6 +1,6 @@
 """Training heads with Lightning: a bank on a frozen draft, which is in no checkpoint."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import chain, islice
 
 import torch
@@ -15,7 +15,7 @@ from specheads.heads.metrics import auroc, binary_kl, fit_logistic, prediction_m
 from specheads.heads.portable.network import assemble
 from specheads.pair.language_model import LanguageModel
 from specheads.training.curve_module import CurveModule
-from specheads.training.heads.bank import HeadBank
+from specheads.training.heads.bank import HeadBank, constant_loss
 from specheads.training.settings import Optimizer
 
 TRAIN_BATCHES = 64  # results on training prompts are computed on so many
@@ -33,6 +33,9 @@ class HeadModule(CurveModule):
         self.test_results: dict[str, dict[str, float]] = {}
         # Each head's KL on train and dev prompts (SpecDec++, table 3).
         self.divergences: dict[str, dict[str, float]] = {}
+        self.best_steps: dict[str, int] = {}  # after which each head's weights are exported
+        # On dev prompts, of the best prediction that is the same everywhere
+        self.constant_losses: dict[str, float] = {}
 
     def features(
         self, batch: HeadBatch, needs: frozenset[str] | None = None, predicts: str | None = None
@@ -102,11 +105,25 @@ class HeadModule(CurveModule):
     def on_validation_epoch_end(self) -> None:
         logits, labels, parts = self._gathered()
         losses, weights = torch.stack(parts).sum(dim=0)
-        values = self.named_values((losses / weights).tolist()) | self._measured(logits, labels)
+        of_heads = (losses / weights).tolist()
+        values = self.named_values(of_heads) | self._measured(logits, labels)
+        for spec, loss in zip(self.bank.specs, of_heads, strict=True):
+            self.dev_values[spec.name] = loss
+            self.constant_losses[spec.name] = constant_loss(labels, spec.reject_weight)
         metrics = {f"dev/{name}": value for name, value in values.items()}
         self.record(metrics)
         best = max(value for name, value in metrics.items() if name.endswith("/auroc"))
         self.log("best dev AUROC", best, prog_bar=True, logger=False)
+
+    def trained_weights(self, names: Sequence[str]) -> dict[str, dict[str, Tensor]]:
+        heads = self.bank.heads
+        return {name: heads[name].state_dict() for name in names}
+
+    def load_weights(self, weights: Mapping[str, Mapping[str, Tensor]]) -> None:
+        """Set the weights of heads, by name and parameter."""
+        heads = self.bank.heads  # they share the bank's memory
+        for name, of_head in weights.items():
+            heads[name].load_state_dict(of_head)
 
     def test_step(self, batch: HeadBatch, batch_index: int) -> None:
         if self.trainer.datamodule.has_rows("test", batch_index):
@@ -129,15 +146,32 @@ class HeadModule(CurveModule):
             predicted.append(self.bank(self.features(batch)).cpu())
         weights = fit_logistic(torch.cat(inputs), torch.cat(known))
         self.test_results |= _rivals(torch.cat(rivals), labels, weights)
-        last: dict[str, float] = {}  # the last validation's
-        for _, metrics in self.history:
-            last |= metrics
         for spec, row in zip(self.bank.specs, torch.cat(predicted, dim=1), strict=True):
             self.divergences[spec.name] = {"train": binary_kl(row, torch.cat(known)).item()}
-            if (dev := last.get(f"dev/{spec.name}/kl")) is not None:
-                self.divergences[spec.name]["dev"] = dev
+            if dev := self.dev_metrics(spec.name, self.best_steps.get(spec.name)):
+                self.divergences[spec.name]["dev"] = dev["kl"]
         for name, metrics in self.test_results.items():
             self.log_dict({f"test/{name}/{metric}": value for metric, value in metrics.items()})
+
+    def on_save_checkpoint(self, checkpoint: dict) -> None:
+        super().on_save_checkpoint(checkpoint)
+        checkpoint["constant_losses"] = self.constant_losses
+
+    def on_load_checkpoint(self, checkpoint: dict) -> None:
+        super().on_load_checkpoint(checkpoint)
+        self.constant_losses = checkpoint["constant_losses"]
+
+    def dev_metrics(self, name: str, step: int | None = None) -> dict[str, float]:
+        """Return a head's metrics on dev prompts after a step, None: the last validation's."""
+        found: dict[str, float] = {}
+        for measured_at, metrics in self.history:
+            of_head = {}
+            for key, value in metrics.items():
+                if key.startswith(f"dev/{name}/"):
+                    of_head[key.rpartition("/")[2]] = value
+            if of_head and step in (None, measured_at):
+                found = of_head
+        return found
 
     def _measured(self, logits: Tensor, labels: Tensor) -> dict[str, float]:
         """Return metrics of all heads, for logits (heads, n) and labels (n,)."""

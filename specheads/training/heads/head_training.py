@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cache
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from lightning import Trainer
@@ -34,22 +35,34 @@ from specheads.training.heads.head_module import HeadModule
 from specheads.training.heads.mixed_responses import FeatureStore, MixedResponses
 from specheads.training.heads.settings import HeadTraining
 from specheads.training.loaders import ResumableData
-from specheads.training.trainer import FSDP2, checkpoint_to_resume, new_trainer
+from specheads.training.trainer import FSDP2, Best, checkpoint_to_resume, new_trainer
 
 logger = logging.getLogger(__name__)
+
+
+class DevLoss(NamedTuple):
+    """A head's loss on dev prompts: after the epoch whose weights are exported, counted from 0,
+    after the last, and of the best prediction that is the same everywhere.
+    """
+
+    epoch: int
+    best: float
+    last: float
+    constant: float
 
 
 @dataclass(frozen=True)
 class TrainedHeads:
     """Heads that were trained together, in `folder`: the head, or the folders of the heads `names`.
 
-    `test` has metrics on test prompts by name, also of rules without a head; `calibrated` and
-    `information` are on dev prompts.
+    `test` has metrics on test prompts by name, also of rules without a head; `dev`, `calibrated`
+    and `information` are on dev prompts.
     """
 
     folder: Path
     names: Sequence[str]
     test: dict[str, dict[str, float]] = field(default_factory=dict)
+    dev: dict[str, DevLoss] = field(default_factory=dict)
     calibrated: dict[str, Calibrated] = field(default_factory=dict)
     information: Information | None = None
 
@@ -78,26 +91,28 @@ def train_heads(
     kinds = settings.kinds()
     made = cache(data) if callable(data) else lambda: data
     results: dict[str, dict[str, float]] = {}
+    dev: dict[str, DevLoss] = {}
     names: list[str] = []
     is_first = True  # whether this is the first process of a distributed run, which writes files
     for kind in kinds:
         checkpoint = "last" if len(kinds) == 1 else kind.heads
-        trainer, module = _train_kind(pair, made, kind, run, loggers, checkpoint)
+        trainer, module, of_kind = _train_kind(pair, made, kind, run, loggers, checkpoint)
+        dev |= of_kind
         is_first = trainer.is_global_zero
         heads = [spec.name for spec in module.bank.specs]
         names += heads
         for name, metrics in module.test_results.items():
             # Rules without a head are measured on each kind's texts.
-            of_kind = name not in heads and len(kinds) > 1
-            results[f"{name}, {kind.heads}" if of_kind else name] = metrics
+            is_repeated = name not in heads and len(kinds) > 1
+            results[f"{name}, {kind.heads}" if is_repeated else name] = metrics
     if not is_first:
         return TrainedHeads(run, names)
     write_json(run / "test.json", results)
     folder = run / "heads" / (names[0] if len(names) == 1 else "")
     if settings.calibration is None:
-        return TrainedHeads(folder, names, results)
+        return TrainedHeads(folder, names, results, dev)
     generated = made()
-    dev = [prompt for prompt in generated.prompts if prompt.split == "dev"]
+    dev_prompts = [prompt for prompt in generated.prompts if prompt.split == "dev"]
     recorder = Recorder(
         pair,
         settings.warp,
@@ -109,10 +124,10 @@ def train_heads(
     calibrated, known = calibrate(
         settings.calibration,
         recorder,
-        encode_prompts(pair, dev, generated.limits),
+        encode_prompts(pair, dev_prompts, generated.limits),
         [run / "heads" / name for name in names],
     )
-    return TrainedHeads(folder, names, results, calibrated, known)
+    return TrainedHeads(folder, names, results, dev, calibrated, known)
 
 
 def _train_kind(
@@ -122,8 +137,10 @@ def _train_kind(
     run: Path,
     loggers: Sequence[Logger],
     checkpoint: str,
-) -> tuple[Trainer, HeadModule]:
-    """Train and export the heads of one kind; return what trained them, and their module."""
+) -> tuple[Trainer, HeadModule, dict[str, DevLoss]]:
+    """Train and export the heads of one kind; return what trained them, their module, and their
+    losses on dev prompts.
+    """
     draft = pair.draft_lm
     specs = settings.specs(pair)
     described = json.dumps([asdict(spec) for spec in specs], sort_keys=True)
@@ -151,11 +168,21 @@ def _train_kind(
             memory_of("training", draft, memory_parts(draft)),  # it reads the test texts
         )
         trainer.fit(module, data, ckpt_path=earlier)
+        module.load_weights(checkpoints.read_best(trainer))
+        module.best_steps = {name: best.step for name, best in checkpoints.best.items()}
         trainer.test(module, data, verbose=False)
     if trainer.is_global_zero:
         trained = counts | {"seconds": round(checkpoints.seconds, 1)}
         _export(module, data, run / "heads", trained, TrainPrompts.of(train["prompt"][:]))
-    return trainer, module
+    return trainer, module, _dev_losses(module, checkpoints.best)
+
+
+def _dev_losses(module: HeadModule, best: Mapping[str, Best]) -> dict[str, DevLoss]:
+    losses = {}
+    for name, found in best.items():
+        last = module.dev_metrics(name)["loss"]
+        losses[name] = DevLoss(found.epoch, found.value, last, module.constant_losses[name])
+    return losses
 
 
 def _data(

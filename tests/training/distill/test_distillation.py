@@ -20,10 +20,12 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, OPTConfig, OPTForC
 import specheads
 from specheads import Distillation, UserError, Warp, load_pair
 from specheads.commands.compose import command_config, settings_of
+from specheads.commands.data import data_cache
 from specheads.commands.train import _responses_of, distill_draft
 from specheads.heads.head import AcceptanceHead, find_heads, save_head
 from specheads.pair.draft_vocabulary import borrows_embedding, kept_tokens
 from specheads.prompts import sources
+from specheads.prompts.prompt import SPLITS
 from specheads.storage.files import amount
 from specheads.training.distill.distillation import _reduced, prepare
 from specheads.training.distill.draft_quality import draft_quality
@@ -117,6 +119,39 @@ def test_a_draft_becomes_an_ordinary_folder(cfg, tmp_path, samples, capsys):
         samples == "target"
     ]
     assert list(tmp_path.glob("data/target_probs/*/manifest.json"))
+
+
+def dev_overlaps(run):
+    """The overlap on dev prompts after each epoch, as the run noted it."""
+    checkpoint = torch.load(run / "checkpoints" / "last.ckpt", weights_only=True)
+    found = [of_step["dev/overlap"] for _, of_step in checkpoint["history"] if "dev/kl" in of_step]
+    return found[1:]  # the first is from before
+
+
+@pytest.mark.parametrize("lr", [0.02, 0.001])
+def test_the_epoch_that_is_best_on_dev_prompts_is_exported(cfg, tmp_path, lr, capsys):
+    words = [f"optimizer.lr={lr}", "trainer.max_epochs=4", "stored_dtype=float32"]
+    pair = load_pair("nano")
+    before = copy.deepcopy(pair.draft)
+    made = cfg(*words)
+    folder = distill_draft(made, pair).folder
+    overlaps = dev_overlaps(tmp_path / "run")
+    assert len(overlaps) == 4
+    settings = settings_of(Distillation, made).for_pair(pair)
+    data = data_cache(made, pair, splits=SPLITS, labelled=False)
+    dev = load_splits(data, pair, train_samples(data, pair, settings), settings)[0]["dev"]
+    exported = load_pair("nano", draft=str(folder), draft_temperature=1.0)
+    found = draft_quality(exported, dev, settings.warp, 4)["overlap"]
+    assert found == pytest.approx(max(overlaps), abs=1e-5)
+    was = draft_quality(replace(pair, draft=before), dev, settings.warp, 4)["overlap"]
+    printed = capsys.readouterr().out
+    epoch = 1 + overlaps.index(max(overlaps))
+    assert f"after epoch {epoch}, the best on dev prompts" in printed
+    assert f"{was:.4f} before training, {overlaps[-1]:.4f} after the last epoch" in printed
+    is_worse = max(overlaps) < was
+    assert is_worse == (lr == 0.02)
+    assert ("WARNING: the draft became worse" in printed) == is_worse
+    assert ("next: " in printed) == (not is_worse)
 
 
 @pytest.mark.parametrize(

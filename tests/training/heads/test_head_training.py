@@ -8,7 +8,12 @@ import torch
 import specheads
 from specheads.data_gen.run import generate_data
 from specheads.data_gen.settings import DataGeneration
+from specheads.heads.batch import collate
 from specheads.prompts.sources import NanoSource
+from specheads.storage.data_set import load_split
+from specheads.training.heads.bank import HeadBank, constant_loss, weighted_bce
+from specheads.training.heads.head_module import HeadModule
+from specheads.training.heads.mixed_responses import MixedResponses
 
 ONE_EPOCH = {"trainer": {"max_epochs": 1, "accelerator": "cpu"}, "calibration": 2}
 
@@ -50,3 +55,50 @@ def test_both_kinds_are_trained_as_if_alone_and_compared(nano, data, tmp_path):
             for folder in (trained.folder, tmp_path / kind / "heads")
         ]
         assert all(torch.equal(value, weights[1][key]) for key, value in weights[0].items())
+
+
+@pytest.mark.parametrize(("heads", "lr"), [("lookahead", 0.05), ("specdecpp", 0.5)])
+def test_the_epoch_with_the_smallest_dev_loss_is_exported(nano, data, tmp_path, heads, lr):
+    settings = specheads.HeadTraining(
+        heads=heads,
+        head={"depth": 1},
+        trainer={"max_epochs": 6, "accelerator": "cpu"},
+        optimizer={"lr": lr},
+        calibration=None,
+    )
+    trained = specheads.train_heads(nano, data, settings, run=tmp_path)
+    (name,) = trained.names
+    checkpoint = torch.load(tmp_path / "checkpoints" / "last.ckpt", weights_only=True)
+    key = f"dev/{name}/loss"
+    losses = [metrics[key] for _, metrics in checkpoint["history"] if key in metrics]
+    assert len(losses) == 6 and min(losses) < losses[-1]  # so that another epoch is the best
+    loss = trained.dev[name]
+    assert (loss.epoch, loss.best, loss.last) == (
+        losses.index(min(losses)),
+        min(losses),
+        losses[-1],
+    )
+    head = specheads.load_head(trained.folder)
+    specs = settings.specs(nano)
+    module = HeadModule(HeadBank(specs, 0), nano.draft_lm, settings.optimizer)
+    module.load_weights({name: head.state_dict()})
+    rows = MixedResponses(
+        load_split(data.folder, "dev"), settings.predicts, settings.response_share, settings.seed
+    )
+    total = weight = 0.0
+    for number in range(len(rows)):
+        batch = collate([rows[0, number]])
+        sums, weights = module.bank.losses(module.bank(module.features(batch)), batch.label)
+        total += sums.item()
+        weight += weights.item()
+    assert total / weight == pytest.approx(min(losses), rel=1e-4)
+
+
+def test_the_constant_loss_is_the_smallest_of_all_constants():
+    labels = torch.rand(1000, generator=torch.Generator().manual_seed(0)) ** 0.3
+    for reject_weight in (1.0, 6.0):
+        losses = []
+        for logit in torch.linspace(-3, 3, 601):
+            total, weight = weighted_bce(logit.expand(1000), labels, reject_weight)
+            losses.append((total / weight).item())
+        assert constant_loss(labels, reject_weight) == pytest.approx(min(losses), abs=1e-5)

@@ -40,3 +40,11 @@ def test_a_text_is_mixed_differently_in_every_epoch():
     assert (data[0, 1]["tokens"] != data[3, 1]["tokens"]).any()
     for name in ("tokens", "index", "drafted"):
         assert (data[3, 1][name] == again[3, 1][name]).all()
+
+
+@pytest.mark.parametrize("share", [0.15, 0.6])
+def test_that_share_of_the_responses_own_tokens_stays(share):
+    data = MixedResponses([row(900)], "input_token", share, 0)
+    kept = [data[epoch, 0]["tokens"][3:] // 1000 == 1 for epoch in range(20)]
+    spread = (share * (1 - share) / np.size(kept)) ** 0.5
+    assert abs(np.mean(kept) - share) < 5 * spread  # fails by chance once in 1.7 million
