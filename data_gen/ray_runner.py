@@ -221,9 +221,8 @@ def _connect(ray: ModuleType, settings: DataGeneration) -> None:
     except (OSError, ValueError, RuntimeError) as error:
         reason = getattr(error, "strerror", None) or (str(error).splitlines() or [""])[0]
         raise UserError(
-            f"ray.address={address} cannot be reached ({reason}); start a cluster there (ray start"
-            " --head, ray up), use ray.address=auto on one of its machines, or leave it out for"
-            " this machine."
+            f"ray.address={address} cannot be reached ({reason}); start a cluster there, use"
+            " ray.address=auto on one of its machines, or leave it out for this machine."
         ) from None
 
 
@@ -248,16 +247,10 @@ def _check_worker(check: _Driver) -> None:
     """
     host = socket.gethostname()
     ours = _packages_here()
-    here = list[str]()
-    there = list[str]()
-    for name, version in check["packages"].items():
-        if ours[name] != version:
-            here.append(f"{name} {ours[name]}")
-            there.append(f"{name} {version}")
-    if here:
+    if ours != check["packages"]:
         raise UserError(
-            f"the worker on {host} has {', '.join(here)}, {check['host']} has {', '.join(there)};"
-            " install the same versions on all machines."
+            f"the worker on {host} has {ours}, {check['host']} has {check['packages']}; install the"
+            " same versions on all machines."
         )
     if not Path(check["sign"]).is_file():
         raise UserError(

@@ -11,21 +11,16 @@ from abc import ABC, abstractmethod
 from collections.abc import Collection, Generator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
-from transformers import PreTrainedTokenizerBase
 
 from specheads.data_gen.server_runner import server_responses
 from specheads.data_gen.settings import RESPONSE_LIMITS, DataGeneration, OwnPrompts
 from specheads.data_gen.shard_rows import (
     LABELS,
     Shard,
-    elements_at_once,
     label_rows,
     plan_shards,
     respond,
@@ -38,7 +33,6 @@ from specheads.decoding.responses import Responder, Response
 from specheads.errors import UserError
 from specheads.forecast import Advance, progress
 from specheads.pair.config import INSTRUCTION
-from specheads.pair.needs import memory_of, memory_parts
 from specheads.pair.pair import Pair
 from specheads.pair.sampling import Warp, computing_with
 from specheads.prompts.prompt import (
@@ -75,37 +69,8 @@ def generate_data(
     prompts = unique(source if isinstance(source, Sequence) else source.load(pair.chats))
     while isinstance(stage := next_stage(pair, prompts, settings, root, splits, labelled), Stage):
         stage.run()
-    tell_cut_thoughts(pair.tokenizer, stage)
     logger.info("data: complete in %s", stage)
     return stage
-
-
-def tell_cut_thoughts(tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
-    """Warn if responses of a complete cache were cut while the target was thinking, after <think>
-    and before </think>.
-    """
-    begin = tokenizer.get_vocab().get("<think>")
-    end = tokenizer.get_vocab().get("</think>")
-    if begin is None or end is None:
-        return
-    paths = sorted(folder.glob("*.parquet"))
-    cut = 0
-    for path in paths:
-        rows = pq.read_table(
-            path, columns=["prompt_ids", "response_ids"], filters=[("finished", "==", False)]
-        ).to_pylist()
-        for row in rows:
-            text = row["prompt_ids"] + row["response_ids"]
-            marks = [token for token in text if token in (begin, end)]
-            cut += marks[-1:] == [begin]
-    if cut:
-        logger.warning(
-            "data: %d of %d responses end within <think>, without an answer: raise"
-            " data.max_new_tokens, or have the target not think (for many models"
-            " model.chat_template_kwargs.enable_thinking=false)",
-            cut,
-            sum(pq.read_metadata(path).num_rows for path in paths),
-        )
 
 
 def next_stage(
@@ -145,27 +110,16 @@ def next_stage(
 
 
 def _check_answered(pair: Pair, folder: Path) -> None:
-    """Warn where half of a complete cache's responses are an end token alone.
-
-    Raises UserError where all are.
-    """
-    paths = sorted(folder.glob("*.parquet"))
-    rows = pa.concat_tables(
-        [pq.read_table(path, columns=["response_ids", "finished"]) for path in paths]
+    """Raise UserError where every response of a complete cache is an end token alone."""
+    for path in sorted(folder.glob("*.parquet")):
+        for row in pq.read_table(path, columns=["response_ids", "finished"]).to_pylist():
+            if len(row["response_ids"]) > 1 or not row["finished"]:
+                return
+    raise UserError(
+        f"all responses of {pair.target_id} in {folder} are an end token alone, so there is nothing"
+        " to learn from; look at its chat template (or model.chat, model.instruction_format) and at"
+        " the end tokens of its generation config."
     )
-    count = pc.sum(
-        pc.and_(rows["finished"], pc.less_equal(pc.list_value_length(rows["response_ids"]), 1))
-    ).as_py()
-    if 2 * (count or 0) < len(rows):
-        return
-    text = (
-        f"{count} of {len(rows)} responses of {pair.target_id} are an end token alone; look at its"
-        " chat template (or model.chat, model.instruction_format) and at the end tokens of its"
-        " generation config"
-    )
-    if count == len(rows):
-        raise UserError(f"{text}: there is nothing to learn from. The responses are in {folder}.")
-    logger.warning("data: %s", text)
 
 
 class Stage(ABC):
@@ -186,7 +140,7 @@ class Stage(ABC):
         encoded = encode_prompts(pair, prompts, settings.limits)
         if lost := {prompt.split for prompt in prompts} - {prompt.split for prompt, _ in encoded}:
             raise UserError(
-                f"no {lost.pop()} prompt is left, of which the log says why; raise"
+                f"no {lost.pop()} prompt is left, as the log says; raise"
                 f" data.max_prompt_tokens={settings.max_prompt_tokens}, or take other prompts."
             )
         self.shards = plan_shards(encoded, settings)
@@ -207,27 +161,14 @@ class Stage(ABC):
         return self.name, self.num_rows(names)
 
     def announce(self, missing: Collection[str]) -> None:
-        """Log how many responses are to be made or labelled, and the memory for it.
-
-        Their size follows with the first shard.
-        """
-        rows = self.num_rows(missing)
-        memory = self.memory()
-        whole = self.num_rows(self.shards)
-        how = (
-            f"{whole - rows} reused, {rows} still to do" if rows < whole else f"{rows} still to do"
-        )
+        """Log how many responses are to be made or labelled."""
         logger.info(
-            "data: %s of %d prompts, %s, in %s%s", self.name, whole, how, self.store.folder, memory
+            "data: %s of %d prompts, %d still to do, in %s",
+            self.name,
+            self.num_rows(self.shards),
+            self.num_rows(missing),
+            self.store.folder,
         )
-        self.store.announce(self.name, [len(self.shards[name].prompts) for name in missing])
-
-    @abstractmethod
-    def memory(self) -> str:
-        """Return how much memory making shards takes, for the log.
-
-        Nothing where another program makes them.
-        """
 
     def lots(self, missing: Collection[str]) -> list[list[str]]:
         return [[name] for name in missing]
@@ -248,33 +189,23 @@ class ResponseStage(Stage):
     labelled = False
 
     def lots(self, missing: Collection[str]) -> list[list[str]]:
-        """Return one lot per vLLM process or server, which answers many prompts together, or as few
-        shards as fill our rows.
+        """Return the fewest shards each that fill our rows, or the part of each of the processes
+        that start a vLLM; those of a lot have one warp.
         """
-        if not self.settings.elsewhere:
-            return self._lots_of_our_rows(missing)
-        names = list(self.shards)
-        count = self.settings.ray_num_workers if self.settings.runner == "ray" else 1
-        ends = [round(len(names) * number / count) for number in range(count + 1)]
+        settings = self.settings
+        workers = settings.ray_num_workers if settings.runner == "ray" else 1
+        rows = settings.batch_size if settings.runner == "local" else 1
+        if settings.elsewhere:
+            rows = -(-self.num_rows(self.shards) // workers)
         lots = list[list[str]]()
-        for first, end in pairwise(ends):
-            if lot := [name for name in names[first:end] if name in missing]:
-                lots.append(lot)
-        return lots
-
-    def _lots_of_our_rows(self, missing: Collection[str]) -> list[list[str]]:
-        """Return the fewest shards each that fill our rows; those of a lot have one warp."""
-        lots = list[list[str]]()
-        lot = list[str]()
-        rows = self.settings.batch_size if self.settings.runner == "local" else 1
+        last: Warp | None = None
         for name in missing:
-            warp = warp_of(self.settings, self.shards[name])
-            is_full = self.num_rows(lot) >= rows
-            if lot and (is_full or warp != warp_of(self.settings, self.shards[lot[-1]])):
-                lots.append(lot)
-                lot = []
-            lot.append(name)
-        return [*lots, lot] if lot else lots
+            warp = settings.warp if settings.elsewhere else warp_of(settings, self.shards[name])
+            if not lots or self.num_rows(lots[-1]) >= rows or warp != last:
+                lots.append([])
+            lots[-1].append(name)
+            last = warp
+        return lots
 
     @cached_property
     def _responder(self) -> Responder:
@@ -291,13 +222,6 @@ class ResponseStage(Stage):
         if self.settings.elsewhere:
             return super().amount(names)
         return f"{self.name}, in tokens", self.num_rows(names) * self.settings.max_new_tokens
-
-    def memory(self) -> str:
-        return (
-            ""
-            if self.settings.elsewhere
-            else ", " + memory_of(self.name, self.pair.target_lm, self._responder.memory())
-        )
 
     def make(self, names: Sequence[str], advance: Advance) -> None:
         shards = {name: self.shards[name] for name in names}
@@ -347,13 +271,6 @@ class LabelStage(Stage):
     ) -> None:
         super().__init__(pair, prompts, settings, root)
         self.responses = responses
-
-    def memory(self) -> str:
-        models = self.pair.target_lm, self.pair.draft_lm
-        most = elements_at_once(models[0].device)
-        return ", " + memory_of(
-            self.name, models[0], *(memory_parts(lm, most=most) for lm in models)
-        )
 
     def make(self, names: Sequence[str], advance: Advance) -> None:
         operations = bulk_operations(self.pair.target_lm.device)
@@ -430,8 +347,7 @@ def write_own_prompts(pair: Pair, wish: OwnPrompts, settings: DataGeneration, ro
     if not (kept := [text for text in texts if text]):
         raise UserError(
             f"{pair.target_id} has written no prompt that ends within"
-            f" data.max_new_tokens={settings.max_new_tokens}; raise it, or take prompts from a data"
-            " set (data.path=)."
+            f" data.max_new_tokens={settings.max_new_tokens}; raise it."
         )
     file = folder / "own_prompts.jsonl"
     lines = "".join(json.dumps({"instruction": text}) + "\n" for text in kept)

@@ -39,11 +39,10 @@ SEEDS = 2**31  # llama-server's have 32 bits
 # greedy responses, and the tokens of each
 COMPARED = 10
 COMPARED_TOKENS = 8
-# Mean differences of log-probabilities, in nats, above which a warning or an error tells them.
-# A file in 4 bits by llama.cpp: 0.04 to 0.05; noise of 5 % in weights: 0.4
+# Mean differences of log-probabilities, in nats, above which there is a warning or an error. A file
+# in 4 bits by llama.cpp: 0.04 to 0.05; noise of 5 % in weights: 0.4
 ROUNDED = 0.1
 ANOTHER = 0.5
-_LISTED = 10.0  # seconds that a server may take to name its models
 _DELAYS = (1.0, 2.0, 4.0, 8.0, 16.0)  # seconds before further tries
 _TRY_AGAIN = (408, 425, 429, 500, 502, 503, 504)
 # What makes a server return ids, and what it might set by itself. llama-server's samplers run in
@@ -92,10 +91,6 @@ class Server:
         Raises UserError if `model`, or the only one, is not there.
         """
         url = url.rstrip("/")
-        if not url.startswith(("http://", "https://")):
-            raise UserError(
-                f"server.url={url} is no address; give one such as http://localhost:8000."
-            )
         if "@" in urllib.parse.urlsplit(url).netloc:
             raise UserError(
                 "server.url holds a user or a password, which logs would show; leave it out, and"
@@ -103,7 +98,7 @@ class Server:
             )
         self.url = url if url.endswith("/v1") else f"{url}/v1"
         self._opener = urllib.request.build_opener(_NoRedirects)
-        self._seconds = min(seconds, _LISTED)
+        self._seconds = seconds
         models = self._ask("models", delays=_DELAYS[:1]).get("data") or ()
         served = [str(each.get("id")) for each in models]
         if model is None and len(served) != 1:
@@ -115,7 +110,6 @@ class Server:
                 f"server.model={model} is not served at {url}; it serves {', '.join(served)}."
             )
         self.model = model or served[0]
-        self._seconds = seconds
 
     def complete(self, ids: Sequence[int], params: Mapping[str, object]) -> Completion:
         """Return the completion of a prompt.
@@ -140,8 +134,8 @@ class Server:
             tokens = [each["id"] for each in content if "id" in each]
         if not tokens and choice.get("text"):
             raise UserError(
-                f"{self.url} returns no token ids, as vLLM (from 0.10.2), SGLang (from August 2026)"
-                " and llama-server do; use one of these, or runner=local."
+                f"{self.url} returns no token ids, as vLLM, SGLang and llama-server do; use a newer"
+                " version, or runner=local."
             )
         end = choice.get("stop_reason")  # vLLM's and SGLang's: a token's id, or a text
         return Completion(
@@ -161,56 +155,36 @@ class Server:
         headers = {"Content-Type": "application/json"}
         if key := os.environ.get(KEY):
             headers["Authorization"] = f"Bearer {key}"
-        request = urllib.request.Request(
-            f"{self.url}/{path}", None if body is None else json.dumps(body).encode(), headers
-        )
+        data = None if body is None else json.dumps(body).encode()
         for delay in (*delays, None):
             try:
+                request = urllib.request.Request(f"{self.url}/{path}", data, headers)
                 with self._opener.open(request, timeout=self._seconds) as answer:
                     content = json.loads(answer.read())
                 if isinstance(content, dict):
                     return content
                 reason = "its answer is no JSON object"
             except urllib.error.HTTPError as error:
-                reason = f"{error.code}: {_said(error.read())}"
+                said = " ".join(error.read().decode(errors="replace").split())
+                reason = f"{error.code}: {said[:300]}"
                 if elsewhere := error.headers.get("Location"):
                     raise UserError(
                         f"{self.url}/{path} names another address ({error.code}: {elsewhere}),"
                         " which gets neither prompts nor a key; if it is the right one, give it:"
                         " server.url="
                     ) from None
-                if error.code in (401, 403):
-                    raise UserError(
-                        f"{self.url} refuses ({reason}); put its key into the variable {KEY}."
-                    ) from None
                 if error.code not in _TRY_AGAIN:
-                    raise UserError(f"{self.url}/{path} refuses ({reason}).") from None
-                if (
-                    delay is not None
-                    and (asked := error.headers.get("Retry-After", "")).isdecimal()
-                ):
-                    delay = min(float(asked), 60.0)
+                    key = f"; put its key into the variable {KEY}" if error.code == 401 else ""
+                    raise UserError(f"{self.url}/{path} refuses ({reason}){key}.") from None
             except (OSError, HTTPException, ValueError) as error:
                 reason = str(getattr(error, "reason", error)) or type(error).__name__
             if delay is not None:
                 logger.warning("server: %s; it is asked again in %g s", reason, delay)
                 time.sleep(delay)
         raise UserError(
-            f"server.url={self.url.removesuffix('/v1')} gives no answer after {len(delays) + 1}"
-            f" tries ({reason}); see that a server runs there (vLLM: port 8000, SGLang: 30000,"
-            " llama-server: 8080), and run the command again: nothing is lost."
+            f"{self.url} gives no answer after {len(delays) + 1} tries ({reason}); see that a server"
+            " runs there, and run the command again: nothing is lost."
         )
-
-
-def _said(body: bytes) -> str:
-    text = body.decode(errors="replace")
-    try:
-        content = json.loads(text)
-        content = content.get("error", content)
-        text = content["message"] if isinstance(content, dict) else str(content)
-    except (ValueError, KeyError, AttributeError):
-        pass
-    return " ".join(text.split())[:300]
 
 
 def server_responses(
@@ -270,24 +244,19 @@ def response_of(pair: Pair, made: Completion, most: int) -> Response:
 
     Raises UserError if that cannot be.
     """
-    if made.reason not in ("stop", "length"):
-        raise UserError(
-            f"the server ended a response by finish_reason={made.reason}, which is neither stop nor"
-            " length."
-        )
-    if wrong := [token for token in made.ids if not 0 <= token < pair.vocab_size]:
-        raise UserError(
-            f"the server returned the token {wrong[0]}, but {pair.target_id} has {pair.vocab_size}"
-            " tokens."
-        )
     end = next((place for place, token in enumerate(made.ids) if token in pair.stop_tokens), None)
     ids = made.ids if end is None else made.ids[: end + 1]
     # Some servers keep the token that ended it
     if end is None and made.reason == "stop" and len(ids) < most:
         end = len(ids)
         ids = [*ids, _end_of(pair, made)]
-    if len(ids) > most or not ids:
-        raise UserError(f"the server returned {len(ids)} tokens, and was asked for 1 to {most}.")
+    is_known = all(0 <= token < pair.vocab_size for token in ids)
+    if made.reason not in ("stop", "length") or not 0 < len(ids) <= most or not is_known:
+        raise UserError(
+            f"the server returned {len(ids)} tokens, of which the largest is {max(ids, default=0)},"
+            f" with finish_reason={made.reason}, and was asked for 1 to {most} of the"
+            f" {pair.vocab_size} tokens of {pair.target_id}."
+        )
     return Response(ids, end is not None)
 
 
@@ -335,19 +304,15 @@ def check_target(pair: Pair, server: Server, prompts: Sequence[Sequence[int]]) -
     difference = float((ours - torch.tensor(served, dtype=ours.dtype)).abs().mean())
     text = (
         f"log-probabilities of {len(served)} greedy tokens of {server.model} at {server.url} differ"
-        f" by {difference:.3g} nats"
+        f" by {difference:.3g} nats on average from those of {pair.target_id}"
     )
     if not difference < ANOTHER:
         raise UserError(
-            f"{text} on average from those of {pair.target_id}: another model, revision or"
-            " tokenizer is served; serve the target, or label what is served: model.target="
+            f"{text}: another model, revision or tokenizer is served; serve the target, or label"
+            " what is served: model.target="
         )
     say = logger.warning if difference > ROUNDED else logger.info
-    say(
-        "server: %s on average from ours%s",
-        text,
-        ", as other weights or a quantised model's do" if difference > ROUNDED else "",
-    )
+    say("server: %s", text)
     return difference
 
 

@@ -54,27 +54,24 @@ class DataGeneration(Warped):
     )
     rows_per_shard: PositiveCount = setting(
         512,
-        "the number of responses per file; a restart repeats at most half a minute of responses,"
-        " and the labels of one file",
+        "the number of responses per file; a restart repeats the labels of one file at most",
         key="generation.rows_per_shard",
     )
     responses_per_prompt: PositiveCount = setting(
         1,
-        "the number of responses to each train prompt; a greedy target's are sampled at temperature"
-        " 1 after the first",
+        "the number of responses to each train prompt; after the first, a greedy target's are"
+        " sampled at temperature 1",
         key="generation.responses_per_prompt",
     )
     samples_per_position: PositiveCount = setting(
         4,
-        "the number of tokens that the draft samples at each position; a head learns from another"
-        " one in each epoch",
+        "the number of tokens that the draft samples at each position; each epoch takes another",
         key="generation.samples_per_position",
     )
     runner: Literal["local", "vllm", "server", "ray"] = setting(
         "local",
-        "who makes the data: this process; vLLM, which pip install 'specheads[vllm]' brings, or a"
-        " running server, the responses; or the workers of a Ray cluster (pip install"
-        " 'specheads[ray]')",
+        "who makes the data: this process; vLLM or a running server, the responses; or the workers"
+        " of a Ray cluster",
     )
     vllm_python: Text | None = setting(
         None,
@@ -87,8 +84,8 @@ class DataGeneration(Warped):
     )
     server_url: Text | None = setting(
         None,
-        "the address of a server with OpenAI's completions (vLLM, SGLang, llama-server) for"
-        " runner=server; its key is in the variable OPENAI_API_KEY",
+        "the address of a server with OpenAI's completions (vLLM, SGLang, llama-server); its key is"
+        " in the variable OPENAI_API_KEY",
         key="server.url",
         decides=False,
     )
@@ -112,8 +109,7 @@ class DataGeneration(Warped):
     )
     ray_num_workers: PositiveCount = setting(
         2,
-        "the largest number of workers; the first begins as soon as one fits, the others as the"
-        " cluster grows",
+        "the largest number of workers, which begin as the cluster grows",
         key="ray.num_workers",
         decides=False,
     )

@@ -142,8 +142,8 @@ def sampling_params(
     }
     if warp.min_p and warp.top_p < 1 and not warp.greedy:
         raise UserError(
-            f"vLLM cuts by min_p={warp.min_p} before it cuts by top_p={warp.top_p}, which leaves"
-            " other tokens than here; give warp.min_p=0, warp.top_p=1, or runner=local."
+            f"vLLM cuts by min_p={warp.min_p} before top_p={warp.top_p}, which leaves other tokens"
+            " than here; give warp.min_p=0, warp.top_p=1, or runner=local."
         )
     if not warp.greedy:
         chosen["top_k"] = warp.top_k

@@ -6,28 +6,15 @@ import sys
 from typing import TypeGuard
 
 EXIT_USER_ERROR = 2
-_OTHER_FOLDERS = "give other folders with paths.data= and paths.outputs="
-_NO_SPACE = f"free some space, or {_OTHER_FOLDERS}"
-# What a user can do about a system call that failed, where it is not to give other folders.
+_RESUMES = "and the same command resumes"
+# What a user can do about a system call, if it is not to give other folders.
 _REMEDIES = {
-    errno.ENOSPC: f"the disk is full; {_NO_SPACE}",
-    errno.EDQUOT: f"the quota is used up; {_NO_SPACE}",
-    errno.ENOMEM: "the system has no memory left; close other programs, or use smaller batches",
-    errno.EFBIG: (
-        "the file is larger than this process may write; raise the limit (ulimit -f), or write to"
-        " another disk"
-    ),
-    errno.EROFS: f"it cannot be written to; {_OTHER_FOLDERS}",
-    errno.EACCES: f"there is no permission; {_OTHER_FOLDERS}",
-    errno.EPERM: f"there is no permission; {_OTHER_FOLDERS}",
-    errno.ENOENT: f"it does not exist and cannot be made there; {_OTHER_FOLDERS}",
-    errno.ENOTDIR: f"a part of the path is a file; {_OTHER_FOLDERS}",
-    errno.EEXIST: f"a file is where a folder should be; {_OTHER_FOLDERS}",
-    errno.EISDIR: "a folder is where a file should be; move it away",
+    errno.ENOSPC: f"the disk is full; free some space, {_RESUMES}",
+    errno.EDQUOT: f"the quota is used up; free some space, {_RESUMES}",
+    errno.ENOMEM: f"close other programs, or use smaller batches, {_RESUMES}",
+    errno.EFBIG: f"raise the limit (ulimit -f), {_RESUMES}",
 }
-# Failures after which the same folders can be used.
-_FULL = (errno.ENOSPC, errno.EDQUOT, errno.ENOMEM, errno.EFBIG)
-_RESUMES = "The same command with the same folders then resumes from what is finished."
+_OTHER_FOLDERS = "give other folders with paths.data= and paths.outputs="
 
 
 class UserError(ValueError):
@@ -46,37 +33,34 @@ def user_error(error: BaseException | None) -> UserError | None:
             return error
         if is_out_of_memory(error):
             return UserError(
-                f"out of memory ({(str(error).splitlines() or ['no details'])[0]}). Use smaller"
-                " batches (generation.batch_size= for generating data and recording prompts;"
-                " loader.batch_size= for training, and trainer.accumulate_grad_batches= for as"
-                " many rows per step), gradient_checkpointing=true for distilling, shorter"
-                " responses (data.max_new_tokens=) or a smaller dtype (model.dtype=bfloat16)."
-                " Finished work is kept; other sizes make another cache or run."
+                f"out of memory ({_first_line(error) or type(error).__name__}). Use smaller batches"
+                " (generation.batch_size= for data and recordings, loader.batch_size= with"
+                " trainer.accumulate_grad_batches= for training), gradient_checkpointing=true for"
+                " distilling, shorter responses (data.max_new_tokens=) or model.dtype=bfloat16."
             )
-        if (
-            isinstance(error, OSError)
-            and error.errno
-            and (error.filename or error.errno in _REMEDIES)
-        ):
-            where = f"{error.filename}: " if error.filename else ""
-            resumes = f" {_RESUMES}" if error.errno in _FULL else ""
-            return UserError(
-                f"{where}{os.strerror(error.errno)}:"
-                f" {_REMEDIES.get(error.errno, _OTHER_FOLDERS)}.{resumes}"
-            )
-        # Some libraries do not pass the file's name on.
-        if isinstance(error, FileNotFoundError) and str(error):
-            return UserError(
-                f"{str(error).splitlines()[0]}: it was there before; run the same command again,"
-                " which makes it again."
-            )
-        # From libraries that do not pass the error number on.
-        if any(
-            reason in str(error) for reason in ("No space left on device", "Disk quota exceeded")
-        ):
-            return UserError(f"{str(error).splitlines()[0]}: {_REMEDIES[errno.ENOSPC]}. {_RESUMES}")
+        if text := _failure(error):
+            return UserError(text)
         error = error.__cause__
     return None
+
+
+def _failure(error: BaseException) -> str | None:
+    """Return what failed in the system, and what a user can do about it."""
+    text = _first_line(error)
+    if isinstance(error, OSError) and error.errno and (error.filename or error.errno in _REMEDIES):
+        where = f"{error.filename}: " if error.filename else ""
+        remedy = _REMEDIES.get(error.errno, _OTHER_FOLDERS)
+        return f"{where}{os.strerror(error.errno)}: {remedy}."
+    # Libraries that do not pass on the error's number or the file's name
+    if "No space left on device" in text or "Disk quota exceeded" in text:
+        return f"{text}: {_REMEDIES[errno.ENOSPC]}."
+    if isinstance(error, FileNotFoundError) and text:
+        return f"{text}: run the same command again, which makes it again."
+    return None
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).partition("\n")[0]
 
 
 def is_number(value: object) -> TypeGuard[float]:

@@ -19,7 +19,6 @@ logger = logging.getLogger(__name__)
 _COUNTERS = Path("/proc/stat")
 _SECONDS = 1.0  # between two looks at the counters while it decodes
 _ROUNDING = 0.3  # of a core that others may use of one that a thread still takes
-_LONGER = 1.15  # times the time alone that are worth a warning
 # Cores that others take from this process, from which on its times are not those of a quiet machine
 NOTABLE = 0.25
 
@@ -40,12 +39,6 @@ def available_memory() -> float:
     if most.is_file() and used.is_file() and most.read_text().strip() != "max":
         limits.append(int(most.read_text()) - int(used.read_text()))
     return min(limits)
-
-
-def memory_in_use() -> int:
-    """Return the bytes of memory that this process has; 0 where the system does not say."""
-    pages = Path("/proc/self/statm")
-    return int(pages.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") if pages.is_file() else 0
 
 
 class OthersLoad:
@@ -92,24 +85,6 @@ def _counters() -> tuple[int, float, float]:
         (user + system + interrupts + others + stolen) / os.sysconf("SC_CLK_TCK") - own,
         now,
     )
-
-
-_since_start = OthersLoad()
-
-
-def warn_if_busy() -> None:
-    """Say once, before long work, how much longer it will take than alone, by the load since this
-    process began.
-    """
-    cores = _since_start.cores
-    others = _since_start.next()
-    factor = cores / max(0.75, cores - others)
-    if factor >= _LONGER:
-        how = (
-            "other processes keep %.1f of %d cores busy: expect up to %.1f times the time that a"
-            " quiet machine takes"
-        )
-        logger.warning(how, others, cores, factor)
 
 
 class _Threads:

@@ -53,15 +53,10 @@ class Processes:
                 )
             return int(text)
 
-        same = "every machine must have the same number: give"
         if "TORCHELASTIC_RUN_ID" in variables:
             count = number("WORLD_SIZE", 1)
             here = number("LOCAL_WORLD_SIZE", 1)
-            if here < 1 or count % here:
-                raise UserError(
-                    f"torchrun has started {count} processes, of which {here} on this machine;"
-                    f" {same} the same --nproc-per-node on each."
-                )
+            _check_alike("torchrun", "--nproc-per-node", count, here)
             restarts = number("TORCHELASTIC_RESTART_COUNT", 0)
             return cls(
                 "torchrun", number("RANK", 0), count, number("LOCAL_RANK", 0), here, restarts
@@ -70,12 +65,7 @@ class Processes:
         if "SLURM_STEP_ID" in variables and (count := number("SLURM_STEP_NUM_TASKS", 1)) > 1:
             here = number("SLURM_NTASKS_PER_NODE", 0)
             nodes = number("SLURM_STEP_NUM_NODES", 1)
-            if here * nodes != count:
-                of_each = f"--ntasks-per-node={here}" if here else "no --ntasks-per-node"
-                raise UserError(
-                    f"srun has started {count} processes on {nodes} machines with {of_each}; {same}"
-                    f" srun --nodes={nodes} --ntasks-per-node={max(1, count // nodes)}."
-                )
+            _check_alike("srun", "--ntasks-per-node", count, here if here * nodes == count else 0)
             restarts = number("SLURM_RESTART_COUNT", 0)
             return cls(
                 "srun", number("SLURM_PROCID", 0), count, number("SLURM_LOCALID", 0), here, restarts
@@ -92,6 +82,14 @@ class Processes:
     @property
     def num_machines(self) -> int:
         return self.count // self.count_here
+
+
+def _check_alike(launcher: str, option: str, count: int, here: int) -> None:
+    if here < 1 or count % here:
+        raise UserError(
+            f"{launcher} has started {count} processes, not the same number on every machine; give"
+            f" {option}."
+        )
 
 
 def is_first_process() -> bool:

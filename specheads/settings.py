@@ -4,7 +4,7 @@ sentence of help in one place.
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import lru_cache, partial
 from pathlib import Path
 from types import UnionType
@@ -220,7 +220,7 @@ def check_arguments(of: object, prefix: str = "") -> None:
     for name, each in getattr(of, "__dataclass_fields__", {}).items():
         if "meaning" in each.metadata:
             check(
-                _joined(prefix, name),
+                joined(prefix, name),
                 getattr(of, name),
                 each.metadata["kind"] or each.type,
                 each.metadata["meaning"],
@@ -233,10 +233,10 @@ def fields_of(cls: type, prefix: str = "") -> dict[str, str]:
     """
     if not issubclass(cls, Settings):
         fields = getattr(cls, "__dataclass_fields__")  # noqa: B009
-        return {_joined(prefix, name): fields[name].metadata.get("meaning", "") for name in fields}
+        return {joined(prefix, name): fields[name].metadata.get("meaning", "") for name in fields}
     keys: dict[str, str] = {}
     for name, field in cls.model_fields.items():
-        keys[key := _joined(prefix, key_of(name, field))] = field.description or ""
+        keys[key := joined(prefix, key_of(name, field))] = field.description or ""
         for nested in _classes_in(field.annotation):
             keys |= fields_of(nested, key)
     return keys
@@ -288,14 +288,14 @@ def cache_key(settings: Settings, prefix: str = "") -> dict[str, object]:
     for name, field in type(settings).model_fields.items():
         if not _extra(field).get("decides", True):
             continue
-        key = _joined(prefix, key_of(name, field))
+        key = joined(prefix, key_of(name, field))
         value = getattr(settings, name)
         if isinstance(value, Settings):
             values |= cache_key(value, key)
         else:
             values[key] = _plain(value)
     for name, value in (settings.model_extra or {}).items():
-        values[_joined(prefix, name)] = _plain(value)
+        values[joined(prefix, name)] = _plain(value)
     return values
 
 
@@ -352,10 +352,8 @@ def _message_of(error: ValidationError, cls: type[Settings]) -> str:
     key = ".".join(keys)
     value = shown(first["input"])
     if kind == "extra_forbidden":
-        known = ", ".join(key_of(*each) for each in cls.model_fields.items())
-        return (
-            f"{_joined(key, str(first['loc'][-1]))}={value} is not known; expected one of {known}."
-        )
+        known = [key_of(*each) for each in cls.model_fields.items()]
+        return str(unknown_key(joined(key, str(first["loc"][-1])), first["input"], known))
     about = (field.description or "").rstrip(".") if field is not None else ""
     if about:  # some explain one value after the other ("true: ...")
         about = f" ({about})" if about.partition(" ")[0].endswith(":") else f"; it is {about}"
@@ -409,8 +407,14 @@ def _extra(field: FieldInfo) -> _Extra:
     return cast(_Extra, given) if isinstance(given, Mapping) else {}
 
 
-def _joined(prefix: str, key: str) -> str:
+def joined(prefix: str, key: str) -> str:
+    """Return a key below another one."""
     return f"{prefix}.{key}" if prefix else key
+
+
+def unknown_key(key: str, value: object, known: Iterable[str]) -> UserError:
+    """Return the error about a key that is not among those that are known."""
+    return UserError(f"{key}={shown(value)} is not known; expected one of {', '.join(known)}.")
 
 
 def shown(value: object) -> str:

@@ -14,10 +14,7 @@ def test_a_folder_that_cannot_be_made_is_named_with_the_remedy():
     with pytest.raises(OSError, match="/proc/none") as refused:
         Path("/proc/none/head").mkdir(parents=True)
     message = str(user_error(refused.value))
-    assert message.startswith(
-        "/proc/none: No such file or directory: it does not exist and cannot be made there; give"
-        " other"
-    )
+    assert message.startswith("/proc/none: No such file or directory: give other folders")
     assert message.endswith("paths.outputs=.")
 
 

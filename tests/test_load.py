@@ -114,9 +114,6 @@ def test_threads_are_as_many_as_cores_are_left(machine, threads, caplog, others,
 
 def test_memory_is_known():
     assert 2**20 < load.available_memory() < 2**50
-    before = load.memory_in_use()
-    kept = torch.ones(2**27, dtype=torch.uint8)
-    assert 0.8 * kept.nbytes < load.memory_in_use() - before < 1.2 * kept.nbytes
 
 
 @pytest.mark.parametrize(

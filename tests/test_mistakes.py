@@ -122,7 +122,7 @@ train head=null
 evaluate drafting=tree
     token verification does not take what Tree drafts, a tree of chosen tokens; use for example
 train calibration=null logger=null
-    logger=null: a group of configs cannot be null; write '~logger'
+    a group of configs is left out by '~group'
 train resume=none.ckpt
     resume=none.ckpt must be true or false\.
 train head.inputs=[colour]
@@ -136,15 +136,15 @@ evaluate head=null record=null
 evaluate head=null drafting=graph verification=tree_match live_rules=[head_threshold]
     live_rules=\['head_threshold'\] leaves nothing to decode but .*: graph drafts
 evaluate head=null split=final
-    data.final_part=None.* ask for none; .*data.final_part=9
+    split=final needs final prompts; .*data.final_part=9
 evaluate head=null 'test_sets={gsm9k: x.jsonl}'
     test_sets names 'gsm9k', which is not in conf/data; use one of alpaca
 evaluate head=null stopping.max_probability.threshold=[0.5,2]
     stopping.max_probability.threshold=2 must be a number from 0 to 1
 data paths.outputs=a_file
-    a_file.*(part of the path is a file|a file is where)
+    a_file.*(Not a directory|File exists).*paths.outputs=
 data paths.data=/sys/data
-    /sys/data.*(permission|cannot be written).*paths.data=
+    /sys/data.*(ermi|Read-only).*paths.data=
 """
 LINES = MISTAKES.strip().splitlines()
 

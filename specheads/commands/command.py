@@ -32,7 +32,6 @@ from specheads.commands.help import composition_error, help_text
 from specheads.commands.runs import jobs_of, print_runs
 from specheads.commands.verbs import Verb
 from specheads.errors import EXIT_USER_ERROR, UserError, user_error
-from specheads.load import warn_if_busy
 from specheads.pair.locations import check_available
 from specheads.processes import Processes, from_first, is_first_process
 from specheads.settings import config_folder, shown
@@ -40,9 +39,6 @@ from specheads.storage import runs
 from specheads.storage.files import without_home
 
 _HELP = re.compile(r"-h|--help(=\S*)?")
-_OPTION = re.compile(
-    r"--(help|hydra-help|version|cfg|resolve|info|package|multirun|run|(config|experimental|shell)-\w+)(=.*)?"
-)
 # What a head and its evaluation must have in common.
 _SHARED_KEYS = (
     "model",
@@ -102,13 +98,11 @@ class CommandLine:
             runs.finish(folder)
 
     def _answer(self, words: Sequence[str]) -> None:
-        _check_options(words)
         processes = Processes.this()
         if processes.count > 1 and self.name not in _SHARED_VERBS:
             raise UserError(
                 f"{processes.launcher} has started {processes.count} processes of this command,"
-                " which is one process; start it once, with plain python. Only specheads train"
-                " and distill share their work over processes."
+                " which is one process; start it once, without a launcher."
             )
         speaks = processes.is_first or processes.launcher is None
         # Only the first process of a launcher prints what is not an error.
@@ -144,7 +138,6 @@ class CommandLine:
             run = self.load()
             _take_gpu()
             if _begin():
-                warn_if_busy()
                 folder = Path(HydraConfig.get().runtime.output_dir)
                 is_below = folder.is_relative_to(Path.cwd())
                 # Reports, logs and commands repeat it.
@@ -180,13 +173,6 @@ def _options_first(words: Sequence[str]) -> list[str]:
         return word[:1] != "-" and ("=" in word or word[:1] == "~")
 
     return sorted(words, key=is_override)
-
-
-def _check_options(words: Sequence[str]) -> None:
-    for word in words:
-        if word.startswith("--") and not _OPTION.fullmatch(word):
-            key = word.lstrip("-").partition("=")[0]
-            raise UserError(f"{word} is no option; keys have no dashes: write {key}=<value>.")
 
 
 def _take_gpu() -> None:

@@ -8,11 +8,9 @@ line are answered without them.
 import contextlib
 import hashlib
 import logging
-import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import MISSING, dataclass, fields
-from importlib.util import find_spec
+from dataclasses import MISSING, astuple, dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
@@ -35,11 +33,13 @@ from specheads.settings import (
     config_folder,
     config_of,
     fields_of,
+    joined,
     key_of,
     setting,
     shown,
+    unknown_key,
 )
-from specheads.storage.files import cache_folder, read_json, write_json
+from specheads.storage.files import noted
 
 if TYPE_CHECKING:
     from lightning.pytorch.loggers import Logger
@@ -100,27 +100,11 @@ def keys_of(name: str) -> Keys:
     their classes import torch.
     """
     root = Path(__file__).parents[1]
-    state = _state_of_source(root)
-    install = hashlib.sha256(str(root).encode()).hexdigest()[:8]
-    note = cache_folder() / "keys" / f"{name}-{install}.json"
-    with contextlib.suppress(OSError, ValueError, TypeError, LookupError):
-        content = read_json(note)
-        if content["state"] == state:
-            return Keys(*content["keys"])
-    keys = _keys_of_classes(name)
-    with contextlib.suppress(OSError):  # not written: the next command imports the classes again
-        note.parent.mkdir(parents=True, exist_ok=True)
-        content = {"state": state, "keys": [keys.defaults, keys.sentences]}
-        write_json(note, content, str(os.getpid()))
-    return keys
-
-
-def _state_of_source(root: Path) -> str:
-    times = []
+    state = []
     for room in (root, root.parent / "data_gen"):
         for path in sorted(room.rglob("*.py")):
-            times.append((str(path), path.stat().st_mtime_ns))
-    return hashlib.sha256(repr(times).encode()).hexdigest()
+            state.append((str(path), path.stat().st_mtime_ns))
+    return Keys(*noted("keys", [name, state], lambda: astuple(_keys_of_classes(name))))
 
 
 def _keys_of_classes(name: str) -> Keys:
@@ -176,10 +160,7 @@ def keys_of_choice(
     content.pop("defaults", None)
     for key, value in given.items():
         if key not in content:
-            known = ", ".join(each for each in content if each != "_target_") or "none"
-            raise UserError(
-                f"{where}: {key}={shown(value)} is not known; the keys of {name} are {known}."
-            )
+            raise unknown_key(f"{where}: {key}", value, sorted(content.keys() - {"_target_"}))
     return content | dict(given)
 
 
@@ -216,17 +197,10 @@ def check_keys(cfg: DictConfig, classes: Sequence[type[Settings]]) -> None:
     for group in sorted(groups):
         node = OmegaConf.select(cfg, group, default={}) if group else cfg
         if not isinstance(node, Mapping | DictConfig):
-            raise UserError(
-                f"{group}={shown(plain(node))} must be a set of keys; leave it out for the"
-                " defaults."
-            )
+            raise UserError(f"{group}={shown(plain(node))} must be a set of keys.")
         for name, value in node.items():
             if name not in groups[group]:
-                key = f"{group}.{name}" if group else str(name)
-                known = ", ".join(sorted(groups[group]))
-                raise UserError(
-                    f"{key}={shown(plain(value))} is not known; expected one of {known}."
-                )
+                raise unknown_key(joined(group, str(name)), plain(value), sorted(groups[group]))
 
 
 def source_of(cfg: DictConfig) -> PromptSource:
@@ -235,10 +209,7 @@ def source_of(cfg: DictConfig) -> PromptSource:
     Raises UserError for mistakes that show before data is read.
     """
     if not isinstance(cfg.data, DictConfig):
-        raise UserError(
-            f"data={shown(plain(cfg.data))} must be a set of keys; choose a prompt set of"
-            " conf/data."
-        )
+        raise UserError(f"data={shown(plain(cfg.data))} must be a prompt set of conf/data.")
     return prompt_source(cast(dict[str, object], plain(cfg.data)))
 
 
@@ -297,12 +268,6 @@ def _new_logger(cfg: DictConfig, run: Path) -> "Logger":
 
     A W&B run without an id gets the id of its folder, so that an interrupted run is resumed.
     """
-    if cfg._target_.endswith("TensorBoardLogger") and not (
-        find_spec("tensorboard") or find_spec("tensorboardX")
-    ):
-        raise UserError(
-            "logger=tensorboard needs its package: pip install tensorboard; or use logger=csv."
-        )
     if not cfg._target_.endswith("WandbLogger"):
         return instantiate(cfg)
     import wandb  # slow to import, and often not used
@@ -315,7 +280,6 @@ def _new_logger(cfg: DictConfig, run: Path) -> "Logger":
         _ = logger.experiment  # starts the run now, before an hour of generating data
     except wandb.errors.Error as error:
         raise UserError(
-            f"logger.wandb.offline={str(cfg.get('offline')).lower()}: {error} Log in with `wandb"
-            " login`, or keep the logs on this machine with logger.wandb.offline=true."
+            f"{error} Log in with `wandb login`, or give logger.wandb.offline=true."
         ) from error
     return logger

@@ -90,15 +90,8 @@ def _calibrate_again(
     Print and return their errors.
     """
     folders = [Path(where) for where in heads]
-    if not folders:
-        raise UserError(
-            "calibrate=true needs a head, but head=null; name one, or leave out calibrate=true."
-        )
-    if elsewhere := [folder for folder in folders if not folder.is_dir()]:
-        raise UserError(
-            f"head={elsewhere[0]} is on the hub, and a calibration is written into a local folder;"
-            " download it first."
-        )
+    if not folders or not all(folder.is_dir() for folder in folders):
+        raise UserError("calibrate=true needs head=<folder>, a local one, which it writes into.")
     limits = replace(data.limits, max_new_tokens=settings.max_new_tokens)
     amounts = RecordSettings(settings.record.num_samples)
     recorder = Recorder(pair, settings.warp, limits, amounts, settings.seed, data_folder)
@@ -106,15 +99,12 @@ def _calibrate_again(
     dev = encode_prompts(pair, [prompt for prompt in prompts if prompt.split == "dev"], limits)
     found, _ = calibrate(settings.num_dev_prompts, recorder, dev, folders)
     for folder, (name, calibrated) in zip(folders, found.items(), strict=True):
-        was_calibrated = "before" in calibrated.ece
-        before = _errors(calibrated, "before" if was_calibrated else "raw")
-        what = "with its calibration" if was_calibrated else "uncalibrated"
+        before = _errors(calibrated, "before" if "before" in calibrated.ece else "raw")
         print(
-            f"{name}: calibration error and log loss {before} {what},"
+            f"{name}: calibration error and log loss {before} before,"
             f" {_errors(calibrated, 'cross_fitted')} by {calibrated.best} from other prompts"
         )
-        kept = "unchanged: nothing is clearly better on these prompts"
-        print(f"{folder} {'calibrated' if calibrated.used else kept}")
+        print(f"{folder} {'calibrated' if calibrated.used else 'unchanged: that is not better'}")
     return found
 
 
@@ -150,11 +140,9 @@ Rules = Mapping[str, Mapping[str, object]]
 
 def rule_choices(stopping: DictConfig | Rules) -> dict[str, RuleChoice]:
     """Return the classes of stopping rules with their arguments, by name."""
-    rules = (
-        OmegaConf.to_container(stopping, resolve=True)
-        if OmegaConf.is_config(stopping)
-        else stopping
-    )
+    rules: object = stopping
+    if isinstance(stopping, DictConfig):
+        rules = OmegaConf.to_container(stopping, resolve=True)
     choices = {}
     for name, rule in cast(Rules, rules).items():
         arguments = dict(rule)
@@ -171,8 +159,7 @@ def named_test_sets(named: object, num_prompts: int) -> dict[str, TestSet] | Non
         return None
     if not isinstance(named, Mapping | DictConfig):
         raise UserError(
-            f"test_sets={named} must be names with files; write for example 'test_sets={{humaneval:"
-            " humaneval.jsonl}'."
+            f"test_sets={named} must be names with files, such as {{humaneval: humaneval.jsonl}}."
         )
     sets = {}
     for name, path in named.items():
@@ -182,10 +169,7 @@ def named_test_sets(named: object, num_prompts: int) -> dict[str, TestSet] | Non
         elif isinstance(source, DatasetSource):
             sets[name] = file_source(source, path, num_prompts)
         else:
-            raise UserError(
-                f"test_sets={{{name}: {path}}}: {name} reads no file; leave it out:"
-                f" test_sets={{{name}: null}}."
-            )
+            raise UserError(f"test_sets={{{name}: {path}}}: {name} reads no file; write null.")
     return sets
 
 
@@ -236,8 +220,8 @@ def _probed_prompts(cfg: DictConfig) -> PromptData:
         return data
     if not isinstance(data.source, DatasetSource):
         raise UserError(
-            f"prompts={cfg.prompts}: the chosen data set reads no file; add data=alpaca, whose"
-            " templates fit files with the field instruction (for other fields: data.template=)."
+            f"prompts={cfg.prompts}: the chosen data set reads no file; add data=alpaca, for files"
+            " with the field instruction (for other fields: data.template=)."
         )
     test_set = file_source(data.source, str(cfg.prompts), cfg.num_prompts)
     return PromptData(test_set.source, data.limits, Path(str(cfg.prompts)).stem)

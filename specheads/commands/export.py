@@ -2,7 +2,6 @@
 print an engine's settings.
 """
 
-import json
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -16,7 +15,7 @@ from specheads.heads.card import properties
 from specheads.heads.head import AcceptanceHead, load_head
 from specheads.integrations.formats import ENGINES, FORMATS, drafting_of
 from specheads.settings import Settings, Text, fields_of, setting
-from specheads.storage.files import without_home
+from specheads.storage.files import read_json, without_home
 
 
 class Export(Settings):
@@ -71,9 +70,8 @@ def run(words: Sequence[str]) -> str:
         )
     if head.golden_inputs is None:
         raise UserError(
-            f"head={settings.head} is a checkpoint of the SpecDec++ authors; convert it to a head"
-            ' of this project first: python -c "import specheads;'
-            f" specheads.load_head('{settings.head}').save_pretrained('my-head')\""
+            f"head={settings.head} is a checkpoint of the SpecDec++ authors; convert it first:"
+            f" specheads.load_head('{settings.head}').save_pretrained('my-head')"
         )
     _, write = FORMATS[settings.format]
     return f"{without_home(str(write(head, Path(settings.head))))} written"
@@ -85,19 +83,14 @@ def _engine_settings(settings: Export) -> str:
     Raises UserError for a report that cannot be read, or that says not to draft.
     """
     if settings.format not in ENGINES or settings.report is None:
-        wrong = (
-            f"format={settings.format}"
-            if settings.report
-            else f"format={settings.format} without report="
-        )
         raise UserError(
-            f"specheads export: {wrong}; expected report=<folder> of an evaluation and"
+            "specheads export: an engine's settings need report=<folder> of an evaluation and"
             f" format={', '.join(ENGINES)}."
         )
     path = Path(settings.report) / "report.json"
-    (version, write) = ENGINES[settings.format]
+    version, write = ENGINES[settings.format]
     try:
-        report = json.loads(path.read_text())
+        report = read_json(path)
         given = drafting_of(report, settings.ratio)
         doubts = report["doubts"] if settings.ratio == MEASURED else ()
     except UserError:
@@ -113,17 +106,19 @@ def _engine_settings(settings: Export) -> str:
 
 def help_text() -> str:
     """Return the help text of the verb."""
-    rows = [(f"  {key + '=':<10}", text) for key, text in fields_of(Export).items()]
-    rows[2:2] = [(f"{'':<12}{name:<14}", about) for name, (about, _) in (FORMATS | ENGINES).items()]
     lines = [
-        fill(text, 80, initial_indent=first, subsequent_indent=" " * len(first))
-        for first, text in rows
-    ]
-    usage = [
         "usage: specheads export head=<folder> [format=...]",
         "       specheads export report=<folder> format=<engine>",
+        "",
+        f"  {VERBS['export'].about}",
+        "",
     ]
-    return "\n".join([*usage, "", f"  {VERBS['export'].about}", "", *lines])
+    for key, text in fields_of(Export).items():
+        lines.append(fill(f"  {key + '=':<9} {text}", 80, subsequent_indent=" " * 12))
+    lines.append("\nformats:")
+    for name, (about, _) in (FORMATS | ENGINES).items():
+        lines.append(fill(f"  {name:<13} {about}", 80, subsequent_indent=" " * 16))
+    return "\n".join(lines)
 
 
 def _description(head: AcceptanceHead) -> str:

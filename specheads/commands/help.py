@@ -1,6 +1,5 @@
 """The text of `--help`: every key of a command, its value, and its sentence from the classes of
-settings or choices' files. What the last word of a command line may become, for Tab. And messages
-for what Hydra cannot compose.
+settings or choices' files. And messages for what Hydra cannot compose.
 """
 
 import re
@@ -27,53 +26,21 @@ from rich.padding import Padding
 from rich.table import Column, Table
 
 from specheads.commands.compose import command_config, keys_of, names_of
-from specheads.commands.verbs import PROGRAMS, VERBS, closest
+from specheads.commands.verbs import PROGRAMS, closest
 from specheads.errors import UserError
 from specheads.prompts.sources import DatasetSource, NanoSource, source_class
 from specheads.settings import config_folder, fields_of, shown
 
 GROUP = "experiment"
-_HYDRA = [
+_MORE = [
+    ("--help=all", "explains every key in full"),
+    ("--help=<key>", "explains the keys of a group"),
     ("+key=value", "adds a key that is not listed; '~key' takes one away"),
     ("-m key=a,b", "runs every combination of the values, one after another"),
     ("--cfg job", "prints the composed config and ends"),
     ("--hydra-help", "lists the options of Hydra"),
 ]
-_MORE = [
-    ("--help=all", "explains every key in full"),
-    ("--help=<key>", "explains the keys of a group"),
-    *_HYDRA,
-]
 _ALL = "all"  # every key
-_MOST_EXAMPLES = 4  # command lines in the help that fits a screen
-# The help that fits a screen explains those of these keys that a command has, and only names the
-# others.
-_FIRST = (
-    "head",
-    "heads",
-    "head.depth",
-    "samples",
-    "prompts",
-    "num_prompts",
-    "num_dev_prompts",
-    "data.num_train",
-    "trainer.max_epochs",
-    "optimizer.lr",
-    "loader.batch_size",
-    "warp.temperature",
-    "data.max_new_tokens",
-    "split",
-    "ratios",
-    "num_live_prompts",
-    "concurrency",
-    "repeats",
-    "serving",
-    "runner",
-    "generation.batch_size",
-    "paths.outputs",
-    "resume",
-)
-_MOST_KEYS = 10
 
 
 @dataclass(frozen=True)
@@ -91,8 +58,8 @@ def help_text(
     """Return the help of conf/<command>.yaml with the values that `overrides` lead to, for a
     terminal `width` columns wide.
 
-    `of` is a key, with those in its group, or "all"; an empty text is for a screen with the keys
-    that matter first. Raises UserError for an unknown key, and Hydra's errors for `overrides` that
+    `of` is a key, with those in its group, or "all"; an empty text is for a screen that only names
+    groups. Raises UserError for an unknown key, and Hydra's errors for `overrides` that
     do not compose.
     """
     cfg, chosen = composed(command, overrides)
@@ -103,14 +70,11 @@ def help_text(
     if is_short or of == _ALL:
         about = [line for line in _head_of(command) if not line.startswith(" ")]
         console.print(f"usage: {PROGRAMS[command]} [key=value ...]", "", *about, sep="\n")
-        for line in usage_head(command)[: _MOST_EXAMPLES if is_short else None]:
+        for line in usage_head(command):
             console.print(f"  {line}", soft_wrap=True)  # a command line stays whole for copying
         console.print()
-        if is_short:
-            first, others = _most_used(listed)
-            listed = [first, _choices(chosen), others, Section("more", "", _MORE)]
-        else:
-            listed = [_choices(chosen), *listed, Section("Hydra", "", _HYDRA)]
+        shown_keys = _shortened(listed) if is_short else listed
+        listed = [_choices(chosen), *shown_keys, Section("more", "", _MORE)]
     else:
         listed = _only(listed, of)
     for section in listed:
@@ -147,27 +111,18 @@ def _choices(chosen: Mapping[str, str | None]) -> Section:
     return section
 
 
-def _most_used(listed: Sequence[Section]) -> tuple[Section, Section]:
-    """Return the first ten keys of `_FIRST` that a command has, and the names of its other keys,
-    and groups of keys.
-    """
-    rows = {}
+def _shortened(listed: Sequence[Section]) -> list[Section]:
+    """Return the keys of no group, and the names of the groups."""
+    alone = []
+    groups = dict[str, None]()
     for section in listed:
         for row in section.rows:
-            rows[row[0].partition("=")[0]] = row
-    first = [key for key in _FIRST if key in rows][:_MOST_KEYS]
-    others: list[str] = []
-    groups: list[str] = []
-    for key in rows:
-        group = f"{key.partition('.')[0]}.*"
-        if "." not in key and key not in first:
-            others.append(key)
-        elif "." in key and group not in groups:
-            groups.append(group)
-    return (
-        Section("keys that matter first", "", [rows[key] for key in first]),
-        Section("other keys, and groups of keys", "  ".join([*others, *groups])),
-    )
+            group, dot, _ = row[0].partition("=")[0].partition(".")
+            if dot:
+                groups[f"{group}.*"] = None
+            else:
+                alone.append(row)
+    return [Section("keys", "", alone), Section("groups of keys", "  ".join(groups))]
 
 
 def _table(rows: list[tuple[str, str]], width: int, is_short: bool) -> Table:
@@ -308,109 +263,50 @@ def composition_error(error: Exception, command: str, words: Sequence[str]) -> U
     """Return the message for an error that the command line `words` of conf/<command>.yaml raised
     in Hydra, or None.
     """
+    text = str(error)
+    cause = error.__cause__
     if isinstance(error, MissingConfigException) and "/" in str(error.missing_cfg_file):
-        return UserError(_no_such_choice(str(error.missing_cfg_file)))
-    if isinstance(error, MissingMandatoryValue):
+        group, _, name = str(error.missing_cfg_file).rpartition("/")
+        known = names_of(group)
+        text = (
+            f"{group}={name}: there is no such choice; {closest(name, known)}use one of"
+            f" {', '.join(known)}, or write <folder>/{group}/{name}.yaml and add --config-dir"
+            " <folder>."
+        )
+    elif isinstance(error, MissingMandatoryValue):
         key = str(error.full_key)
-        return UserError(
+        text = (
             f"{key} has no value, but the command needs one; write {key}=<value>"
             f" ({PROGRAMS[command]} --help={key} says what it is)."
         )
-    if isinstance(error, OverrideParseException):
+    elif isinstance(error, OverrideParseException):
         key, _, value = str(error.override).partition("=")
         quoted = shlex.quote(f'{key}="{value}"')
-        return UserError(
-            f"{error.override}: this cannot be read ({str(error).splitlines()[0]}); write key=value"
-            " with each bracket and quote closed; a text with signs such as = and { needs quotes of"
-            f" its own within those of the shell, as in {quoted}."
+        text = (
+            f"{error.override}: this cannot be read ({text.splitlines()[0]}); write key=value with"
+            " each bracket and quote closed; a text with signs such as = and { needs quotes of its"
+            f" own within those of the shell, as in {quoted}."
         )
-    if "Config group override" in str(error):
-        for word in words:
-            group = word.removesuffix("=null")
-            if group != word and (config_folder() / group).is_dir():
-                return UserError(
-                    f"{word}: a group of configs cannot be null; write '~{group}' to leave it out."
-                )
-    if isinstance(error, ConfigCompositionException):
-        message = _wrong_override(error, command, words)
-        if message is not None:
-            return UserError(message)
-    if not HydraConfig.initialized():
-        message = _wrong_file(error, words)
-        if message is not None:
-            return UserError(message)
-    if not isinstance(error, HydraException | OmegaConfBaseException):
-        return None
-    has_cause = isinstance(error, HydraException) and error.__cause__
-    return UserError(f"{error}\n{error.__cause__}" if has_cause else str(error))
-
-
-def _no_such_choice(place: str) -> str:
-    group, _, name = place.rpartition("/")
-    known = names_of(group)
-    return (
-        f"{group}={name}: there is no such choice; {closest(name, known)}use one of"
-        f" {', '.join(known)}, or write <folder>/{group}/{name}.yaml and add --config-dir <folder>."
-    )
-
-
-def _wrong_override(
-    error: ConfigCompositionException, command: str, words: Sequence[str]
-) -> str | None:
-    text = str(error)
-    if text.startswith("Multiple values for "):
-        key = text.split()[3].rstrip(".")
-        return (
-            f"+{key}=: a plus adds what is not listed, and {key} is listed; write {key}=<name>"
-            " without it."
+    elif isinstance(error, ConfigCompositionException) and isinstance(
+        cause, OmegaConfBaseException
+    ):
+        key = str(cause.full_key)
+        given = re.compile(rf"[+~]*{re.escape(key)}[.=]")
+        word = next((word for word in words if given.match(word)), key)
+        known = list(_sentences(command, DatasetSource, NanoSource))
+        text = (
+            f"{word}: there is no such key; {closest(word.partition('=')[0], known)}"
+            f"{PROGRAMS[command]} --help=all lists every key, and +key=value adds one."
         )
-    if not isinstance(error.__cause__, OmegaConfBaseException):
+    elif "Config group override" in text:
+        text = f"{text}; a group of configs is left out by '~group', as in '~logger'."
+    elif isinstance(error, HydraException):
+        text = f"{text}\n{cause}" if cause else text
+    elif not HydraConfig.initialized() and (
+        isinstance(error, yaml.YAMLError | UnicodeDecodeError)
+        or text.startswith("Invalid defaults list in ")  # a ValueError of Hydra's
+    ):
+        text = f"a file in conf/ or in the folder of --config-dir: {' '.join(text.split())}"
+    elif not isinstance(error, OmegaConfBaseException):
         return None
-    key = str(error.__cause__.full_key)
-    given = re.compile(rf"[+~]*{re.escape(key)}[.=]")
-    word = next((word for word in words if given.match(word)), key)
-    known = list(_sentences(command, DatasetSource, NanoSource))
-    adds = f", and +{word} adds one" if key.startswith(("trainer", "logger")) else ""
-    return (
-        f"{word}: there is no such key; {closest(word.partition('=')[0], known)}"
-        f"{PROGRAMS[command]} --help=all lists every key{adds}."
-    )
-
-
-def _wrong_file(error: Exception, words: Sequence[str]) -> str | None:
-    is_users = any("config-dir" in word or "searchpath" in word for word in words)
-    where = "a file in the folder of --config-dir" if is_users else "a file in conf/"
-    if isinstance(error, yaml.YAMLError | UnicodeDecodeError):
-        return f"{where} is not valid YAML in UTF-8: {' '.join(str(error).split())}."
-    if str(error).startswith("Invalid defaults list in "):  # a ValueError of Hydra's
-        return f"{where} has a mistake: {error}; correct the list, or leave the key out."
-    return None
-
-
-def completions(line: str, word: str) -> list[str]:
-    """Return what the last word of a command line may become, each from where the shell's `word`, a
-    part of it, begins.
-    """
-    *before, last = line.split(" ")[1:]
-    known: list[str] = []
-    if not before:
-        known = [f"{name} " for name in VERBS]
-    elif before[0] in VERBS:
-        config = VERBS[before[0]].config
-        known = _words_of(config) if config else []
-    start = len(last) - len(word)
-    return sorted({each[start:] for each in known if each.startswith(last)})
-
-
-def _words_of(command: str) -> list[str]:
-    """Return the choices and the keys of a command as they begin on its command line."""
-    cfg, chosen = composed(command)
-    words = []
-    for group in chosen:
-        words += [f"{group}={name}" for name in names_of(group)]
-    for section in sections(cfg, chosen, command):
-        for row in section.rows:
-            key, equals, _ = row[0].partition("=")
-            if equals:
-                words.append(f"{key}=")
-    return words
+    return UserError(text)

@@ -15,9 +15,6 @@ from specheads.errors import EXIT_USER_ERROR, UserError, user_error
 # Lightning starts the other processes of a distributed run by the name of the script and Hydra's
 # words, without the verb.
 VERB_OF_PARENT = "SPECHEADS_VERB"
-COMPLETE = (  # with names of files where nothing fits
-    "complete -o default -o nospace -C 'specheads --complete' specheads"
-)
 _FUNCTIONS = {  # what runs each verb, imported when it runs
     "probe": "specheads.commands.evaluate.probe_pair",
     "data": "specheads.commands.data.make_data",
@@ -44,16 +41,11 @@ def run(words: Sequence[str]) -> None:
         _run_verb(VERBS[first])
     elif first == "--version":
         print(f"specheads {__version__}")
-    elif first == "--complete":
-        from specheads.commands.help import completions
-
-        line = os.environ["COMP_LINE"][: int(os.environ["COMP_POINT"])]
-        print("\n".join(completions(line, words[2])))
     elif not words or words[-1] in ("-h", "--help"):
         print("usage: specheads <verb> [key=value ...]; <verb> --help lists the keys of a verb\n")
         for verb in VERBS.values():
             print(f"  {verb.name:<9} {verb.about}")
-        print(f"\n--version prints the version. For completion by Tab, in bash:\n  {COMPLETE}")
+        print("\n--version prints the version.")
     else:
         raise UserError(
             f"specheads {first}: there is no such verb; {closest(first, list(VERBS))}use"

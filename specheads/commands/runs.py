@@ -72,29 +72,18 @@ def _figures(folder: Path) -> Iterator[tuple[str, str]]:
     """
     for path in sorted(folder.glob("heads/*/config.json")):
         test = _read(path).get("train", {}).get("test") or {}
-        figures = ", ".join(
-            f"{title} {test[key]:.3f}" for key, title in _METRICS.items() if key in test
-        )
-        yield f"heads/{path.parent.name}", figures
-    if speeds := {
-        row["name"]: row["speedup"]["value"]
-        for row in _read(folder / "report.json").get("live", [])
-        if row["speedup"]
-    }:
-        yield (
-            "",
-            (
-                f"fastest: {(best := max(speeds, key=lambda name: speeds[name]))},"
-                f" {speeds[best]:.2f} times the target alone"
-            ),
-        )
+        known = [f"{title} {test[key]:.3f}" for key, title in _METRICS.items() if key in test]
+        yield f"heads/{path.parent.name}", ", ".join(known)
+    speeds = {}
+    for row in _read(folder / "report.json").get("live", []):
+        if row["speedup"]:
+            speeds[row["name"]] = row["speedup"]["value"]
+    if speeds:
+        best = max(speeds, key=speeds.__getitem__)
+        yield "", f"fastest: {best}, {speeds[best]:.2f} times the target alone"
     for path in folder.glob("*/distill.json"):
-        yield (
-            path.parent.name,
-            ", ".join(
-                f"{name} {value:.3f}" for name, value in _read(path)["test"]["after"].items()
-            ),
-        )
+        after = _read(path)["test"]["after"]
+        yield path.parent.name, ", ".join(f"{name} {value:.3f}" for name, value in after.items())
 
 
 def _read(path: Path) -> dict[str, Any]:

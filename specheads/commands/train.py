@@ -3,7 +3,6 @@
 Missing data is made first.
 """
 
-from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -14,7 +13,6 @@ from omegaconf import DictConfig
 from specheads.commands.command import next_command
 from specheads.commands.compose import (
     load_configured_pair,
-    model_config,
     open_loggers,
     settings_of,
     source_of,
@@ -26,13 +24,12 @@ from specheads.processes import is_first_process
 from specheads.prompts.prompt import SPLITS, GeneratedData, unique
 from specheads.settings import shown
 from specheads.table import Table, print_table
-from specheads.training.distill.draft_quality import MEANINGS
 from specheads.training.distill.settings import Distillation
 from specheads.training.heads.settings import HeadTraining
 
 if TYPE_CHECKING:
     from specheads.replay.information import Information
-    from specheads.training.distill.distillation import DevOverlap, DistilledDraft
+    from specheads.training.distill.distillation import DistilledDraft
     from specheads.training.heads.head_training import TrainedHeads
 
 T = TypeVar("T", HeadTraining, Distillation)
@@ -79,10 +76,8 @@ def distill_draft(cfg: DictConfig, pair: Pair | None = None) -> "DistilledDraft"
     run = Path(cfg.paths.run)
     with open_loggers(cfg, run) as loggers:
         from specheads.training.distill.distillation import distill
-        from specheads.training.distill.memory import check_config
 
         if pair is None:
-            check_config(model_config(cfg), settings)
             # A draft that lacks some of the target's tokens learns them.
             pair = replace(
                 load_configured_pair(cfg, new_draft=settings.initial_draft), known_to_draft=None
@@ -93,41 +88,25 @@ def distill_draft(cfg: DictConfig, pair: Pair | None = None) -> "DistilledDraft"
     if is_first_process():
         rows = []
         for name, after in distilled.after.items():
-            before = distilled.before[name]
-            rows.append(
-                [
-                    name,
-                    f"{before:.4f}",
-                    f"{after:.4f}",
-                    f"{after / before - 1:+.1%}" if before else "-",
-                ]
+            rows.append([name, f"{distilled.before[name]:.4f}", f"{after:.4f}"])
+        print_table(Table.of_texts(["on test prompts", "before", "after"], rows))
+        dev = distilled.dev
+        if dev is not None:
+            print(
+                f"exported: the weights after epoch {dev.epoch + 1}, the best on dev prompts with"
+                f" an overlap of {dev.best:.4f} ({dev.before:.4f} before training, {dev.last:.4f}"
+                " after the last epoch)"
             )
-        print_table(Table.of_texts(["on test prompts", "before", "after", "change"], rows))
-        print(
-            "\n".join(f"{name}: {meaning}" for name, meaning in MEANINGS.items()),
-            *_of_epochs(distilled.dev),
-            f"draft: {distilled.folder}",
-            sep="\n",
-        )
-        if distilled.dev is None or distilled.dev.best >= distilled.dev.before:
+        print(f"draft: {distilled.folder}")
+        if dev is None or dev.best >= dev.before:
             print(f"next: {next_command('train', f'model.draft={distilled.folder}')}")
         else:
             print(
                 "WARNING: the draft became worse: on dev prompts its overlap with the target is"
-                f" {distilled.dev.best:.4f}, and was {distilled.dev.before:.4f} before training;"
-                " keep the old one, and train with a smaller optimizer.lr="
+                f" {dev.best:.4f}, and was {dev.before:.4f} before training; keep the old one, and"
+                " train with a smaller optimizer.lr="
             )
     return distilled
-
-
-def _of_epochs(dev: "DevOverlap | None") -> Iterator[str]:
-    """Yield which epoch of a draft is exported, and what the last one was."""
-    if dev is not None:
-        yield (
-            f"exported: the weights after epoch {dev.epoch + 1}, the best on dev prompts with an"
-            f" overlap of {dev.best:.4f} ({dev.before:.4f} before training, {dev.last:.4f} after"
-            " the last epoch)"
-        )
 
 
 def _checked_settings(cls: type[T], cfg: DictConfig) -> T:
@@ -160,25 +139,20 @@ def _responses_of(cfg: DictConfig, pair: Pair, settings: Distillation) -> Genera
 def _print_heads(trained: "TrainedHeads") -> None:
     """Print how heads compare with rules without one, and their calibration.
 
-    Of many those of the lowest KL, the lowest first.
+    Of many those of the lowest KL.
     """
     names = list(trained.names)
     if len(names) > MOST_SHOWN:
         names = sorted(names, key=lambda name: trained.test[name]["kl"])[:MOST_SHOWN]
-    listed = {
-        name: trained.test[name]
-        for name in [*names, *(name for name in trained.test if name not in trained.names)]
-    }
-    rows = [
-        [name, *(f"{metrics[key]:.3f}" if key in metrics else "-" for key in _METRICS)]
-        for name, metrics in listed.items()
-    ]
-    print_table(Table.of_texts(["on held-out prompts", *_METRICS.values()], rows))
-    if left_out := len(trained.names) - len(names):
         print(
-            f"the {len(names)} heads of the lowest KL; {left_out:,} more are in"
-            f" {trained.folder.parent}/test.json"
+            f"the {MOST_SHOWN} heads of the lowest KL; all are in {trained.folder.parent}/test.json"
         )
+    rules = [name for name in trained.test if name not in trained.names]
+    rows = []
+    for name in (*names, *rules):
+        metrics = trained.test[name]
+        rows.append([name, *(f"{metrics[key]:.3f}" if key in metrics else "-" for key in _METRICS)])
+    print_table(Table.of_texts(["on held-out prompts", *_METRICS.values()], rows))
     for name in names:
         if name in trained.dev and trained.dev[name].best < trained.dev[name].last:
             loss = trained.dev[name]
@@ -190,47 +164,38 @@ def _print_heads(trained: "TrainedHeads") -> None:
         rows = []
         for name in names:
             each = trained.calibrated[name]
-            values = [
-                f"{errors[key]:.4f}"
-                for errors in (each.ece, each.log_loss)
-                for key in ("raw", "cross_fitted")
-            ]
-            rows.append([name, *values, each.best if each.used else "none"])
+            errors = []
+            for error in (each.ece, each.log_loss):
+                errors += [f"{error['raw']:.4f}", f"{error['cross_fitted']:.4f}"]
+            rows.append([name, *errors, each.best if each.used else "none"])
         columns = ["on dev prompts", "ECE", "after", "log loss", "after", "calibration"]
         print_table(Table.of_texts(columns, rows))
-        print(
-            "after: calibrated on one half of the prompts, measured on the other; used where that"
-            " is clearly better"
-        )
-    if (known := trained.information) is not None:
-        print("\n".join(_information(known)))
+        print("after: calibrated on one half of the prompts, measured on the other")
+    if trained.information is not None:
+        _print_information(trained.information)
     print(f"\n{'head' if len(trained.names) == 1 else 'heads'}: {trained.folder}")
 
 
-def _information(known: "Information") -> Iterator[str]:
-    """Yield the reducible uncertainty about acceptance on dev prompts, how much of it predictors
+def _print_information(known: "Information") -> None:
+    """Print the reducible uncertainty about acceptance on dev prompts, how much of it predictors
     explain, and whether a head is worth it.
     """
-    yield (
+    print(
         f"\nacceptance of a drafted token: {known.entropy.value:.3f} nats of uncertainty,"
         f" {known.irreducible.value:.3f} irreducible, {known.reducible.value:.3f} reducible"
     )
     ranked = sorted(known.explained.items(), key=lambda item: -item[1].value)
     for name, share in ranked[:MOST_SHOWN]:
-        yield f"  {name} explains {share.value:.1%} [{share.low:.1%}, {share.high:.1%}] of that"
+        print(f"  {name} explains {share.value:.1%} [{share.low:.1%}, {share.high:.1%}] of that")
     if known.over_logistic:
         name, more = max(known.over_logistic.items(), key=lambda item: item[1].value)
-        how = (
-            "better"
-            if more.low > 0
-            else "worse"
-            if more.high < 0
-            else "neither clearly better nor worse"
+        how = "better" if more.low > 0 else "not clearly better"
+        print(
+            f"{name}, the best head, is {how} than the free logistic: {more.value:+.1%}"
+            f" [{more.low:+.1%}, {more.high:+.1%}] of that"
         )
-        gain = f"{more.value:+.1%} [{more.low:+.1%}, {more.high:+.1%}] of that"
-        yield f"{name}, the best head, is {how} than the free logistic: {gain}"
         if more.low <= 0:
-            yield (
+            print(
                 "it needs more prompts (data.num_train=) or epochs (trainer.max_epochs=); head=null"
                 " evaluates rules without one"
             )

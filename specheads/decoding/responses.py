@@ -16,16 +16,13 @@ from specheads.decoding.batching import BatchDecoder
 from specheads.decoding.engine import (
     CompiledEngine,
     Engine,
-    bytes_to_pack,
     make_engine,
     resolve_engine,
 )
 from specheads.decoding.request import Request
 from specheads.decoding.rounds import TargetRounds
-from specheads.decoding.step_inputs import TOGETHER
 from specheads.errors import UserError, is_out_of_memory
 from specheads.pair.language_model import LanguageModel
-from specheads.pair.needs import memory_parts
 from specheads.pair.padding import by_length
 from specheads.pair.pair import Pair
 from specheads.pair.sampling import GivenUniforms, Warp
@@ -39,7 +36,6 @@ logger = logging.getLogger(__name__)
 # larger models take minutes to compile, so they count as small.
 SMALL = 5e6
 WORK_WORTH_COMPILING = 4e10
-COMPILER_BYTES = 150e6  # of the compiler's modules, and of steps
 SHARED_BYTES = 2**31  # of KV cache, up to which it is made larger than it need be
 
 KEPT_SECONDS = 30.0  # of work on responses that a killed process loses
@@ -165,17 +161,6 @@ class Responder:
         # Tokens, and stop tokens among them: how long responses are expected to be.
         self._num_tokens_made = 0
         self._num_stopped = 0
-
-    def memory(self) -> dict[str, float]:
-        """Return the bytes that the first responses allocate, by name."""
-        lm = self._lm
-        is_eager = self._engine_name == "eager"
-        spare = 0 if is_eager else 2 * CompiledEngine.bucket
-        positions = (self._num_rows + 1) * (self.capacity + spare)
-        parts = memory_parts(lm, positions, TOGETHER, self._num_rows)
-        if lm.device.type == "cpu" and not is_eager:
-            parts |= {"packed copies": bytes_to_pack(lm), "compiler": COMPILER_BYTES}
-        return parts
 
     def respond(
         self,

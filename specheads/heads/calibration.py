@@ -99,12 +99,10 @@ class IndexCalibration:
         return asdict(self)
 
     @classmethod
-    def from_dict(
-        cls, values: Mapping[str, Any] | None, where: str = "the head"
-    ) -> "IndexCalibration":
+    def from_dict(cls, values: Mapping[str, Any] | None) -> "IndexCalibration":
         """Read the result of `to_dict`; None means no calibration.
 
-        Raises UserError for anything else; it begins with `where`.
+        Raises UserError for anything else.
         """
         if values is None:
             return cls.neutral()
@@ -115,9 +113,8 @@ class IndexCalibration:
             or len(values["slope"]) != len(values["intercept"])
         ):
             raise UserError(
-                f"{where} has the calibration {values!r}; expected slope and intercept, lists of"
-                " finite numbers of the same length, one for each index in a round. Export the"
-                " head again, or write null to use it without calibration."
+                f"the calibration {values!r} must be slope and intercept, lists of finite numbers"
+                " of the same length, one for each index in a round."
             )
         return cls(list(values["slope"]), list(values["intercept"]))
 

@@ -32,6 +32,7 @@ LARGEST_WIDTH = 256
 # Larger ones are damage, and would take all memory before anything noticed
 LARGEST_SIZE = 2**20
 LARGEST_DEPTH = 1000
+_WRITTEN = {"hidden_size", "depth", "predicts", "inputs", "width"}  # keys of every config.json
 _Size = Annotated[int, count(1, LARGEST_SIZE)]
 _Real = Annotated[float, Strict()]  # may be NaN: some metrics are not defined on few tokens
 
@@ -106,35 +107,19 @@ class HeadConfig:
         return asdict(self) | {"inputs": list(self.inputs)}
 
     @classmethod
-    def from_dict(cls, values: Mapping[str, Any], where: str) -> "HeadConfig":
+    def from_dict(cls, values: Mapping[str, Any]) -> "HeadConfig":
         """Read the content of a config.json, which names no files.
 
-        Raises UserError, beginning with `where`, for another's.
+        Raises ValueError for another's.
         """
-        if not isinstance(values, Mapping):
-            raise UserError(f"{where} must be a JSON object; export the head again.")
-        if {"model_type", "architectures"} & values.keys():
-            raise UserError(
-                f"{where} belongs to a model, not to a head; give the folder of a head, which"
-                " specheads train exports."
-            )
+        if not isinstance(values, Mapping) or {"model_type", "architectures"} & values.keys():
+            raise ValueError("its config is not that of a head; give the folder of a head")
         if (version := values.get("format_version")) != FORMAT_VERSION:
-            raise UserError(
-                f"{where} has head format {version!r}; this version reads {FORMAT_VERSION}. Update"
-                " specheads or train it again."
-            )
+            raise ValueError(f"it has head format {version!r}; this version reads {FORMAT_VERSION}")
         known = {f.name for f in fields(cls)}
         if unknown := sorted(values.keys() - known):
-            raise UserError(
-                f"{where} has the unknown key {unknown[0]!r}; it was not written by this version of"
-                " specheads."
-            )
-        if missing := sorted(
-            {"hidden_size", "depth", "predicts", "inputs", "width"} - values.keys()
-        ):
-            raise UserError(f"{where} lacks the key {missing[0]!r}; export the head again.")
-        IndexCalibration.from_dict(values.get("calibration"), where)
-        try:
-            return cls(**values)
-        except UserError as error:
-            raise UserError(f"{where}: {error}") from None
+            raise ValueError(f"its config has the unknown key {unknown[0]!r}")
+        if missing := sorted(_WRITTEN - values.keys()):
+            raise ValueError(f"its config lacks the key {missing[0]!r}")
+        IndexCalibration.from_dict(values.get("calibration"))
+        return cls(**values)

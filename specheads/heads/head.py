@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from specheads.errors import UserError
 from specheads.heads.config import HeadConfig
-from specheads.heads.head_folder import HeadFiles, read_files, write_files
+from specheads.heads.head_folder import HeadFiles, read_files, unreadable, write_files
 from specheads.heads.portable.network import Network, load_tensors
 from specheads.heads.train_prompts import TrainPrompts
 from specheads.pair.pair import Pair
@@ -94,38 +94,25 @@ class AcceptanceHead(Network, PyTorchModelHubMixin):
         config = replace(files.config, draft={}, target={}) if any_draft else files.config
         try:
             head = load_tensors(lambda: cls(config), vars(config), files.tensors)
+            if files.golden is not None:
+                head._check_vectors(files.golden)
+                head.golden_inputs = files.golden["inputs"]
         except ValueError as error:
-            raise UserError(
-                f"{files.folder}/model.safetensors: {error}; export it again."
-            ) from None
-        if files.golden is not None:
-            head._check_golden(files.golden, str(files.folder))
-            head.golden_inputs = files.golden["inputs"]
+            raise unreadable(files.folder, error) from None
         head.train_prompts = files.train_prompts
         return head
 
-    def _check_golden(self, golden: Mapping[str, Tensor], where: str) -> None:
-        """Raise UserError unless this head computes the golden logits, and they are not all the
+    def _check_vectors(self, golden: Mapping[str, Tensor]) -> None:
+        """Raise ValueError unless this head computes the golden logits, and they are not all the
         same.
         """
         inputs = golden["inputs"]
         logits = golden["logits"]
         if inputs.shape != (len(logits), self.config.input_size):
-            raise UserError(
-                f"{where}/golden.safetensors: inputs have shape {tuple(inputs.shape)} for"
-                f" {tuple(logits.shape)} logits of a head that reads {self.config.input_size}"
-                " numbers; the files are damaged, export the head again."
-            )
-        if (difference := self.deviation(inputs, logits)) is not None:
-            raise UserError(
-                f"{where}: outputs differ from the golden vectors by {difference:.3g}; the files"
-                " are damaged, export the head again."
-            )
+            raise ValueError("golden.safetensors has tensors of other shapes")
+        self.check_golden(inputs, logits)
         if logits.std().item() < LEAST_SPREAD:
-            raise UserError(
-                f"{where}: this head predicts a constant, so no threshold can separate drafts;"
-                " train it longer or on more prompts."
-            )
+            raise ValueError("it predicts a constant, so no threshold can separate drafts")
 
     def extra_repr(self) -> str:
         """Return what the layers do not show; names of compiled code depend on it."""
@@ -143,10 +130,9 @@ class AcceptanceHead(Network, PyTorchModelHubMixin):
         size = pair.draft_lm.hidden_size
         if self.config.hidden_size != size:
             raise UserError(
-                f"the head reads hidden states of size {self.config.hidden_size}, but the draft"
-                f" {pair.draft_id} has size {size}; it was trained for"
-                f" {self.config.draft.get('id', 'another draft')}. Train one for this pair:"
-                " specheads train model=..."
+                f"the head reads hidden states of size {self.config.hidden_size} of"
+                f" {self.config.draft.get('id', 'another draft')}, but the draft {pair.draft_id} has"
+                f" size {size}; train one for this pair."
             )
         self.check_trained_for(pair.draft_id, pair.draft_revision)
 
@@ -157,8 +143,7 @@ class AcceptanceHead(Network, PyTorchModelHubMixin):
             raise UserError(
                 f"the head was trained for draft {trained.get('id')} at revision"
                 f" {trained.get('revision')}, but this pair's draft is {name} at revision"
-                f" {revision}; load that draft, or train a head for this one: specheads train"
-                " model=... To use it nevertheless: any_draft=true."
+                f" {revision}; load that draft, train another head, or give any_draft=true."
             )
 
 
@@ -222,7 +207,7 @@ def latest_head(outputs: Path, pair: Pair) -> Path:
         if not has_ended(path, outputs):
             continue  # it may yet be calibrated, or be the first of a learning curve
         try:
-            config = HeadConfig.from_dict(read_json(path), str(path))
+            config = HeadConfig.from_dict(read_json(path))
         except (ValueError, OSError):
             continue  # a folder that was never finished, or was damaged, is no candidate
         if all(

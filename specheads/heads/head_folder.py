@@ -22,6 +22,7 @@ from specheads.heads import train_prompts
 from specheads.heads.card import card
 from specheads.heads.config import HeadConfig
 from specheads.heads.portable.loaders import CUSTOM_GENERATE, STANDALONE, write_loader
+from specheads.heads.portable.network import check_shapes
 from specheads.heads.portable.tensor_file import read_tensors, write_tensors
 from specheads.heads.train_prompts import TrainPrompts
 from specheads.pair.locations import check_available
@@ -80,19 +81,16 @@ def store_in_config(
     try:
         before = read_json(path)
         content = before | values
+        text = card(HeadConfig.from_dict(content))
+        learned = _read_train_prompts(folder)
     except (ValueError, TypeError) as error:
-        raise UserError(f"{path} is not valid JSON ({error}); export the head again.") from None
-    learned = _read_train_prompts(folder)
+        raise unreadable(folder, error) from None
     if learned is not None and dev_texts is not None:
         replace(learned, dev=TrainPrompts.of(dev_texts).train).write(folder)
     graph = folder / GRAPH
     if before.get("calibration") != content.get("calibration") and graph.exists():
         graph.unlink()
-        logger.warning(
-            "%s held the earlier calibration and was removed; specheads export writes it again",
-            graph,
-        )
-    text = card(HeadConfig.from_dict(content, str(path)))
+        logger.warning("%s held the earlier calibration and was removed; export it again", graph)
     # The card first: with an old config, a run that was killed in between does both again.
     write_whole(folder / "README.md", lambda temporary: temporary.write_text(text))
     write_json(path, content)
@@ -107,27 +105,40 @@ def read_files(location: str | Path, hub: Mapping[str, Any]) -> HeadFiles:
     snapshot_download.
     """
     folder = _folder(location, hub)
-    values = _read_json(folder / "config.json")
-    if _is_theirs(values):
-        config, tensors = _converted(values, _read_tensors(folder / "model.safetensors"), folder)
-        return HeadFiles(config, tensors, None, None, folder)
-    config = HeadConfig.from_dict(values, str(folder / "config.json"))
-    tensors, golden = (
-        _read_tensors(folder / name) for name in ("model.safetensors", "golden.safetensors")
+    for name in FILES[:2]:
+        if not (folder / name).exists():
+            raise UserError(
+                f"{folder} has no {name}, so it is no head folder; expected one of specheads train,"
+                " with weights as safetensors."
+            )
+    try:
+        values = read_json(folder / "config.json")
+        # The config first: the folder may be that of a model, of any size.
+        config = None if _is_theirs(values) else HeadConfig.from_dict(values)
+        tensors = read_tensors(folder / "model.safetensors")
+        if config is None:
+            return HeadFiles(*_converted(values, tensors), None, None, folder)
+        if not (folder / "golden.safetensors").exists():
+            raise ValueError("it has no golden.safetensors")
+        golden = read_tensors(folder / "golden.safetensors")
+        if sorted(golden) != ["inputs", "logits"]:
+            raise ValueError("golden.safetensors must hold inputs and logits")
+        return HeadFiles(config, tensors, golden, _read_train_prompts(folder), folder)
+    except ValueError as error:
+        raise unreadable(folder, error) from None
+
+
+def unreadable(folder: object, error: Exception) -> UserError:
+    """Return the message about a damaged folder of a head."""
+    reason = str(error).rstrip(".")
+    return UserError(
+        f"{folder} holds no head that can be used: {reason}. Export or train it again."
     )
-    if sorted(golden) != ["inputs", "logits"]:
-        raise UserError(
-            f"{folder}/golden.safetensors holds {', '.join(sorted(golden))}, expected inputs and"
-            " logits; export the head again."
-        )
-    return HeadFiles(config, tensors, golden, _read_train_prompts(folder), folder)
 
 
 def _read_train_prompts(folder: Path) -> TrainPrompts | None:
     path = folder / train_prompts.FILE
-    if not path.exists():
-        return None
-    return TrainPrompts.from_tensors(_read_tensors(path), str(path))
+    return TrainPrompts.from_tensors(read_tensors(path)) if path.exists() else None
 
 
 def _folder(location: str | Path, hub: Mapping[str, Any]) -> Path:
@@ -138,49 +149,18 @@ def _folder(location: str | Path, hub: Mapping[str, Any]) -> Path:
         check_available("head", location)
     try:
         # The config first: an id may be that of a model, of any size.
-        values = _read_json(
-            Path(snapshot_download(str(location), allow_patterns=["config.json"], **hub))
-            / "config.json"
-        )
+        first = snapshot_download(str(location), allow_patterns=["config.json"], **hub)
+        values = read_json(Path(first, "config.json"))
         if not _is_theirs(values):
-            HeadConfig.from_dict(values, f"{location}/config.json")
-        return Path(
-            snapshot_download(str(location), allow_patterns=[*FILES, train_prompts.FILE], **hub)
-        )
+            HeadConfig.from_dict(values)
+        patterns = [*FILES, train_prompts.FILE]
+        return Path(snapshot_download(str(location), allow_patterns=patterns, **hub))
     except (OSError, ValueError) as error:
         raise UserError(
             f"{str(location)!r} is no local folder, and no head of that name could be loaded from"
             f" the hub: {str(error).splitlines()[0]}. Train one with specheads train, or use"
             " head=latest."
         ) from error
-
-
-def _read_json(path: Path) -> Any:
-    try:
-        return read_json(path)
-    except FileNotFoundError:
-        raise UserError(
-            f"{path.parent} has no {path.name}, so it is no head folder; expected one of specheads"
-            " train."
-        ) from None
-    except ValueError as error:
-        raise UserError(f"{path} is not valid JSON ({error}); export the head again.") from None
-
-
-def _read_tensors(path: Path) -> dict[str, Tensor]:
-    try:
-        return read_tensors(path)
-    except FileNotFoundError:
-        pickled = (
-            " Its weights are a pickle, which is not read: save them as safetensors."
-            if list(path.parent.glob("*.bin"))
-            else ""
-        )
-        raise UserError(
-            f"{path.parent} has no {path.name}; export the head again.{pickled}"
-        ) from None
-    except ValueError as error:
-        raise UserError(f"{error} Export the head again.") from None
 
 
 def _is_theirs(config: object) -> bool:
@@ -191,14 +171,14 @@ def _is_theirs(config: object) -> bool:
 
 
 def _converted(
-    config: Mapping[str, Any], tensors: Mapping[str, Tensor], where: object
+    config: Mapping[str, Any], tensors: Mapping[str, Tensor]
 ) -> tuple[HeadConfig, dict[str, Tensor]]:
     """Return config and float32 tensors of the head that computes the same as a checkpoint of
     SpecDec++'s authors.
 
     Their network is a `Sequential` of blocks `x + SiLU(W x + b)` and a linear layer with two
     logits: 0 rejects, 1 accepts. Where the file holds a single block, as tensors that share memory
-    are stored, that block is used `num_layers` times. Raises UserError for a tensor that is
+    are stored, that block is used `num_layers` times. Raises ValueError for a tensor that is
     missing, too many or of another shape.
 
     Source: github.com/Kaffaljidhmah2/SpecDec_pp, specdec_pp/wrap_model.py and train.py; Huang et
@@ -214,14 +194,7 @@ def _converted(
         f"model.{place}.{part}": shape for place in places for part, shape in shapes.items()
     }
     expected |= {f"model.{depth}.weight": (2, size), f"model.{depth}.bias": (2,)}
-    for name in sorted(expected.keys() | tensors.keys()):
-        wanted = expected.get(name, "no such tensor")
-        actual = tuple(tensors[name].shape) if name in tensors else "no such tensor"
-        if wanted != actual:
-            raise UserError(
-                f"{where}/model.safetensors: tensor {name!r} is {actual}, expected {wanted} of a"
-                f" SpecDec++ head with hidden_size={size} and num_layers={depth}; save it again."
-            )
+    check_shapes(tensors, expected)
     blocks = {
         f"blocks.{block}.{part}": tensors[f"model.{place}.{part}"]
         for block, place in enumerate(places)

@@ -10,7 +10,6 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from specheads.errors import UserError
 from specheads.heads.portable.tensor_file import write_tensors
 from specheads.storage.files import write_whole
 
@@ -32,24 +31,11 @@ class TrainPrompts:
         return cls(_numbers(train), _numbers(dev))
 
     @classmethod
-    def from_tensors(cls, tensors: Mapping[str, Tensor], where: str) -> "TrainPrompts":
-        """Return the content of the file `where`.
-
-        Raises UserError for tensors of other names or types.
-        """
-        types = {
-            name: (str(tensor.dtype).removeprefix("torch."), tensor.dim())
-            for name, tensor in tensors.items()
-        }
-        if types != {"train": ("int64", 1), "dev": ("int64", 1)}:
-            held = [
-                f"{name} {dtype} of {dims} dimensions"
-                for name, (dtype, dims) in sorted(types.items())
-            ] or ["nothing"]
-            raise UserError(
-                f"{where} holds {', '.join(held)}, expected lists train and dev of int64; export"
-                " the head again."
-            )
+    def from_tensors(cls, tensors: Mapping[str, Tensor]) -> "TrainPrompts":
+        """Return the content of a file. Raises ValueError for tensors of other names or types."""
+        types = {name: (tensor.dtype, tensor.dim()) for name, tensor in tensors.items()}
+        if types != dict.fromkeys(("train", "dev"), (torch.int64, 1)):
+            raise ValueError(f"{FILE} must hold lists train and dev of int64")
         return cls(tensors["train"], tensors["dev"])
 
     def write(self, folder: Path) -> None:

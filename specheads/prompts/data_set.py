@@ -5,13 +5,11 @@ Local text files are parsed here: inference of column types would change prompts
 and messages name the line.
 """
 
-import contextlib
 import csv
 import io
 import json
 import logging
 import re
-from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import datasets
@@ -39,46 +37,35 @@ _KINDS = "JSON, JSONL, CSV, Parquet or text file"
 _WEB = ("https://", "http://")
 
 
-def check(path: str, splits: Mapping[str, str]) -> None:
-    """Raise UserError for a local path that holds nothing to read, and for splits, by key, that are
-    not like "train[:500]".
-    """
-    for key, split in splits.items():
-        try:
-            datasets.ReadInstruction.from_spec(split)
-        except ValueError:
-            example = f"for example {key}=train or '{key}=\"train[:500]\"'"
-            raise UserError(
-                f"{key}={split!r} must be the name of a split or a slice of one, {example}."
-            ) from None
-    what = f"data.path={path!r}"
-    if not path:
-        raise UserError(f"{what} must be a path; give a {_KINDS}, a folder, or a hub data set.")
-    local = Path(resolve(path))
+def check_split(key: str, split: str) -> None:
+    """Raise UserError for a split that is not like "train[:500]"."""
     try:
-        if local.is_dir():
-            if not any((local / name).is_file() for name in ("dataset_dict.json", "state.json")):
-                raise UserError(
-                    f"{what} is a folder, but no data set that save_to_disk wrote; give such a"
-                    f" folder, or a single {_KINDS}."
-                )
-        elif local.exists() or path.startswith(_WEB):
-            if local.suffix.lower() not in _SUFFIXES:
-                raise UserError(
-                    f"{what} ends in {local.suffix or 'no suffix'}, but only {', '.join(_SUFFIXES)}"
-                    " are read; convert it to one of them, or rename it."
-                )
-            if local.exists():
-                local.open("rb").close()
-        elif local.suffix.lower() in _SUFFIXES or path.startswith(("/", "./", "../", "~")):
-            raise UserError(
-                f"{what}: there is no {local.absolute()}; give a {_KINDS}, a folder written by"
-                " save_to_disk, or a hub data set."
-            )
-    except OSError as error:
+        datasets.ReadInstruction.from_spec(split)
+    except ValueError:
         raise UserError(
-            f"{what} cannot be read ({error.strerror}); check the path and who may read it."
+            f"{key}={split!r} must be the name of a split or a slice of one, for example"
+            f" {key}=train or '{key}=\"train[:500]\"'."
         ) from None
+
+
+def check_path(path: str) -> None:
+    """Raise UserError for a local path that holds nothing to read."""
+    local = Path(resolve(path))
+    suffix = local.suffix.lower()
+    is_file = local.is_file() or path.startswith(_WEB)
+    wrong = ""
+    if local.is_dir():
+        if not any((local / name).is_file() for name in ("dataset_dict.json", "state.json")):
+            wrong = "is a folder, but no data set that save_to_disk wrote"
+    elif is_file and suffix not in _SUFFIXES:
+        wrong = f"ends in {suffix}, but only {', '.join(_SUFFIXES)} are read"
+    elif not is_file and (suffix in _SUFFIXES or path.startswith(("/", "./", "../", "~"))):
+        wrong = f"is not there ({local.absolute()})"
+    if wrong:
+        raise UserError(
+            f"data.path={path!r} {wrong}; give a {_KINDS}, a folder of save_to_disk, or a hub data"
+            " set."
+        )
 
 
 def load_tables(
@@ -90,28 +77,22 @@ def load_tables(
     """
     local = Path(resolve(path))
     try:
-        with _quiet():
-            if path.startswith(_WEB):
-                logger.info(
-                    "data: loading %s, from the web or from the cache of an earlier download", path
-                )
-                local = Path(datasets.DownloadManager().download(path))
-            loaded: datasets.Dataset | datasets.DatasetDict | None = None
-            if local.is_dir():
-                loaded = datasets.load_from_disk(str(local))
-                for rows in (
-                    loaded.values() if isinstance(loaded, datasets.DatasetDict) else [loaded]
-                ):
-                    rows.data.validate(full=True)  # reading a damaged offset would end the process
-            elif local.is_file() and Path(path).suffix.lower() == ".parquet":
-                loaded = datasets.Dataset(datasets.table.InMemoryTable(parquet.read_table(local)))
-            elif not local.is_file():
-                logger.info(
-                    "data: loading %s, from the hub or from the cache of an earlier download", path
-                )
-                loaded = datasets.load_dataset(
-                    path, name, **({"revision": revision} if revision else {})
-                )
+        if not local.exists():
+            datasets.disable_progress_bars()
+            logger.info("data: loading %s, from its address or an earlier download", path)
+        if path.startswith(_WEB):
+            local = Path(datasets.DownloadManager().download(path))
+        loaded: datasets.Dataset | datasets.DatasetDict | None = None
+        if local.is_dir():
+            loaded = datasets.load_from_disk(str(local))
+            for rows in loaded.values() if isinstance(loaded, datasets.DatasetDict) else [loaded]:
+                rows.data.validate(full=True)  # reading a damaged offset would end the process
+        elif local.is_file() and Path(path).suffix.lower() == ".parquet":
+            loaded = datasets.Dataset(datasets.table.InMemoryTable(parquet.read_table(local)))
+        elif not local.is_file():
+            loaded = datasets.load_dataset(
+                path, name, **({"revision": revision} if revision else {})
+            )
     except _UNREADABLE as error:
         raise _not_loaded(path, name, local.exists(), error) from error
     if isinstance(loaded, datasets.Dataset):
@@ -152,9 +133,6 @@ def _parse_csv(path: str, text: str) -> SourceRows:
     reader = csv.DictReader(io.StringIO(text), strict=True)
     rows: list[dict] = []
     try:
-        names = [name for name in reader.fieldnames or () if name]
-        if twice := [name for name in names if names.count(name) > 1]:
-            raise _at(path, 1, f"two columns are named {twice[0]!r}; rename one of them")
         for row in reader:
             if None in row:  # csv puts there what is beyond the header
                 expected = len(reader.fieldnames or ())
@@ -179,18 +157,12 @@ def _parse_json(path: str, text: str) -> SourceRows:
     for number, part in enumerate([text] if is_array else text.rstrip().split("\n"), 1):
         try:
             value = json.loads(part) if part.strip() else {}
-        except json.JSONDecodeError as error:
-            place = number + error.lineno - 1
-            raise _at(
-                path, place, f"no JSON ({error.msg} at column {error.colno}); {expected}"
-            ) from None
-        except (
-            ValueError,
-            RecursionError,
-        ) as error:  # an integer of thousands of digits, thousands of brackets
-            raise _at(
-                path, number, f"JSON that cannot be read ({error}); shorten it or leave it out"
-            ) from None
+        except (ValueError, RecursionError) as error:
+            reason = str(error)
+            if isinstance(error, json.JSONDecodeError):
+                number += error.lineno - 1
+                reason = f"{error.msg} at column {error.colno}"
+            raise _at(path, number, f"no JSON ({reason}); {expected}") from None
         for row in value if is_array else [value]:
             if not isinstance(row, dict):
                 raise _at(
@@ -235,44 +207,15 @@ def cut(
     return pieces
 
 
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """Hide the progress bars and log messages of `datasets` and its hub client: our messages
-    contain the important parts.
-    """
-    with contextlib.ExitStack() as afterwards:
-        if not datasets.are_progress_bars_disabled():
-            datasets.disable_progress_bars()
-            afterwards.callback(datasets.enable_progress_bars)
-        for library in map(logging.getLogger, ("datasets", "huggingface_hub")):
-            afterwards.callback(library.setLevel, library.level)
-            library.setLevel(logging.CRITICAL)
-        yield
-
-
 def _not_loaded(path: str, name: str | None, is_local: bool, error: Exception) -> UserError:
-    cause = (
-        (error.__cause__ or error)
-        if isinstance(error, datasets.exceptions.DatasetGenerationError)
-        else error
-    )
+    cause = error
+    if isinstance(error, datasets.exceptions.DatasetGenerationError):
+        cause = error.__cause__ or error
     reason = (str(cause).splitlines() or [type(cause).__name__])[0].rstrip(".")
-    what = f"data.path={path!r}"
     if is_local:
-        return UserError(f"{what} cannot be read ({reason}); write it again.")
-    if isinstance(error, ValueError):  # it exists, but not with these arguments
-        return UserError(
-            f"{what} with data.name={name} could not be loaded: {reason}. Give the data.name of a"
-            " configuration that it has, or data.name=null."
-        )
-    if path.startswith(_WEB):
-        return UserError(
-            f"{what} could not be loaded: {reason}. Check the address; without a network, copy the"
-            " file here and give data.path=<file>."
-        )
+        return UserError(f"data.path={path!r} cannot be read ({reason}); write it again.")
     return UserError(
-        f"{what} is no local file or folder, and as a hub data set it could not be loaded:"
-        f" {reason}. Without a network, put the data set into a {_KINDS} and give data.path=<file>;"
-        " or download it where there is a network and copy the cache (HF_HOME) here; or use"
-        " data=nano."
+        f"data.path={path!r} with data.name={name} is no local file or folder, and could not be"
+        f" loaded: {reason}. Without a network, copy a {_KINDS} here and give data.path=<file>, or"
+        " copy the cache (HF_HOME) of a machine that has it."
     )

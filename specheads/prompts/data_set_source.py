@@ -54,9 +54,8 @@ class DatasetSource:
     )
     template: str | Sequence[str] = argument(
         ...,
-        "text over the data set's fields, such as {question}, {translation[de]} or {turns[0]}, or a"
-        " list of texts: the first whose fields are not blank is used; a single field with the"
-        " messages of a conversation is that, {messages}",
+        "text over the data set's fields, such as {question}, {translation[de]} or {messages}, or a"
+        " list of texts: the first whose fields are not blank is used",
         object,
     )
     completion_template: str | Sequence[str] | None = argument(
@@ -75,22 +74,19 @@ class DatasetSource:
     )
     response_template: str | Sequence[str] | None = argument(
         None,
-        "the template of the data set's own responses, for specheads distill samples=text; null: it"
-        " has none",
+        "the template of the data set's own responses, for specheads distill samples=text",
         object,
     )
     num_final: Count = argument(
         0,
-        "the number of final prompts, which follow the test prompts; split=final reads them once,"
-        " to publish a figure",
+        "the number of final prompts, which follow the test prompts, for split=final",
     )
     revision: Text | None = argument(
         None, "a commit, tag or branch of a hub data set; null: the newest"
     )
     shuffled: Flag = argument(
         False,
-        "whether rows are taken in an order that looks random but is fixed, where they are sorted"
-        " by task; reads all",
+        "whether rows are taken in a fixed order that looks random, which reads all",
     )
     turns: Literal["last", "all"] = argument(
         "last",
@@ -111,17 +107,14 @@ class DatasetSource:
         for name in ("template", "completion_template", "response_template"):
             if name == "template" or getattr(self, name) is not None:
                 self._parsed(name)
-        splits = {"data.split": self.split} | (
-            {} if self.test_split is None else {"data.test_split": self.test_split}
-        )
-        data_set.check(self.path, splits)
+        for name in ("split", "test_split"):
+            if (split := getattr(self, name)) is not None:
+                data_set.check_split(f"data.{name}", split)
+        data_set.check_path(self.path)
 
     def check_final(self) -> None:
         if not self.num_final:
-            raise UserError(
-                f"split={FINAL} needs final prompts, but data.num_final={self.num_final} asks for"
-                " none; give a number, for example data.num_final=500."
-            )
+            raise UserError(f"split={FINAL} needs final prompts; ask for some: data.num_final=500.")
 
     def provenance(self) -> dict[str, str]:
         return {}  # the keys of data alone decide the prompts
@@ -168,8 +161,7 @@ class DatasetSource:
         if self.response_template is None and not any(prompt.response for prompt in prompts):
             raise UserError(
                 "data.response_template=null, but the data set's own responses are asked for; say"
-                " where they are, for example 'data.response_template=\"{output}\"', or take other"
-                " samples."
+                " where they are, for example 'data.response_template=\"{output}\"'."
             )
         return prompts
 
@@ -217,84 +209,73 @@ class DatasetSource:
         where = dict[str, list[str]]()
         for column, given in (self.where or {}).items():
             where[column] = list(map(str, given if isinstance(given, list) else [given]))
-        seen: dict[str, set[str]] = {column: set() for column in where}
+        place = "its rows"
         try:
             numbered = [table.numbered([*fields, "system", "tools", *where]) for table in tables]
             for place, row in chain.from_iterable(numbered):
                 if len(prompts) >= limit and not self.shuffled:
                     break
-                is_wanted = True
-                for column, values in where.items():
-                    seen[column].add(value := str(row.get(column)))
-                    is_wanted = is_wanted and value in values
-                if not is_wanted:
+                if any(str(row.get(column)) not in values for column, values in where.items()):
                     continue
-                if found := template.chat(row):
-                    of_row = self._turns(row, *found, place)
-                else:
-                    check_values(row, fields, self.path, place)
-                    text = template.fill(row)
-                    response = answers.fill(row) if answers and text is not None else None
-                    if text is not None and text.startswith(_REFERENCE):
-                        raise UserError(
-                            f"data.path={self.path!r}, {place} refers to a different data set in"
-                            " place of its text; run the prepare.py that SPEED-Bench's card links,"
-                            " and give the file that it writes: data.path=<file>."
-                        )
-                    of_row = (
-                        []
-                        if text is None
-                        else [Prompt(text_id(text), "", text, response, place=place)]
-                    )
-                num_rows = num_rows + 1
-                num_unfit = num_unfit + (not of_row)
+                of_row = self._prompts_of(row, template, answers, fields, place)
+                num_rows += 1
+                num_unfit += not of_row
                 new = [prompt for prompt in of_row if prompt.prompt_id not in earlier]
                 num_repeated += len(of_row) - len(new)
                 earlier.update(prompt.prompt_id for prompt in new)
                 prompts += new
-        except UserError:
-            raise
-        except (ValueError, OSError) as error:  # a damaged column, which shows only now
-            raise UserError(
-                f"data.path={self.path!r} cannot be read ({error}); write it again."
-            ) from error
+        except (ValueError, OSError) as error:  # of a row, or of a damaged column
+            raise UserError(f"data.path={self.path!r}, {place}: {error}.") from error
         if not num_rows:
-            has = [f"{name}: {', '.join(sorted(values)[:20])}" for name, values in seen.items()]
-            there = "; ".join(has)
             raise UserError(
-                f"data.where={shown(self.where)} fits no row of {self.path} (columns"
-                f" {', '.join(known)}), which has {there}; choose among these."
+                f"data.where={shown(self.where)} fits no row of {self.path}, whose columns are"
+                f" {', '.join(known)}."
             )
         if num_unfit:
             message = "data: %d of %d rows of %s left out: no text in fields of %s"
             logger.info(message, num_unfit, num_rows, self.path, template.key)
         if num_repeated:
-            logger.info(
-                "data: %d prompts of %s left out: earlier ones are the same",
-                num_repeated,
-                self.path,
-            )
+            message = "data: %d prompts of %s left out: earlier ones are the same"
+            logger.info(message, num_repeated, self.path)
         if not prompts:
-            repeated = (
-                f"the {num_repeated} of the split are prompts of an earlier one, and "
-                if num_repeated
-                else ""
-            )
             raise UserError(
-                f"data.path={self.path!r} gives no prompt: {repeated}none of {num_unfit} rows has"
-                f" text in {', '.join(template.fields)}, the fields of {template.key}; check it and"
-                " the split."
+                f"data.path={self.path!r} gives no prompt: {num_repeated} are prompts of an earlier"
+                f" split, and {num_unfit} of {num_rows} rows have no text in"
+                f" {', '.join(template.fields)}, the fields of {template.key}."
             )
         if self.shuffled:
             prompts.sort(key=lambda prompt: prompt.group or prompt.prompt_id)
         return prompts[:limit]
 
+    def _prompts_of(
+        self,
+        row: Mapping,
+        template: Template,
+        answers: Template | None,
+        fields: Sequence[str],
+        place: str,
+    ) -> list[Prompt]:
+        """Return the prompts of a row. Raises ValueError for what is no text."""
+        if found := template.chat(row):
+            return self._turns(row, *found, place)
+        check_values(row, fields)
+        text = template.fill(row)
+        if text is None:
+            return []
+        if text.startswith(_REFERENCE):
+            raise ValueError(
+                "it refers to a different data set in place of its text; give the file that the"
+                " prepare.py of SPEED-Bench's card writes: data.path=<file>"
+            )
+        response = answers.fill(row) if answers else None
+        return [Prompt(text_id(text), "", text, response, place=place)]
+
     def _turns(self, row: Mapping, field: str, value: Sequence, place: str) -> list[Prompt]:
         """Return the prompts of a conversation, without those that end in an empty message: what
         precedes each response.
         """
-        messages = messages_of(row, field, value, self.path, place)
-        check_values(row, ["system"], self.path, place, has_parts=False)
+        messages = messages_of(field, value)
+        check_values(row, ["system"])
         system = value_at(row, "system")
         tools = value_at(row, "tools")
         if (
@@ -304,8 +285,8 @@ class DatasetSource:
         ):
             messages.insert(0, {"role": "system", "content": str(system)})
         if isinstance(tools, str):
-            tools = from_json(tools, "tools", self.path, place) if tools.strip() else None
-        group = text_id(as_json(messages, self.path, place))
+            tools = from_json(tools, "tools") if tools.strip() else None
+        group = text_id(as_json(messages))
         found = []
         for end, (message, after) in enumerate(zip_longest(messages, messages[1:]), 1):
             if (
@@ -318,7 +299,7 @@ class DatasetSource:
                 end > 1 or bool(tools) or message != {"role": "user", "content": message["content"]}
             )
             given = {"messages": messages[:end]} | ({"tools": tools} if tools else {})
-            text = as_json(given, self.path, place) if is_chat else message["content"]
+            text = as_json(given) if is_chat else message["content"]
             response = after["content"] if after else None
             found.append(Prompt(text_id(text), "", text, response, group, is_chat, place))
         return found if self.turns == "all" else found[-1:]

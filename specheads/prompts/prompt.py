@@ -57,11 +57,8 @@ def unique(prompts: Iterable[Prompt]) -> list[Prompt]:
             f"all {lost.pop()} prompts are prompts of an earlier split, too; give others."
         )
     if num_repeated := counts.total() - len(first):
-        logger.info(
-            "data: %d of %d prompts left out: earlier ones are the same",
-            num_repeated,
-            counts.total(),
-        )
+        message = "data: %d of %d prompts left out: earlier ones are the same"
+        logger.info(message, num_repeated, counts.total())
     return list(first.values())
 
 
@@ -83,10 +80,7 @@ def ids_hash(prompt_ids: Iterable[str]) -> str:
 def check_some(*counts: int) -> None:
     """Raise UserError if the numbers of prompts of all splits are 0."""
     if not any(counts):
-        raise UserError(
-            "data.num_train, data.num_dev, data.num_test are all 0, so there would be no prompts;"
-            " ask for some."
-        )
+        raise UserError("data.num_train, data.num_dev, data.num_test are all 0; ask for prompts.")
 
 
 def scaled_down(counts: Sequence[int], available: int) -> list[int]:
@@ -148,11 +142,7 @@ def encode_prompts(
     most = min(limits.max_prompt_tokens, pair.window - 1)
     kept = [(prompt, ids) for prompt, ids in encoded if 0 < len(ids) <= most]
     if not kept:
-        why = (
-            f"; the first: {refused[0]}"
-            if refused
-            else "; check data.path, data.template and the limits."
-        )
+        why = f"; the first: {refused[0]}" if refused else "; check data.template and the limits."
         raise UserError(f"none of {len(prompts)} prompts has between 1 and {most} tokens{why}")
     if len(kept) < len(encoded):
         logger.info(

@@ -6,7 +6,6 @@ import ast
 import contextlib
 import hashlib
 import inspect
-import json
 import os
 import platform
 import sys
@@ -23,8 +22,8 @@ from typing import Any, TypeAlias
 from specheads.errors import UserError, is_count
 from specheads.prompts.data_set_source import DatasetSource
 from specheads.prompts.prompt import FINAL, SPLITS, Prompt, check_some, text_id
-from specheads.settings import Count, argument, check_arguments
-from specheads.storage.files import cache_folder, write_whole
+from specheads.settings import Count, argument, check_arguments, unknown_key
+from specheads.storage.files import noted
 
 # Shares of the library's files; the embedded pairs were trained on the rest.
 _DEV_SHARE = 0.50
@@ -90,33 +89,26 @@ class NanoSource:
             if not is_count(part) or part >= NUM_PARTS or self.final_parts.count(part) > 1:
                 raise UserError(
                     f"data.final_part={self.final_part} must be a part of the final split: a number"
-                    f" from 0 to {NUM_PARTS - 1}, a list of different numbers, or null for none."
+                    f" from 0 to {NUM_PARTS - 1}, or a list of different ones."
                 )
         if self.num_test > NUM_READ:
             raise UserError(
-                f"data.num_test={self.num_test} reaches into the final prompts, which begin after"
-                f" the first {NUM_READ} test prompts; set it to at most {NUM_READ}. For a figure"
-                f" that is published, name a part of the final prompts: split={FINAL}"
-                f" data.final_part={NUM_PARTS - 1}."
+                f"data.num_test={self.num_test} reaches into the final prompts; it must be at most"
+                f" {NUM_READ}."
             )
 
     def check_final(self) -> None:
         if not self.final_parts or self.num_final == 0:
             raise UserError(
-                f"split={FINAL} needs final prompts, but data.final_part={self.final_part} and"
-                f" data.num_final={self.num_final} ask for none; name a part that no result has"
-                f" read, for example data.final_part={NUM_PARTS - 1}, and leave"
-                " data.num_final=null."
+                f"split={FINAL} needs final prompts; name a part that no result has read, for"
+                f" example data.final_part={NUM_PARTS - 1}, and leave data.num_final=null."
             )
 
     @property
     def final_parts(self) -> list[int]:
-        parts = self.final_part
-        if parts is None:
-            return []
-        return (
-            list(parts) if isinstance(parts, Sequence) and not isinstance(parts, str) else [parts]
-        )
+        if isinstance(self.final_part, Sequence) and not isinstance(self.final_part, str):
+            return list(self.final_part)
+        return [] if self.final_part is None else [self.final_part]
 
     def provenance(self) -> dict[str, str]:
         """Return what decides the prompts together with the keys of data: Python's version, for its
@@ -153,22 +145,14 @@ def _prompts(responses: bool) -> dict[str, list[Prompt]]:
     prompts: dict[str, dict[str, Prompt]] = {split: {} for split in SPLITS}
     for side in ("dev", "test"):
         for function in standard_library(side):
-            split = (
-                "test"
-                if side == "test"
-                else "dev"
-                if _position("head ", function.source) < _DEV_FILES
-                else "train"
-            )
+            split = side
+            if side == "dev" and _position("head ", function.source) >= _DEV_FILES:
+                split = "train"
             prompt_id = text_id(function.prompt)
             # A prompt that several files share belongs to the first of them by name, in whatever
             # order they are read.
             known = prompts[split].get(prompt_id)
-            group = (
-                min(known.group, function.source)
-                if known is not None and known.group
-                else function.source
-            )
+            group = min(function.source, (known and known.group) or function.source)
             prompts[split][prompt_id] = Prompt(
                 prompt_id, split, function.prompt, function.body if responses else None, group
             )
@@ -297,32 +281,20 @@ def standard_library(split: str) -> Sequence[Function]:
                 files[place] = path
     named = sorted(files.items())
     sizes = [(name, path.stat().st_size, path.stat().st_mtime_ns) for name, path in named]
-    provenance = repr([sys.version, Path(__file__).read_text(), *sizes])
-    kept = (
-        cache_folder()
-        / "functions"
-        / f"{split}-{hashlib.sha256(provenance.encode()).hexdigest()[:16]}.json"
-    )
-    with contextlib.suppress(OSError, ValueError, TypeError):  # missing or damaged
-        return tuple(Function(*values) for values in json.loads(kept.read_text()))
-    by_body: dict[str, Function] = {}
-    for name, path in named:
-        # A file that is not UTF-8 is left out.
-        with contextlib.suppress(UnicodeDecodeError, OSError):
-            for function in _functions_in(path.read_text(encoding="utf-8"), name):
-                # Some bodies are parsed only inside their function.
-                with contextlib.suppress(SyntaxError):
-                    by_body.setdefault(function.key, function)
-    functions = tuple(by_body.values())
-    with contextlib.suppress(OSError):  # a full disk, or a folder that cannot be written
-        kept.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(
-            kept,
-            lambda temporary: temporary.write_text(
-                json.dumps([astuple(function) for function in functions])
-            ),
-        )
-    return functions
+    key = [split, sys.version, Path(__file__).read_text(), *sizes]
+
+    def parse() -> list[tuple[str, str, str]]:
+        by_body: dict[str, Function] = {}
+        for name, path in named:
+            # A file that is not UTF-8 is left out.
+            with contextlib.suppress(UnicodeDecodeError, OSError):
+                for function in _functions_in(path.read_text(encoding="utf-8"), name):
+                    # Some bodies are parsed only inside their function.
+                    with contextlib.suppress(SyntaxError):
+                        by_body.setdefault(function.key, function)
+        return [astuple(function) for function in by_body.values()]
+
+    return tuple(Function(*values) for values in noted("functions", key, parse))
 
 
 PromptSource: TypeAlias = NanoSource | DatasetSource
@@ -349,10 +321,7 @@ def prompt_source(data: Mapping[str, Any]) -> PromptSource:
     values = {name: value for name, value in data.items() if name not in _LIMITS}
     known = [field.name for field in fields(kind)]
     if unknown := [name for name in values if name not in known]:
-        raise UserError(
-            f"data.{unknown[0]}={values[unknown[0]]} is not known; expected one of"
-            f" {', '.join([*known, *_LIMITS])}."
-        )
+        raise unknown_key(f"data.{unknown[0]}", values[unknown[0]], [*known, *_LIMITS])
     try:
         return kind(**values)
     except TypeError as error:

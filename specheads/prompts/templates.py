@@ -103,8 +103,7 @@ class Template:
             if problem := _problem(text):
                 raise UserError(
                     f"{key}={text!r}: {problem}; write plain names of fields in braces, such as"
-                    " {instruction}, or parts of them, such as {translation[de]} and"
-                    " {turns[0]}, and double a brace that is meant as one."
+                    " {instruction}, {translation[de]} and {turns[0]}, and double other braces."
                 )
         return cls(key, texts)
 
@@ -128,12 +127,9 @@ class Template:
         texts = tuple(text for text in self.texts if not lacking[text])
         if not texts:
             text = self.texts[0]
-            chats = [name for name in ("messages", "conversations") if name in known]
-            example = f", such as '{self.key}=\"{{{chats[0]}}}\"'" if chats else ""
             raise UserError(
                 f"{self.key}={text!r} names the field {lacking[text][0]!r}, but {path} has"
-                f" {', '.join(known) or 'none'}; give a {self.key} with fields that it"
-                f" has{example}."
+                f" {', '.join(known) or 'none'}; give a {self.key} with fields that it has."
             )
         for text in set(self.texts) - set(texts):
             logger.warning(
@@ -225,50 +221,36 @@ def value_at(row: Mapping, field: str) -> object:
     return None if value == [] or (isinstance(value, float) and math.isnan(value)) else value
 
 
-def check_values(
-    row: Mapping, fields: Sequence[str], path: str, place: str, has_parts: bool = True
-) -> None:
-    """Raise UserError unless the fields of a row are texts or numbers.
-
-    With `has_parts` a template may name a part of one.
-    """
+def check_values(row: Mapping, fields: Sequence[str]) -> None:
+    """Raise ValueError unless the fields of a row are texts or numbers."""
     for field in fields:
         if (value := value_at(row, field)) is None:
             continue
         kind = kind_of(value)
-        what = f"data.path={path!r}, {place}: the field {field!r}"
         if kind not in ("a text", "a number"):
             remedy = "convert it"
-            if has_parts and isinstance(value, Mapping) and value:
-                remedy = f"name a part of it, such as {{{field}[{next(iter(value))}]}}"
-            elif has_parts and isinstance(value, list):
+            if isinstance(value, Mapping) and value:
+                remedy = (
+                    f"convert it, or name a part of it, such as {{{field}[{next(iter(value))}]}}"
+                )
+            elif isinstance(value, list):
                 remedy = f"join it into one text, or take one entry alone, such as {{{field}[0]}}"
-            raise UserError(
-                f"{what} is {kind}; prompts are made of texts and numbers, so {remedy}."
+            raise ValueError(
+                f"the field {field!r} is {kind}; prompts are made of texts and numbers: {remedy}"
             )
         if isinstance(value, str) and (broken := _BROKEN.search(value)):
             name = "a NUL character" if broken[0] == "\0" else "half a character (a surrogate)"
-            raise UserError(f"{what} holds {name}; is the file damaged? Fix or remove it.")
+            raise ValueError(f"the field {field!r} holds {name}; the file may be damaged")
 
 
 # What data sets call roles, in lower case, and what chat templates call them; ShareGPT's first.
 _ROLES = {
-    "human": "user",
-    "gpt": "assistant",
-    "chatgpt": "assistant",
-    "bing": "assistant",
-    "bard": "assistant",
-    "model": "assistant",
-    "bot": "assistant",
-    "ai": "assistant",
-    "observation": "tool",
-    "function": "tool",
-    "ipython": "tool",
-    "user": "user",
-    "assistant": "assistant",
+    **dict.fromkeys(("human", "user"), "user"),
+    **dict.fromkeys(("gpt", "chatgpt", "bing", "bard"), "assistant"),
+    **dict.fromkeys(("model", "bot", "ai", "assistant"), "assistant"),
+    **dict.fromkeys(("observation", "function", "ipython", "tool"), "tool"),
     "system": "system",
     "developer": "developer",
-    "tool": "tool",
 }
 # What templates read.
 _KEPT = (
@@ -283,19 +265,17 @@ _KEPT = (
 NO_QUESTION = ("assistant", "system", "developer")  # roles that a response does not follow
 
 
-def messages_of(
-    row: Mapping, field: str, messages: Sequence | str, path: str, place: str
-) -> list[dict]:
+def messages_of(field: str, messages: Sequence | str) -> list[dict]:
     """Return the messages in the `field` of a row as chat templates take them, {"role": ...,
     "content": ...}.
 
-    Those of ShareGPT have "from" and "value", those of CSV files are JSON. Raises UserError for
+    Those of ShareGPT have "from" and "value", those of CSV files are JSON. Raises ValueError for
     what is no message of texts.
     """
     found = []
     if isinstance(messages, str):
-        messages = from_json(messages, field, path, place)
-        row = {field: messages}
+        messages = from_json(messages, field)
+    row = {field: messages}
     for number, message in enumerate(messages):
         at = f"{field}[{number}]"
         source = "role" if isinstance(message, Mapping) and "role" in message else "from"
@@ -303,9 +283,9 @@ def messages_of(
         role = _ROLES.get(named.strip().lower()) if isinstance(named, str) else None
         if role is None:
             known = f"{source}={named!r}" if named is not None else kind_of(message)
-            raise UserError(
-                f"data.path={path!r}, {place}: the field {at!r} is {known}, no message; expected"
-                f" role and content, or from and value, with a role of {', '.join(_ROLES)}."
+            raise ValueError(
+                f"the field {at!r} is {known}, no message; expected role and content, or from and"
+                f" value, with a role of {', '.join(_ROLES)}"
             )
         key = "content" if source == "role" else "value"
         parts = message.get(key)
@@ -317,7 +297,7 @@ def messages_of(
         else:
             fields = [f"{at}[{key}]"]
             contents = [value_at(message, key)]
-        check_values(row, fields, path, place, has_parts=False)
+        check_values(row, fields)
         text = "".join("" if content is None else str(content) for content in contents)
         kept = {}
         if key == "content":
@@ -326,21 +306,20 @@ def messages_of(
     return found
 
 
-def from_json(text: str, field: str, path: str, place: str) -> Any:
-    """Return what a text in a row's field is JSON of. Raises UserError if it is not JSON."""
+def from_json(text: str, field: str) -> Any:
+    """Return what a text in a row's field is JSON of. Raises ValueError if it is not JSON."""
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise UserError(
-            f"data.path={path!r}, {place}: the field {field!r} is a text that is no JSON ({error});"
-            " write it as JSON."
+        raise ValueError(
+            f"the field {field!r} is a text that is no JSON ({error}); write it as JSON"
         ) from None
 
 
-def as_json(value: object, path: str, place: str) -> str:
+def as_json(value: object) -> str:
     """Return messages as JSON without nulls, which Parquet files have for absent keys.
 
-    Raises UserError for what JSON has not.
+    Raises ValueError for what JSON has not.
     """
     try:
         whole = json.dumps(value, allow_nan=False)
@@ -348,10 +327,7 @@ def as_json(value: object, path: str, place: str) -> str:
         text = json.dumps(plain, ensure_ascii=False)
         text.encode()
     except (TypeError, ValueError, RecursionError) as error:
-        raise UserError(
-            f"data.path={path!r}, {place}: the messages cannot be written as JSON ({error});"
-            " convert them."
-        ) from None
+        raise ValueError(f"the messages cannot be written as JSON ({error})") from None
     return text
 
 
@@ -359,20 +335,20 @@ def _without_nulls(keys: dict[str, object]) -> dict[str, object]:
     return {name: value for name, value in keys.items() if value is not None}
 
 
+_KINDS = {
+    type(None): "null",
+    str: "a text",
+    int: "a number",
+    float: "a number",
+    bool: "true or false",
+    dict: "an object",
+    list: "a list",
+    bytes: "bytes",
+}
+
+
 def kind_of(value: object) -> str:
     """Return the type of a value in words."""
     if isinstance(value, float) and math.isinf(value):
         return "an infinite number"
-    names = {
-        str: "a text",
-        int: "a number",
-        float: "a number",
-        bool: "true or false",
-        dict: "an object",
-        list: "a list",
-    }
-    return (
-        "null"
-        if value is None
-        else {**names, bytes: "bytes"}.get(type(value), f"a {type(value).__name__}")
-    )
+    return _KINDS.get(type(value), f"a {type(value).__name__}")

@@ -6,9 +6,8 @@ import json
 import logging
 import os
 import re
-import shutil
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -51,7 +50,6 @@ def cache_folder() -> Path:
 
 _SETTLED = 2.0  # seconds after a change from which on a further one has another time of change
 _IS_HASH = re.compile("[0-9a-f]{64}")
-_LARGE = 10e9  # bytes whose hash takes more than a few seconds
 
 
 def checksum(path: Path) -> str:
@@ -70,44 +68,31 @@ def hash_of(file: Path) -> str:
     if _IS_HASH.fullmatch(file.name):  # as the hub's cache calls its large files
         return file.name
     status = file.stat()
-    changes = f"{status.st_size} {status.st_ino} {status.st_mtime_ns} {status.st_ctime_ns}"
-    key = hashlib.sha256(f"{file} {changes}".encode()).hexdigest()
-    note = cache_folder() / "hashes" / key
-    with contextlib.suppress(OSError, ValueError):
-        if _IS_HASH.fullmatch(known := note.read_text()):
-            return known
-    if status.st_size > _LARGE:
-        logger.info("reading %s, %s, once for its hash", file, amount(status.st_size))
-    digest = checksum(file)
-    if time.time() - max(status.st_mtime, status.st_ctime) > _SETTLED:
-        # A folder that cannot be written: the file is read again.
-        with contextlib.suppress(OSError):
-            note.parent.mkdir(parents=True, exist_ok=True)
-            write_whole(note, lambda temporary: temporary.write_text(digest), str(os.getpid()))
-    return digest
+    if time.time() - max(status.st_mtime, status.st_ctime) < _SETTLED:
+        return checksum(file)
+    changes = status.st_size, status.st_ino, status.st_mtime_ns, status.st_ctime_ns
+    return noted("hashes", [str(file), *changes], lambda: checksum(file))
+
+
+def noted(kind: str, key: Sequence[object], make: Callable[[], Any]) -> Any:
+    """Return what `make` returns, plain data that `key` decides; a file of the cache folder keeps
+    it for other processes.
+    """
+    name = hashlib.sha256(repr(key).encode()).hexdigest()[:32]
+    note = cache_folder() / kind / f"{name}.json"
+    with contextlib.suppress(OSError, ValueError):  # missing or damaged
+        return read_json(note)
+    value = make()
+    text = json.dumps(value)
+    with contextlib.suppress(OSError):  # a full disk, or a folder that cannot be written
+        note.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(note, lambda temporary: temporary.write_text(text), str(os.getpid()))
+    return value
 
 
 def amount(number: float, billions: str = "GB", millions: str = "MB") -> str:
     """Return a number with three digits in one of two units, "6.74 billion" or "53.3 MB"."""
     return f"{number / 1e9:.3g} {billions}" if number >= 1e9 else f"{number / 1e6:.3g} {millions}"
-
-
-def space_of(what: str, num_bytes: float, folder: Path) -> str:
-    """Return how much disk `what` takes in a folder, which may not exist yet, for the log.
-
-    Warn where less is free.
-    """
-    free = shutil.disk_usage(
-        next(each for each in (folder.absolute(), *folder.absolute().parents) if each.exists())
-    ).free
-    if num_bytes > free:
-        logger.warning(
-            "%s: only %s are free in %s; choose another folder with paths.data=",
-            what,
-            amount(free),
-            folder,
-        )
-    return f"about {amount(num_bytes)} on disk"
 
 
 def without_home(text: str) -> str:

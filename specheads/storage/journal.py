@@ -27,26 +27,18 @@ class Journal:
 
         Incomplete and damaged lines are dropped.
         """
-        # As JSON returns it: tuples become lists.
         self.path = path
-        provenance = json.loads(json.dumps(provenance))
-        header, *lines = _lines(path) or [{}]
-        earlier = header.get("provenance") if isinstance(header, dict) else None
-        kept = [line for line in lines if _is_entry(line)] if earlier == provenance else []
-        if lines and earlier != provenance:
-            known = earlier if isinstance(earlier, dict) else {}
-            other = ", ".join(name for name in provenance if known.get(name) != provenance[name])
+        header = json.loads(json.dumps({"provenance": provenance}))  # tuples become lists
+        earlier, *lines = _lines(path) or [{}]
+        kept = [line for line in lines if _is_entry(line)] if earlier == header else []
+        if len(kept) < len(lines):
             logger.warning(
-                "%s starts from the beginning: it was measured with another %s", path, other
-            )
-        elif len(kept) < len(lines):
-            logger.warning(
-                "%s: %d incomplete or damaged lines are measured again",
+                "%s: %d lines of other settings, or damaged ones, are measured again",
                 path,
                 len(lines) - len(kept),
             )
         self.entries: dict[int | str, Entry] = {line["prompt"]: line["entry"] for line in kept}
-        text = "".join(json.dumps(line) + "\n" for line in [{"provenance": provenance}, *kept])
+        text = "".join(json.dumps(line) + "\n" for line in [header, *kept])
         write_whole(path, lambda temporary: temporary.write_text(text))
 
     def add(self, prompt: int | str, entry: Entry) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 
 from filelock import FileLock
 
-from specheads.errors import UserError, is_count
+from specheads.errors import UserError
 from specheads.storage.files import lock, write_json
 
 logger = logging.getLogger(__name__)
@@ -31,15 +31,11 @@ def run_folder(parent: Path, key: str, resume: bool = True) -> Path:
     """Return the newest folder under `parent` of an unfinished run with this key, or else a new
     one, locked for this process.
     """
-    states = (
-        {state.parent: read_state(state.parent) for state in parent.glob(f"*/{STATE}")}
-        if resume
-        else {}
-    )
-    same = [folder for folder, state in states.items() if state.get("key") == key]
-    # The clock may have been set back between two runs, so their numbers decide first.
-    newest = max(same, key=lambda folder: (_number(states[folder]), folder.name), default=None)
-    if newest and not states[newest].get("finished"):
+    same = []
+    for state in sorted(parent.glob(f"*/{STATE}")) if resume else ():
+        if read_state(state.parent).get("key") == key:
+            same.append(state.parent)
+    if same and not read_state(newest := same[-1]).get("finished"):
         if take(newest):
             return newest
         logger.warning(
@@ -56,12 +52,6 @@ def run_folder(parent: Path, key: str, resume: bool = True) -> Path:
             if take(folder):
                 return folder
     raise AssertionError
-
-
-def _number(state: dict[str, object]) -> int:
-    """Return a run's number among those of its command; 0: of an earlier version."""
-    number = state.get("number")
-    return number if is_count(number) else 0
 
 
 def take(folder: Path) -> bool:
@@ -108,15 +98,7 @@ def begin(folder: Path, key: str, resume: bool = True) -> None:
     resumed = resume and state.get("key") == key and not state.get("finished")
     if resumed:
         logger.info("resuming the unfinished run in %s (resume=false starts a new one)", folder)
-    others = [
-        read_state(other.parent)
-        for other in folder.parent.glob(f"*/{STATE}")
-        if other.parent != folder
-    ]
-    number = _number(state) or 1 + max(map(_number, others), default=0)
-    write_json(
-        folder / STATE, {"key": key, "number": number, "finished": False, "resumed": resumed}
-    )
+    write_json(folder / STATE, {"key": key, "finished": False, "resumed": resumed})
 
 
 def begin_job(sweep: Path, folder: Path) -> bool:

@@ -21,13 +21,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from specheads.errors import UserError
-from specheads.storage.files import checksum, locked, read_json, space_of, write_json, write_whole
+from specheads.storage.files import checksum, locked, read_json, write_json, write_whole
 
 logger = logging.getLogger(__name__)
 
 FORMAT_VERSION = 2
 MANIFEST = "manifest.json"
-FILE_BYTES = 8192  # of a Parquet file of many columns, without its rows
 
 # `rows` and `sha256` of a shard; in a note also `of`, the fingerprint of its cache.
 Entry = dict[str, Any]
@@ -55,7 +54,6 @@ class ShardStore:
         folder.mkdir(parents=True, exist_ok=True)
         # Time, size and number tell whether a file is the same.
         self._checksum = cache(lambda path, *status: checksum(path))
-        self._announced: tuple[str, Sequence[int]] | None = None
         self._writer = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(2)}"
         self._read()
 
@@ -114,12 +112,6 @@ class ShardStore:
         self._read()
         return [name for name in names if not self.has(name)]
 
-    def announce(self, what: str, counts: Sequence[int]) -> None:
-        """Log the size of shards with so many rows, as soon as one of them tells how many bytes a
-        row takes.
-        """
-        self._announced = what, counts
-
     def write(self, name: str, rows: Sequence[Mapping[str, object]]) -> None:
         table = pa.Table.from_pylist(list(rows), schema=self.schema)
         self.put(
@@ -145,14 +137,6 @@ class ShardStore:
         write_json(_note_of(path), entry, self._writer)
         self.shards[name] = entry
         self.journal(name).unlink(missing_ok=True)
-        if self._announced:
-            (what, counts) = self._announced
-            self._announced = None
-            size = path.stat().st_size
-            fixed = min(FILE_BYTES, size)
-            total = sum(counts)
-            needed = fixed * len(counts) + (size - fixed) / num_rows * total
-            logger.info("%s: %s for %d rows", what, space_of(what, needed, self.folder), total)
 
     def journal(self, name: str) -> Path:
         """Return the file of what a shard needs that has been made already.
@@ -228,17 +212,6 @@ def read_manifest(folder: Path) -> dict[str, Any]:
             " made again."
         )
     shards |= _noted(folder, manifest.get("provenance") or {})
-    for name in shards:  # someone else's cache must not name files elsewhere
-        if (
-            name in ("", ".", "..")
-            or "\0" in name
-            or Path(name).name != name
-            or (folder / name).is_symlink()
-        ):
-            raise UserError(
-                f"{path} names {name!r}, which must be a file in that folder, not a path or a link;"
-                " delete the folder if you did not make it, and its shards will be made again."
-            )
     return manifest
 
 

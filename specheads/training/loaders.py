@@ -1,14 +1,24 @@
 """Batches for training, in an order that a resumed run continues."""
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Generic, Protocol, TypeVar
 
 import lightning as L
 import numpy as np
 
+from specheads.pair.padding import BATCH_TOKENS, batches_of_tokens
+
 Key = tuple[int, int]  # epoch and row
 Batch = TypeVar("Batch")
+
+
+def row_batches(rows: range, lengths: Sequence[int]) -> list[list[int]]:
+    """Return rows in batches of about as many tokens."""
+    batches = []
+    for places in batches_of_tokens(lengths, BATCH_TOKENS):
+        batches.append([rows[place] for place in places])
+    return batches
 
 
 class Rows(Protocol):

@@ -3,11 +3,12 @@ arguments of lightning.Trainer.
 """
 
 import inspect
+from typing import Annotated, Literal
 
 import torch
-from pydantic import ConfigDict, model_validator
+from pydantic import ConfigDict, PlainValidator, model_validator
 
-from specheads.errors import UserError
+from specheads.errors import UserError, is_count
 from specheads.pair.generation_config import Warped
 from specheads.processes import Processes
 from specheads.settings import (
@@ -17,9 +18,11 @@ from specheads.settings import (
     Probability,
     Seed,
     Settings,
+    Text,
     cache_key,
     setting,
     shown,
+    unknown_key,
 )
 
 # Other arguments that say where a run trains, and not what it computes.
@@ -38,6 +41,20 @@ MADE_HERE = (  # arguments that no command line gives
 )
 
 
+def _devices(value: object) -> object:
+    if value == "auto" or is_count(value, 1):
+        return value
+    numbers = value if isinstance(value, list) and all(map(is_count, value)) else []
+    if numbers and len(set(numbers)) == len(numbers):
+        return value
+    raise ValueError(
+        "must be a positive integer, auto, or a list of different numbers, as in [0,2]"
+    )
+
+
+Devices = Annotated[int | Literal["auto"] | list[int], PlainValidator(_devices)]
+
+
 class Loader(Settings):
     """How batches are loaded."""
 
@@ -52,19 +69,18 @@ class TrainerSettings(Settings):
     model_config = ConfigDict(extra="allow")
 
     max_epochs: PositiveCount = setting(12, "the number of passes over the train prompts")
-    accelerator: str = setting(
+    accelerator: Text = setting(
         "auto", "where to train: cpu, gpu, ...; auto: where the models are", decides=False
     )
-    devices: int | str | list[int] = setting(
+    devices: Devices = setting(
         1,
-        "the number of devices of a machine, which share every batch; auto: all devices; with"
-        " torchrun or srun it is the number of processes that they start on each",
+        "the number of devices of a machine, which share every batch, or their numbers, [0,2];"
+        " auto: all; torchrun and srun decide it themselves",
         decides=False,
     )
-    precision: int | str = setting(
+    precision: int | Text = setting(
         "32-true",
-        "the precision of the arithmetic; heads always compute in float32, and the draft that they"
-        " read keeps its dtype",
+        "the precision of the arithmetic; heads always compute in float32",
     )
     gradient_clip_val: NonNegativeNumber | None = setting(
         1.0, "the largest norm of a step's gradient; null: no limit"
@@ -86,10 +102,7 @@ class TrainerSettings(Settings):
         known = [name for name in inspect.signature(Trainer).parameters if name not in MADE_HERE]
         for name, value in self.model_extra.items():
             if name not in known:
-                raise UserError(
-                    f"trainer.{name}={shown(value)} is not known; expected an argument of"
-                    f" lightning.Trainer: {', '.join(known)}."
-                )
+                raise unknown_key(f"trainer.{name}", value, known)
         return self
 
     def other(self, name: str, default: object = None) -> object:
@@ -131,8 +144,7 @@ class Training(Warped):
     )
     checkpoint_steps: PositiveCount = setting(
         200,
-        "the number of optimizer steps between two checkpoints; one more is written at the end of"
-        " every epoch",
+        "the number of optimizer steps between two checkpoints, besides those of every epoch",
         key="checkpoint.every_steps",
         decides=False,
     )
@@ -148,9 +160,7 @@ class Training(Warped):
         if batch_size % count:
             raise UserError(
                 f"loader.batch_size={batch_size} rows cannot be split over {count} processes; give"
-                f" a multiple of {count}, for example"
-                f" loader.batch_size={-(-batch_size // count) * count}, or another number of"
-                " processes."
+                f" a multiple of {count}."
             )
 
 
@@ -158,12 +168,9 @@ def num_processes(settings: TrainerSettings, accelerator: str, processes: Proces
     """Return the number of processes that train."""
     if processes.launcher:
         return processes.count
-    devices = settings.devices
-    if devices in ("auto", -1, "-1"):
+    if settings.devices == "auto":
         return max(1, torch.cuda.device_count()) if accelerator in ("cuda", "gpu") else 1
-    if isinstance(devices, str) and "," in devices:
-        return len([part for part in devices.split(",") if part.strip()])
-    return len(devices) if isinstance(devices, list) else int(devices)
+    return len(settings.devices) if isinstance(settings.devices, list) else settings.devices
 
 
 def check_launcher(settings: TrainerSettings, processes: Processes) -> None:
@@ -173,17 +180,16 @@ def check_launcher(settings: TrainerSettings, processes: Processes) -> None:
         if nodes != 1:
             raise UserError(
                 f"trainer.num_nodes={shown(nodes)} needs a launcher that starts this command on"
-                " every machine; leave it out, and start it with torchrun or srun"
-                " (docs/machines.md)."
+                " every machine; start it with torchrun or srun (docs/machines.md)."
             )
         return
-    if nodes not in (1, processes.num_machines):
-        raise UserError(
-            f"trainer.num_nodes={shown(nodes)}, but {processes.launcher} has started processes on"
-            f" {processes.num_machines} machines; leave it out."
-        )
-    if settings.devices not in (1, "auto", -1, processes.count_here):
-        raise UserError(
-            f"trainer.devices={shown(settings.devices)}, but {processes.launcher} has started"
-            f" {processes.count_here} processes on each machine; leave it out."
-        )
+    for key, value, started in (
+        ("num_nodes", nodes, (1, processes.num_machines)),
+        ("devices", settings.devices, (1, "auto", processes.count_here)),
+    ):
+        if value not in started:
+            raise UserError(
+                f"trainer.{key}={shown(value)}, but {processes.launcher} has started"
+                f" {processes.count_here} processes on each of {processes.num_machines} machines;"
+                " leave it out."
+            )

@@ -73,7 +73,6 @@ class Checkpoints(L.Callback):
         self.earlier_seconds = 0.0
         self.start = time.perf_counter()
         self.forecast = Forecast("training, without validation")
-        self.validation = Forecast("validation")
 
     @property
     def seconds(self) -> float:
@@ -139,20 +138,6 @@ class Checkpoints(L.Callback):
                     weights[name][key] = weight
         return trainer.strategy.broadcast(weights)
 
-    def on_validation_start(self, trainer: L.Trainer, module: L.LightningModule) -> None:
-        self.validation = Forecast("validation")
-
-    def on_validation_batch_end(
-        self,
-        trainer: L.Trainer,
-        module: L.LightningModule,
-        outputs: object,
-        batch: object,
-        index: int,
-        loader: int = 0,
-    ) -> None:
-        self.validation.update(index + 1, sum(trainer.num_val_batches))
-
     def on_test_start(self, trainer: L.Trainer, module: L.LightningModule) -> None:
         interrupts.listen_again(self.request)
 
@@ -212,8 +197,7 @@ class Checkpoints(L.Callback):
             if weight.requires_grad and not bool(weight.isfinite().all()):
                 raise UserError(
                     f"the weights are NaN or infinite after step {trainer.global_step}, so nothing"
-                    " is saved: the loss was no finite number in this step or before. Use a smaller"
-                    " optimizer.lr=, or trainer.precision=32-true; the curves show when it began."
+                    " is saved; use a smaller optimizer.lr=, or trainer.precision=32-true."
                 )
         self.path.parent.mkdir(parents=True, exist_ok=True)
         for logger in trainer.loggers:
@@ -236,19 +220,13 @@ def _without_copies(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
 def differences(checkpoint: Path, provenance: Mapping[str, object]) -> list[str]:
     """Return the entries in which a checkpoint's provenance differs.
 
-    Raises UserError for a file that is damaged or another.
+    Raises what torch, zipfile or a dict raises for a file that is damaged or another.
     """
-    try:
-        with zipfile.ZipFile(checkpoint) as archive:
-            if damaged := archive.testzip():  # torch does not compare the checksums that it writes
-                raise ValueError(f"{damaged} in it is damaged")
-        content = torch.load(checkpoint, mmap=True, weights_only=True, map_location="cpu")
-        saved = dict(content["provenance"])
-    except Exception as error:  # noqa: BLE001 - torch and zipfile raise a dozen kinds
-        raise UserError(
-            f"{checkpoint} is not a checkpoint that can be resumed ({type(error).__name__});"
-            " expected the one that the interrupted run wrote."
-        ) from None
+    with zipfile.ZipFile(checkpoint) as archive:
+        if damaged := archive.testzip():  # torch does not compare the checksums that it writes
+            raise ValueError(f"{damaged} in it is damaged")
+    content = torch.load(checkpoint, mmap=True, weights_only=True, map_location="cpu")
+    saved = dict(content["provenance"])
     names = sorted(saved.keys() | provenance.keys())
     return [name for name in names if saved.get(name) != provenance.get(name)]
 
@@ -302,10 +280,9 @@ def new_trainer(
     )
     if trainer.accumulate_grad_batches > 1 and trainer.strategy.handles_gradient_accumulation:
         raise UserError(
-            f"trainer.accumulate_grad_batches={trainer.accumulate_grad_batches} with"
-            f" trainer.strategy={settings.trainer.other('strategy')}, which averages the batches of"
-            " a step itself, however many tokens each has; use a larger loader.batch_size, or"
-            " another strategy, for example +trainer.strategy=ddp."
+            f"trainer.accumulate_grad_batches={trainer.accumulate_grad_batches}:"
+            f" trainer.strategy={settings.trainer.other('strategy')} averages batches of unequal"
+            " lengths; use a larger loader.batch_size, or +trainer.strategy=ddp."
         )
     settings.check_processes(trainer.world_size)
     return trainer, checkpoints
@@ -321,8 +298,8 @@ def checkpoint_to_resume(checkpoints: Checkpoints) -> Path | None:
         return None
     try:
         changed = differences(path, checkpoints.provenance)
-    except UserError as error:
-        logger.warning("training starts again: %s", error)
+    except Exception as error:  # noqa: BLE001 - torch and zipfile raise a dozen kinds
+        logger.warning("training starts again: %s cannot be read (%s)", path, error)
         return None
     if not changed:
         return path
@@ -356,7 +333,6 @@ def placement(
         arguments["devices"] = settings.devices
         arguments["plugins"] = [LightningEnvironment()]
     else:
-        _check_devices(processes, accelerator)
         _join_again(processes, accelerator)
         arguments["devices"] = processes.count_here
         arguments["num_nodes"] = processes.num_machines
@@ -367,8 +343,8 @@ def placement(
     if settings.other("strategy") == FSDP2:
         if settings.precision == "16-mixed":
             raise UserError(
-                "trainer.precision=16-mixed with trainer.strategy=fsdp2: gradients that are spread"
-                " over processes cannot be scaled; use trainer.precision=bf16-mixed or 32-true."
+                "trainer.precision=16-mixed with trainer.strategy=fsdp2 cannot scale gradients; use"
+                " trainer.precision=bf16-mixed or 32-true."
             )
         arguments["strategy"] = ModelParallelStrategy(
             num_processes(settings, accelerator, processes),
@@ -376,18 +352,6 @@ def placement(
             save_distributed_checkpoint=False,
         )
     return arguments
-
-
-def _check_devices(processes: Processes, accelerator: str) -> None:
-    count = torch.cuda.device_count()
-    if accelerator in ("cuda", "gpu") and count < processes.count_here:
-        option = "--nproc-per-node" if processes.launcher == "torchrun" else "--ntasks-per-node"
-        raise UserError(
-            f"{processes.launcher} has started {processes.count_here} processes on this machine,"
-            f" and each sees {count} GPUs; start one process per GPU ({option}={count}), and let"
-            f" every process see all of them (srun --gres=gpu:{processes.count_here}, not"
-            " --gpus-per-task)."
-        )
 
 
 def _join_again(processes: Processes, accelerator: str) -> None:

@@ -69,7 +69,7 @@ def test_the_files_are_checked(head, run):
         ),
         (
             ["export", "head=specheads/nano/draft/../draft"],
-            "config.json belongs to a model, not to a head",
+            "its config is not that of a head",
         ),
     ],
 )
@@ -197,9 +197,9 @@ def test_llama_stops_by_probability_where_that_is_faster(run, tmp_path):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["format=vllm"], "format=vllm without report="),
-        (["report={}"], "format=None; expected report=<folder> of an evaluation and format=vllm"),
-        (["report={}", "format=onnx"], "format=onnx; expected report=<folder>"),
+        (["format=vllm"], "settings need report=<folder> of an evaluation"),
+        (["report={}"], "report=<folder> of an evaluation and format=vllm"),
+        (["report={}", "format=onnx"], "report=<folder> of an evaluation"),
         (["report={}/no", "format=vllm"], "report.json cannot be read"),
         (
             ["report={}", "format=vllm", "ratio=7"],

@@ -105,12 +105,6 @@ def test_overrides_change_what_is_shown():
     assert "stopping.draft_product.min_tokens=1" in several
 
 
-def test_a_key_of_no_file_is_listed_with_its_relatives():
-    listed = sections("train", "+trainer.max_steps=9", "+unknown=1")
-    assert ("trainer.max_steps=9", "") in [row for section in listed for row in section.rows]
-    assert ("unknown=1", "") in listed[0].rows
-
-
 def test_overrides_that_do_not_compose_leave_hydra_as_it_was():
     with pytest.raises(HydraException):
         help_text("train", ["model=nope"])
@@ -132,17 +126,12 @@ def test_a_value_that_needs_quotes_is_told_with_them(value):
     assert cfg.model.draft == value
 
 
-@pytest.mark.parametrize("word", ["seed", "head.depth=[0,1", "'seed=3'", "test_sets={a: b"])
-def test_a_bracket_or_quote_that_is_not_closed_is_told(word):
-    assert "write key=value with each bracket and quote closed" in told_about(word)
-
-
 def test_a_file_with_null_in_place_of_defaults_is_a_message(tmp_path):
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "own.yaml").write_text("defaults:\n")
     message = told_about(f"hydra.searchpath=['file://{tmp_path}']", "data=own", command="data_gen")
     assert message.startswith(
-        "a file in the folder of --config-dir has a mistake: Invalid defaults list in 'data/own'"
+        "a file in conf/ or in the folder of --config-dir: Invalid defaults list in 'data/own'"
     )
 
 

@@ -47,34 +47,12 @@ def test_a_further_process_of_a_run_has_the_verb_of_the_first(run, monkeypatch):
     assert "usage: specheads distill" in run("--help", parent="distill")[1]
 
 
-@pytest.mark.parametrize(
-    ("line", "word", "expected"),
-    [
-        ("specheads tr", "tr", ["train "]),
-        ("specheads train head.de", "head.de", ["head.depth="]),
-        ("specheads train model=na", "na", ["nano"]),  # bash's word begins after "="
-        ("specheads train model=na", "model=na", ["model=nano"]),
-        ("specheads train experiment=th", "th", ["thorough"]),
-        ("specheads export h", "h", []),
-    ],
-)
-def test_tab_completes_verbs_keys_and_choices(run, monkeypatch, line, word, expected):
-    monkeypatch.setenv("COMP_LINE", f"{line} more")
-    monkeypatch.setenv("COMP_POINT", str(len(line)))
-    completed = run("--complete", "specheads", word, "before")[1]
-    assert completed.splitlines() == (expected or [""])
-
-
 # A command line, and below it a part of its message.
 MISTAKES = """
 train lr=1e-3
     lr=1e-3: there is no such key; did you mean optimizer.lr?
 train batch_size=4
     did you mean generation.batch_size or loader.batch_size?
-train +experiment=specdecpp
-    +experiment=: a plus adds what is not listed, and experiment is listed;
-train --model nano
-    --model is no option; keys have no dashes: write model=<value>.
 train seed=1 --config-dir . model=nosuch
     model=nosuch: there is no such choice;
 evaluate head=a/b/c
@@ -149,9 +127,7 @@ def test_noted_keys_are_read_until_the_source_changes(tmp_path, monkeypatch):
     (note,) = (tmp_path / "keys").iterdir()
     assert compose.keys_of("train") == keys and keys.defaults["head"]["depth"] == 3
     assert "residual" in keys.sentences["head.depth"]
-    content = json.loads(note.read_text())
-    note.write_text(json.dumps(content | {"keys": [{}, {"noted": "so"}]}))
+    note.write_text(json.dumps([{}, {"noted": "so"}]))
     assert compose.keys_of("train").sentences == {"noted": "so"}
-    for stale in ("{", "[]", json.dumps({"state": "another", "keys": [{}, {}]})):
-        note.write_text(stale)
-        assert compose.keys_of("train") == keys
+    note.write_text("{")
+    assert compose.keys_of("train") == keys

@@ -131,8 +131,6 @@ def served(stand_in):
             body = content if isinstance(content, bytes) else json.dumps(content).encode()
             self.send_response(status)
             self.send_header("Content-Length", str(len(body)))
-            if status == 429:
-                self.send_header("Retry-After", "0")
             if 300 <= status < 400:
                 self.send_header("Location", content.decode())
             self.end_headers()
@@ -285,11 +283,7 @@ def changed(**parts):
     [
         (
             lambda *_: (400, {"error": {"message": "max_tokens is too large"}}),
-            r"refuses \(400: max_tokens is too large\)",
-        ),
-        (
-            lambda *_: (404, {"object": "error", "message": "no such model"}),
-            r"refuses \(404: no such model\)",
+            r"refuses \(400: .*max_tokens is too large",
         ),
         (lambda *_: (401, {"error": "no key"}), "put its key into the variable OPENAI_API_KEY"),
         (
@@ -297,9 +291,9 @@ def changed(**parts):
             "read 1 tokens of a prompt of",
         ),
         (changed(token_ids=None, logprobs=None), "returns no token ids.*runner=local"),
-        (changed(token_ids=[10**6]), "returned the token 1000000, but .* has"),
-        (changed(token_ids=[10] * 13), "returned 13 tokens, and was asked for 1 to 12"),
-        (changed(finish_reason="abort"), "finish_reason=abort, which is neither stop nor length"),
+        (changed(token_ids=[10**6]), "the largest is 1000000, .* asked for 1 to 12 of the"),
+        (changed(token_ids=[10] * 13), "returned 13 tokens, .* asked for 1 to 12"),
+        (changed(finish_reason="abort"), "with finish_reason=abort"),
     ],
 )
 def test_answers_that_cannot_be_taken(nano, prompts, stand_in, url, tmp_path, broken, message):
@@ -335,7 +329,7 @@ def test_how_far_log_probabilities_are_from_ours(nano, stand_in, url, caplog):
 
     stand_in.broken = rounded
     assert check_target(nano, server, texts) == pytest.approx(0.25, abs=1e-5)
-    assert "as other weights or a quantised model's do" in caplog.text
+    assert [each.levelname for each in caplog.records] == ["WARNING"]
     stand_in.broken = changed(logprobs=None)
     assert check_target(nano, server, texts) == 0 and "returns no log-probabilities" in caplog.text
 
@@ -347,7 +341,7 @@ def test_which_model_is_asked(stand_in, url):
     with pytest.raises(UserError, match=r"server\.model=c is not served at .*; it serves a, b"):
         Server(url, "c")
     assert Server(f"{url}/v1/", "b").model == "b" and Server(f"{url}/v1/", "b").url == f"{url}/v1"
-    with pytest.raises(UserError, match="is no address"):
+    with pytest.raises(UserError, match="gives no answer after 2 tries .unknown url type"):
         Server("localhost:8000")
 
 

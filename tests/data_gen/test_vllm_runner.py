@@ -187,9 +187,7 @@ def test_min_p_is_asked_for_where_vllm_would_keep_the_tokens_of_the_warp(nano):
     assert "min_p" not in sampling_params(nano, Warp(top_p=0.9), 5, 0.5)
     given = sampling_params(nano, Warp(top_k=5, min_p=0.1), 5, 0.5)
     assert (given["min_p"], given["top_k"], given["top_p"]) == (0.1, 5, 1.0)
-    with pytest.raises(
-        UserError, match=r"min_p=0.1 before it cuts by top_p=0.9.* give warp\.min_p=0"
-    ):
+    with pytest.raises(UserError, match=r"min_p=0.1 before top_p=0.9.* give warp\.min_p=0"):
         sampling_params(nano, Warp(top_p=0.9, min_p=0.1), 5, 0.5)
 
 

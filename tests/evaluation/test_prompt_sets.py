@@ -171,7 +171,7 @@ def test_a_name_without_a_file_yields_the_test_prompts_of_its_split(folder, nano
 def test_a_set_that_reads_no_file_refuses_a_file(folder, nano):
     with pytest.raises(
         UserError,
-        match=r"test_sets=\{nano: rows\.jsonl\}: nano reads no file.*test_sets=\{nano: null\}",
+        match=r"test_sets=\{nano: rows\.jsonl\}: nano reads no file; write null",
     ):
         sets_of(nano, "test_sets={nano: rows.jsonl}")
 

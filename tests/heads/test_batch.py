@@ -3,7 +3,7 @@ import pytest
 import torch
 
 from specheads.heads import batch as batch_module
-from specheads.heads.batch import HeadBatch, collate, head_features
+from specheads.heads.batch import collate, head_features
 from specheads.training.heads.mixed_responses import MixedResponses
 
 KINDS = ["input_token", "next_token"]
@@ -117,21 +117,6 @@ def test_items_are_padded_to_the_right_and_their_drafted_tokens_chained():
         torch.long
     }
     assert batch.label.dtype == torch.float32
-
-
-def test_a_batch_moves_as_a_whole():
-    single = item([5, 6], [1], [6], [0.5]) | {"features": {"entropy": torch.ones(1)}}
-    moved = collate([single]).to(torch.device("meta"))
-    assert isinstance(moved, HeadBatch)
-    tensors = [
-        moved.tokens,
-        moved.row,
-        moved.index,
-        moved.drafted,
-        moved.label,
-        *moved.features.values(),
-    ]
-    assert {value.device.type for value in tensors} == {"meta"} and len(tensors) == 6
 
 
 # --- features

@@ -163,23 +163,6 @@ def test_the_schema_names_what_a_config_holds(tmp_path):
         )
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"hidden_size": 0},
-        {"predicts": "all"},
-        {"new": 1},
-        {"format_version": 1},
-        {"format_version": 3},
-        {"inputs": ["words"]},
-    ],
-)
-def test_the_schema_refuses_other_content(folder, changes):
-    edit_config(folder, **changes)
-    with pytest.raises(jsonschema.ValidationError):
-        jsonschema.validate(json.loads((folder / "config.json").read_text()), SCHEMA)
-
-
 # --- strict loading
 
 
@@ -204,7 +187,7 @@ def test_the_schema_refuses_other_content(folder, changes):
         (
             "model",
             lambda tensors: tensors["readout.bias"].add_(0.1),
-            r"differ from the golden vectors by 0\.1;",
+            r"differ from the golden vectors by 0\.1\.",
         ),
         (
             "model",
@@ -224,7 +207,7 @@ def test_the_schema_refuses_other_content(folder, changes):
         (
             "golden",
             lambda tensors: tensors.update({"other": tensors.pop("inputs")}),
-            r"golden\.safetensors holds logits, other, expected inputs and logits",
+            "golden.safetensors must hold inputs and logits",
         ),
     ],
 )
@@ -271,7 +254,7 @@ def test_a_head_that_predicts_a_constant_is_refused(tmp_path):
     head = new_head()
     with torch.no_grad():
         head.readout.weight.zero_()
-    with pytest.raises(UserError, match=r"predicts a constant.*train it longer or on more prompts"):
+    with pytest.raises(UserError, match="predicts a constant.*Export or train it again"):
         load_head(save_head(head, tmp_path, inputs()))
 
 
@@ -288,7 +271,7 @@ def test_a_head_that_predicts_a_constant_is_refused(tmp_path):
         ({"weights": "../another/model.safetensors"}, "has the unknown key 'weights'"),
         ({"depth": 3}, r"blocks\.2\.linear\.bias"),
         *(
-            ({key: "gone"}, rf"config\.json lacks the key '{key}'")
+            ({key: "gone"}, f"its config lacks the key '{key}'")
             for key in ("hidden_size", "depth", "predicts", "inputs", "width")
         ),
         *(
@@ -305,11 +288,6 @@ def test_a_config_that_does_not_fit_is_refused(folder, changes, message):
         load_head(folder)
 
 
-def test_the_ids_of_models_in_a_config_are_not_opened(folder, tmp_path):
-    edit_config(folder, draft={"id": f"{tmp_path}/nowhere", "revision": "r2"})
-    assert load_head(folder).config.draft["id"] == f"{tmp_path}/nowhere"
-
-
 def test_a_calibration_is_kept_and_a_wrong_one_is_named(folder):
     kept = {"slope": [1.5, 0.75], "intercept": [0.0, -0.25]}
     edit_config(folder, calibration=kept)
@@ -319,14 +297,16 @@ def test_a_calibration_is_kept_and_a_wrong_one_is_named(folder):
     assert torch.equal(head.score(inputs()), new_head().score(inputs()))
     assert load_head(save_head(head, folder, inputs())).config.calibration == kept
     edit_config(folder, calibration={"slope": [1.5]})
-    with pytest.raises(UserError, match=r"config\.json has the calibration .*expected slope and"):
+    with pytest.raises(UserError, match="the calibration .* must be slope and intercept"):
         load_head(folder)
 
 
 @pytest.mark.parametrize("text", ["", "{"])
 def test_a_config_that_is_not_json_is_a_user_error(folder, text):
     (folder / "config.json").write_text(text)
-    with pytest.raises(UserError, match=r"config\.json is not valid JSON"):
+    with pytest.raises(
+        UserError, match="holds no head that can be used: Expecting|that can be used: not"
+    ):
         load_head(folder)
 
 

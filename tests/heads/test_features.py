@@ -7,8 +7,7 @@ import torch
 from fakes import needs_compiler, tiny_pair
 
 from specheads import AcceptanceHead, HeadConfig, SpeculativeDecoder, Warp, load_pair, stopping
-from specheads.heads.config import DEFAULT_INPUTS, KNOWN_INPUTS
-from specheads.heads.features import FEATURES, RECORDED, drafting_features, input_size
+from specheads.heads.features import RECORDED, drafting_features
 from specheads.pair.draft_vocabulary import keep_tokens
 
 DISTRIBUTION = ("draft_prob", "max_prob", "entropy", "second_prob")
@@ -55,27 +54,6 @@ def test_an_impossible_second_token_enters_with_a_finite_logarithm():
     features = drafting_features(head.config.inputs, logits, torch.tensor([3, 3]))
     assert features["second_prob"].tolist() == [0.0, 0.0]
     assert torch.equal(head.assemble(features), torch.full((2, 1), 1e-12).log())
-
-
-def test_the_table_names_what_every_kind_of_head_may_read():
-    assert KNOWN_INPUTS == {
-        "input_token": ("hidden", "max_prob", "entropy", "second_prob"),
-        "next_token": ("hidden", "embedding", "draft_prob", "max_prob", "entropy", "second_prob"),
-    }
-    # Columns of recordings on disk, in their order
-    assert RECORDED == ("draft_prob", "max_prob", "entropy")
-    for kind, inputs in DEFAULT_INPUTS.items():
-        assert set(inputs) <= set(KNOWN_INPUTS[kind])
-    for name, feature in FEATURES.items():
-        # An input_token head is asked about y_i when the features of the token are already those of
-        # y_{i+1}.
-        assert not (feature.of_token and "input_token" in feature.heads), name
-
-
-def test_the_size_of_an_input_is_the_sum_of_its_features():
-    sizes = {"hidden_size": 7, "embedding_size": 5}
-    assert input_size(KNOWN_INPUTS["next_token"], sizes) == 7 + 5 + 4
-    assert HeadConfig(**sizes, inputs=("second_prob", "embedding")).input_size == 6
 
 
 # --- features through training and decoding

@@ -42,44 +42,6 @@ def features(*shape, dtype=torch.float32, seed=0):
 # --- shapes
 
 
-@pytest.mark.parametrize("predicts", KINDS)
-@pytest.mark.parametrize("depth", [0, 2])
-def test_a_head_returns_one_logit_per_token_for_any_leading_shape(predicts, depth):
-    head = new_head(predicts, depth)
-    assert len(head.blocks) == depth
-    inputs = features(2, 3)
-    logits = head(inputs)
-    assert logits.shape == (2, 3) and logits.dtype == torch.float32 and logits.requires_grad
-    for row in range(2):
-        for column in range(3):
-            alone = head({name: value[row, column] for name, value in inputs.items()})
-            torch.testing.assert_close(alone, logits[row, column])
-    assert head({name: value[0, :0] for name, value in inputs.items()}).shape == (0,)
-
-
-@pytest.mark.parametrize(
-    ("kind", "num_inputs", "width", "num_weights"),
-    [
-        ({"predicts": "input_token", "depth": 0}, H, H, H + 1),
-        ({"predicts": "input_token", "depth": 4}, H, H, 4 * (H * H + H) + H + 1),
-        ({"predicts": "input_token", "depth": 1, "width": 5}, H, 5, (H + 1) * 5 + 30 + 6),
-        ({"predicts": "next_token", "depth": 2}, H + E + 3, 8, (H + E + 4) * 8 + 2 * 72 + 9),
-    ],
-    ids=str,
-)
-def test_a_head_is_a_projection_where_needed_blocks_and_a_readout(
-    kind, num_inputs, width, num_weights
-):
-    head = new_head(**kind)
-    assert (head.config.input_size, head.config.width) == (num_inputs, width)
-    assert sum(weight.numel() for weight in head.parameters()) == num_weights
-
-
-def test_a_look_ahead_head_on_a_wide_draft_stays_small():
-    assert [HeadConfig(size).width for size in (4096, 160, 32)] == [256, 20, 8]
-    assert HeadConfig(4096, predicts="input_token").width == 4096
-
-
 def test_chosen_inputs_enter_in_their_order_with_the_logarithm_of_the_draft_probability():
     head = new_head(inputs=("entropy", "hidden", "draft_prob"))
     inputs = features(4)
@@ -124,17 +86,6 @@ def test_a_fresh_block_is_the_identity_and_can_still_learn():
     assert block.linear.weight.grad.abs().min() > 0 and block.linear.bias.grad.abs().min() > 0
 
 
-@pytest.mark.parametrize("predicts", KINDS)
-def test_fresh_heads_of_every_depth_start_as_the_linear_one(predicts):
-    inputs = features(5)
-    outputs = []
-    for depth in range(5):
-        torch.manual_seed(3)
-        head = AcceptanceHead(config(predicts, depth))
-        outputs.append(head.readout(head.projection(head.assemble(inputs))).squeeze(-1))
-        assert torch.equal(head(inputs), outputs[-1])
-
-
 # --- standardising
 
 
@@ -153,15 +104,6 @@ def test_standardised_inputs_have_mean_zero_and_variance_one():
         entering[0].mean(dim=0), torch.zeros(H + E + 3, dtype=torch.float64), atol=1e-9, rtol=0
     )
     torch.testing.assert_close(entering[0].std(dim=0), torch.ones(H + E + 3, dtype=torch.float64))
-
-
-def test_an_input_that_never_changes_stays_finite():
-    head = new_head().double()  # products of ten rows may add in another order than those of one
-    ones = torch.ones(10, head.config.input_size, dtype=torch.float64)
-    set_scale(head, ones)
-    alone = head.score(ones[:1])
-    torch.testing.assert_close(head.score(ones), alone.expand(10), rtol=1e-12, atol=0)
-    assert alone.isfinite().all()
 
 
 # --- whether it fits
@@ -203,23 +145,23 @@ def test_an_input_token_head_cannot_read_features_of_the_next_token(name):
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ([], r"^config\.json must be a JSON object; export the head again\.$"),
+        ([], "its config is not that of a head"),
         (
             {"model_type": "llama"},
-            "^config.json belongs to a model, not to a head; give the folder of a head",
+            "its config is not that of a head; give the folder of a head",
         ),
-        ({"format_version": 1}, "^config.json has head format 1; this version reads 2"),
+        ({"format_version": 1}, "it has head format 1; this version reads 2"),
         (
             HeadConfig(hidden_size=H).to_dict() | {"recommended": {"threshold": [0.5]}},
-            "^config.json: the head's recommended",
+            "the head's recommended",
         ),
         (
             HeadConfig(hidden_size=H).to_dict() | {"train": {"num_prompts": "many"}},
-            "^config.json: the head's train",
+            "the head's train",
         ),
     ],
     ids=["a list", "a model", "an old format", "recommended", "train"],
 )
 def test_what_is_no_config_of_a_head_is_refused(values, message):
-    with pytest.raises(UserError, match=message):
-        HeadConfig.from_dict(values, "config.json")
+    with pytest.raises(ValueError, match=message):
+        HeadConfig.from_dict(values)

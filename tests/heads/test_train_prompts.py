@@ -55,13 +55,6 @@ def test_white_space_and_case_of_templates_do_not_matter():
     assert text_hash("Say it.") != text_hash("Say it!") != text_hash("Sayit.")
 
 
-def test_no_prompts_are_numbers_too(tmp_path):
-    """As heads have that were trained on data without texts; such a file can be read again."""
-    TrainPrompts.of([]).write(tmp_path)
-    again = TrainPrompts.from_tensors(load_file(tmp_path / FILE), FILE)
-    assert again.train.dtype == again.dev.dtype == torch.int64 and not len(again.train)
-
-
 def test_they_are_saved_with_the_head(folder, tmp_path):
     load_head(folder).save_pretrained(tmp_path / "again")
     assert (tmp_path / "again" / FILE).read_bytes() == (folder / FILE).read_bytes()
@@ -73,33 +66,18 @@ def test_a_head_that_replaces_another_does_not_take_its_prompts(folder):
 
 
 @pytest.mark.parametrize(
-    ("tensors", "content"),
+    "tensors",
     [
-        (
-            {"train": torch.zeros(3, dtype=torch.int64)},
-            "holds train int64 of 1 dimensions, expected lists train and dev",
-        ),
-        (
-            {"dev": torch.zeros(1), "train": torch.zeros(2)},
-            "holds dev float32 of 1 dimensions, train float32 of 1 dim",
-        ),
-        ({}, "holds nothing, expected"),
-        (
-            {
-                "train": torch.zeros(3, 1, dtype=torch.int64),
-                "dev": torch.zeros(3, dtype=torch.int64),
-            },
-            "train int64 of 2",
-        ),
-        (
-            {name: torch.zeros(1, dtype=torch.int64) for name in ("train", "dev", "test")},
-            "test int64 of 1",
-        ),
+        {},
+        {"train": torch.zeros(3, dtype=torch.int64)},
+        {"dev": torch.zeros(1), "train": torch.zeros(2)},
+        {name: torch.zeros(3, 1, dtype=torch.int64) for name in ("train", "dev")},
+        {name: torch.zeros(1, dtype=torch.int64) for name in ("train", "dev", "test")},
     ],
 )
-def test_a_file_that_holds_something_else_is_refused(folder, tensors, content):
+def test_a_file_that_holds_something_else_is_refused(folder, tensors):
     save_file(tensors, folder / FILE)
-    with pytest.raises(UserError, match=f"{FILE} .*{content}.*export the head again"):
+    with pytest.raises(UserError, match=f"{FILE} must hold lists train and dev of int64"):
         load_head(folder)
 
 

@@ -211,7 +211,7 @@ def make_tensors(folder: Path) -> RowStore:
     store = RowStore(
         folder / "features", {"seed": 0}, {name: np.array([1, 1]) for name in "ab"}, "features"
     )
-    store.fill(compute, "no memory")
+    store.fill(compute)
     return store
 
 
@@ -281,7 +281,10 @@ def make_checkpoint(folder: Path) -> None:
 
 
 def read_checkpoint(folder: Path) -> Any:
-    changed = differences(folder / "last.ckpt", {"data": "rows", "seed": 0})
+    try:
+        changed = differences(folder / "last.ckpt", {"data": "rows", "seed": 0})
+    except Exception as error:  # noqa: BLE001 - as where a run is resumed
+        raise UserError(f"training starts again: {error}") from None
     if changed:  # training starts again, and says so
         return None
     saved = torch.load(folder / "last.ckpt", weights_only=True)  # as Lightning does

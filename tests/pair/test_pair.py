@@ -661,7 +661,7 @@ def test_a_file_is_read_again_only_where_its_content_may_have_changed(tmp_path, 
     monkeypatch.setattr(files, "_SETTLED", -1.0)
     assert files.hash_of(path) == recent
     (note,) = (tmp_path / "cache" / "hashes").iterdir()
-    note.write_text("0" * 64)
+    note.write_text(json.dumps("0" * 64))
     assert files.hash_of(path) == "0" * 64  # the note is believed
     note.write_text("")  # as a full disk leaves it
     assert files.hash_of(path) == recent

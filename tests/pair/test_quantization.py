@@ -12,7 +12,7 @@ import specheads.pair.quantization
 from specheads import SpeculativeDecoder, UserError, Warp, load_pair
 from specheads.decoding.stopping import FixedLength
 from specheads.pair import language_model
-from specheads.pair.config import PairConfig, pair_config
+from specheads.pair.config import pair_config
 from specheads.pair.initial_draft import TargetLayers
 from specheads.pair.language_model import chosen_dtype
 from specheads.pair.quantization import (
@@ -25,7 +25,6 @@ from specheads.pair.quantization import (
 )
 from specheads.prompts.prompt import response_provenance
 from specheads.training.distill.distillation import distill
-from specheads.training.distill.memory import check_config
 from specheads.training.distill.settings import Distillation
 
 
@@ -71,14 +70,6 @@ def test_a_quantization_of_gpus_is_refused_on_a_cpu(monkeypatch):
 def test_a_draft_is_not_made_of_a_quantized_target():
     with pytest.raises(UserError, match="is made of a target whose weights are not quantized"):
         load_pair("nano", quantization="int8", new_draft=TargetLayers(1))
-
-
-def test_a_quantized_draft_is_not_trained():
-    config = PairConfig(draft="a", target="b", draft_quantization="int8")
-    with pytest.raises(
-        UserError, match="the draft a is quantized, and its weights cannot be trained"
-    ):
-        check_config(config, Distillation())
 
 
 # --- on a CPU

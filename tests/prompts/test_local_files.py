@@ -146,7 +146,7 @@ def test_a_long_cell_of_a_csv_file_is_read(tmp_path):
         (
             "e.csv",
             "a,b\n,w\n ,x\n",
-            "gives no prompt: none of 2 rows has text in a, the fields of data.template",
+            "gives no prompt: .* 2 of 2 rows have no text in a, the fields of data.template",
         ),
         (
             "b.jsonl",
@@ -161,12 +161,12 @@ def test_a_long_cell_of_a_csv_file_is_read(tmp_path):
         (
             "b.jsonl",
             '{"a": "w"}\n{"a": ' + "9" * 5000 + "}",
-            r"line 2: JSON that cannot be read \(.*digits",
+            r"line 2: no JSON \(.*digits",
         ),
         (
             "b.jsonl",
             '{"a": ' + "[" * 200_000,
-            r"line 1: JSON that cannot be read \(maximum recursion",
+            r"line 1: no JSON \(maximum recursion",
         ),
         ("b.jsonl", "[1]\n[2]\n", "line 2: no JSON .*or an array of objects"),
         ("b.json", '[{"a": "w"}, 3]', "row 2: a number instead of an object"),
@@ -181,7 +181,6 @@ def test_a_long_cell_of_a_csv_file_is_read(tmp_path):
             r"line 3: no CSV \(unexpected end of data\); check its quotes",
         ),
         ("c.csv", "a,b\nw, x, 1\n", "line 2: 3 cells under a header of 2; put quotes"),
-        ("c.csv", "a,b,,,a\nw,1,,,2\n", "line 1: two columns are named 'a'; rename one of them"),
         ("p.parquet", b"PAR1", r"p\.parquet' cannot be read \(.*\); write it again"),
     ],
 )
@@ -191,24 +190,24 @@ def test_an_unusable_file_is_a_user_error_with_the_place(tmp_path, name, content
     assert name in str(caught.value) and "\n" not in str(caught.value)
 
 
-def test_json_within_rows_may_be_nested_no_deeper_than_json_is_read():
+@pytest.mark.parametrize(
+    ("read", "reason"),
+    [
+        (lambda: from_json("[" * 100_000, "tools"), "the field 'tools' .* no JSON .maximum rec"),
+        (lambda: from_json("9" * 5_000, "tools"), "the field 'tools' .* no JSON .*digits"),
+        (lambda: as_json(nested(100_000)), "the messages cannot be written as JSON .maximum rec"),
+    ],
+)
+def test_json_within_rows_may_be_nested_no_deeper_than_json_is_read(read, reason):
+    with pytest.raises(ValueError, match=reason):
+        read()
+
+
+def nested(depth):
     deep = []
-    for _ in range(100_000):
+    for _ in range(depth):
         deep = [deep]
-    with pytest.raises(
-        UserError,
-        match=r"'a.jsonl', line 3: the field 'tools' is a text that is no JSON \(maximum recursion",
-    ):
-        from_json("[" * 100_000, "tools", "a.jsonl", "line 3")
-    with pytest.raises(
-        UserError,
-        match=r"'a.jsonl', line 3: the field 'tools' is a text that is no JSON \(.*digits",
-    ):
-        from_json("9" * 5_000, "tools", "a.jsonl", "line 3")
-    with pytest.raises(
-        UserError, match=r"line 3: the messages cannot be written as JSON \(maximum recursion"
-    ):
-        as_json(deep, "a.jsonl", "line 3")
+    return deep
 
 
 def test_messages_about_slices_have_the_places_of_the_file(tmp_path):
@@ -216,8 +215,7 @@ def test_messages_about_slices_have_the_places_of_the_file(tmp_path):
     with pytest.raises(
         UserError,
         match=(
-            "line 5: the field 'a' is an object; prompts are made of texts and numbers, so"
-            " convert it"
+            "line 5: the field 'a' is an object; prompts are made of texts and numbers: convert it"
         ),
     ):
         DatasetSource(str(path), None, "train[2:]", None, "{a}", None, 9, 0, 0).load(chats=True)

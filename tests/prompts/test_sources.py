@@ -194,9 +194,7 @@ def test_test_prompts_are_none_of_the_others(tmp_path):
         "tell seven",
         "tell eight",
     ]
-    with pytest.raises(
-        UserError, match="gives no prompt: the 3 of the split are prompts of an earlier one"
-    ):
+    with pytest.raises(UserError, match="gives no prompt: 3 are prompts of an earlier split"):
         source(folder, test_split="test[:3]", counts=(2, 1, 9)).load(chats=True)
 
 
@@ -313,7 +311,7 @@ def test_a_split_that_is_not_there_is_a_user_error(hub, changes, message):
     [
         (
             ConnectionError("Couldn't reach 'someone/set' on the Hub (X)\nmore"),
-            r"reach 'someone/set' on the Hub \(X\)\. .*data\.path=<file>.*HF_HOME.*data=nano",
+            r"reach 'someone/set' on the Hub \(X\)\. .*data\.path=<file>.*HF_HOME",
         ),
         (
             datasets.exceptions.DatasetNotFoundError("it doesn't exist."),
@@ -321,7 +319,7 @@ def test_a_split_that_is_not_there_is_a_user_error(hub, changes, message):
         ),
         (
             ValueError("BuilderConfig 'mian' not found. Available: ['main']"),
-            r"data\.name=mian.*Available: \['main'\]\. Give the data\.name",
+            r"data\.name=mian.*Available: \['main'\]\.",
         ),
         (
             RuntimeError("Dataset scripts are no longer supported"),
@@ -355,10 +353,10 @@ def test_a_hub_data_set_that_cannot_be_loaded_is_a_user_error(monkeypatch, error
             r"data\.split='train\[:' must be the name of a split or a slice.*train\[:500\]",
         ),
         ({"split": "train[:200%]"}, "must be the name of a split"),
-        ({"path": ""}, r"data\.path='' must be a path"),
+        ({"path": ""}, r"data\.path='' is a folder, but no data set"),
         (
             {"path": "nothing.jsonl"},
-            r"data\.path='nothing\.jsonl': there is no /.*/nothing\.jsonl; give a JSON",
+            r"data\.path='nothing\.jsonl' is not there \(/.*/nothing\.jsonl\); give a JSON",
         ),
         (
             {"path": str(Path(__file__).parent)},
@@ -373,20 +371,6 @@ def test_a_hub_data_set_that_cannot_be_loaded_is_a_user_error(monkeypatch, error
 def test_wrong_settings_are_found_before_data_is_read(changes, message):
     with pytest.raises(UserError, match=message):
         source(**{"path": "someone/set"} | changes)
-
-
-def test_data_generation_asks_for_the_prompts_that_suit_the_pair(tmp_path):
-    class Source:
-        def load(self, chats):
-            asked.append(chats)
-            return []
-
-    asked = []
-    for instruction_format in (None, "[INST] {instruction} [/INST]"):
-        pair = replace(tiny_pair(), instruction_format=instruction_format)
-        with pytest.raises(UserError, match="none of 0 prompts"):
-            generate_data(pair, Source(), DataGeneration(), tmp_path)
-    assert asked == [False, True]
 
 
 # --- unique
@@ -466,18 +450,6 @@ def test_a_function_becomes_signature_docstring_and_body():
         ast.parse(each.prompt + each.body)
         assert each.source == "shape.py"
     assert list(prompt_sources._functions_in("def broken(:\n", "x.py")) == []
-
-
-def test_bodies_that_differ_in_comments_and_layout_have_one_key():
-    bodies = [
-        "    return x + 1\n",
-        "    # a comment\n    return (x\n            + 1)\n",
-        "    return x + 2\n",
-    ]
-    same, comment, other = (
-        prompt_sources.Function("def f(x):\n", body, "x.py").key for body in bodies
-    )
-    assert same == comment != other
 
 
 def test_files_decide_the_split_and_it_is_the_same_everywhere():
@@ -701,7 +673,7 @@ def test_the_turns_of_a_conversation_are_in_one_split(tmp_path, caplog):
     [
         (
             {"messages": [U1, {"role": "user", "content": {"a": 1}}]},
-            r"the field 'messages\[1\]\[content\]' is an object; .*, so convert it",
+            r"the field 'messages\[1\]\[content\]' is an object; .*: convert it",
         ),
         ({"messages": [{"role": "user", "content": True}]}, r"\[content\]' is true or false"),
         (

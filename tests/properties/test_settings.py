@@ -103,7 +103,6 @@ def test_a_value_is_kept_or_refused_by_the_name_of_a_key(cls, data):
         assert (
             kept is value
             or kept == value
-            or (isinstance(value, tuple) and kept == list(value))
             or (key_of(name, field) == "warp" and not value)
             or value == {}
         )

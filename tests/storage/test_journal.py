@@ -25,14 +25,11 @@ def test_a_journal_without_a_header_starts_from_the_beginning(path, damage):
 def test_an_entry_that_was_changed_is_measured_again(path, caplog):
     path.write_text(path.read_text().replace('"stats": [1]', '"stats": [7]'))
     assert sorted(Journal(path, PROVENANCE).entries) == [0, 2]
-    assert "1 incomplete or damaged lines are measured again" in caplog.text
+    assert "1 lines of other settings, or damaged ones, are measured again" in caplog.text
 
 
 def test_a_journal_of_another_sweep_starts_from_the_beginning(path, caplog):
     provenance = {**PROVENANCE, "seed": 1}
     assert Journal(path, provenance).entries == {}
     assert json.loads(path.read_text())["provenance"]["seed"] == 1
-    assert (
-        "generations.jsonl starts from the beginning: it was measured with another seed"
-        in caplog.text
-    )
+    assert "generations.jsonl: 3 lines of other settings, or damaged" in caplog.text

@@ -2,14 +2,11 @@ import hashlib
 import json
 import shutil
 from dataclasses import replace
-from types import SimpleNamespace
 
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
-import torch
 from fakes import CountingTokenizer, tiny_pair
-from safetensors.torch import save_file
 
 from specheads.data_gen import run
 from specheads.data_gen.run import generate_data
@@ -18,9 +15,8 @@ from specheads.data_gen.shard_rows import plan_shards
 from specheads.errors import UserError
 from specheads.pair.sampling import Warp
 from specheads.prompts.prompt import Prompt, encode_prompts, unique
-from specheads.storage import shards
 from specheads.storage.data_set import SCHEMA, load_split
-from specheads.storage.files import lock, locked, write_json, write_whole
+from specheads.storage.files import lock, locked, write_json
 from specheads.storage.shards import ShardStore, fingerprint, read_manifest
 
 SETTINGS = DataGeneration(
@@ -315,30 +311,6 @@ def test_the_cache_depends_on_whether_a_pair_chats(pair, tmp_path):
         assert row["prompt_ids"] == p.encode_instruction(row["prompt"])
 
 
-def test_responses_that_end_within_a_thought_are_counted(
-    make, complete, pair, tmp_path, caplog, monkeypatch
-):
-    names = {"<think>": 2, "</think>": 3}
-    letters = pair.tokenizer.get_vocab()
-    monkeypatch.setattr(CountingTokenizer, "get_vocab", lambda self: letters | names)
-    make(tmp_path)
-    rows = [row for name in NAMES for row in pq.read_table(complete / name).to_pylist()]
-    cut = 0
-    for row in rows:
-        marks = [mark for mark in row["prompt_ids"] + row["response_ids"] if mark in (2, 3)]
-        cut += not row["finished"] and marks[-1:] == [2]
-    assert 0 < cut < len(rows)
-    (message,) = [message for message in caplog.messages if "<think>" in message]
-    assert message.startswith(
-        f"data: {cut} of {len(rows)} responses end within <think>, without an answer: raise"
-        " data.max_new_to"
-    )
-    caplog.clear()
-    del names["</think>"]  # a model that does not think
-    make(tmp_path)
-    assert not any("<think>" in message for message in caplog.messages)
-
-
 # --- prompts and shards
 
 
@@ -414,39 +386,6 @@ def test_train_prompts_get_several_responses_the_first_ones_first():
     ]
 
 
-# --- manifests that name files elsewhere
-
-
-@pytest.mark.parametrize(
-    "name",
-    ["../train-00000.parquet", "/etc/passwd", "", "a\0b"],
-)
-def test_a_manifest_cannot_name_a_file_outside_its_folder(complete, tmp_path, name):
-    manifest = json.loads((complete / "manifest.json").read_text())
-    manifest["shards"][name] = manifest["shards"][NAMES[0]]
-    (tmp_path / "manifest.json").write_text(json.dumps(manifest))
-    for read in (
-        read_manifest,
-        lambda folder: load_split(folder, "train"),
-        lambda folder: ShardStore(folder, {}),
-    ):
-        with pytest.raises(
-            UserError,
-            match=r"manifest\.json names .*must be a file in that folder, not a path or a link",
-        ):
-            read(tmp_path)
-
-
-def test_a_shard_that_is_a_link_is_refused(make, complete, interrupted, tmp_path):
-    name = NAMES[2]
-    (interrupted / name).unlink()
-    (interrupted / name).symlink_to(complete / name)
-    with pytest.raises(
-        UserError, match=f"manifest.json names '{name}', which must be a file in that folder"
-    ):
-        make(tmp_path)
-
-
 @pytest.mark.parametrize(
     "shards",
     [["train-00000.parquet"], {"train-00000.parquet": 5}, {"train-00000.parquet": {"rows": 2}}],
@@ -500,34 +439,3 @@ def test_a_split_without_rows_is_a_user_error_that_names_the_key(complete, tmp_p
     (tmp_path / NAMES[0]).write_bytes((complete / NAMES[0]).read_bytes())
     with pytest.raises(UserError, match=r"no rows of split 'test'.*data\.num_test="):
         load_split(tmp_path, "test")
-
-
-def test_files_of_tensors_have_the_mode_of_other_files(tmp_path):
-    (tmp_path / "usual").write_text("")
-    write_whole(tmp_path / "tensors", lambda path: save_file({"a": torch.zeros(1)}, path))
-    assert (tmp_path / "tensors").stat().st_mode == (tmp_path / "usual").stat().st_mode
-
-
-@pytest.mark.parametrize(("free", "warns"), [(10**6, False), (100, True)])
-def test_the_size_of_all_rows_is_announced_with_the_first_shard(
-    tmp_path, monkeypatch, caplog, free, warns
-):
-    monkeypatch.setattr(
-        "specheads.storage.files.shutil.disk_usage", lambda folder: SimpleNamespace(free=free)
-    )
-    store = ShardStore(tmp_path, {"is": "a test"})
-    with caplog.at_level("INFO"):
-        store.announce("rows", [10, 10, 5])
-        assert not caplog.messages
-        for number in range(2):
-            store.put(
-                f"{number}",
-                10,
-                lambda path: path.write_bytes(b"x" * (2000 * 10 + shards.FILE_BYTES)),
-            )
-    said = [record.message for record in caplog.records if record.levelname == "INFO"]
-    assert said == ["rows: about 0.0746 MB on disk for 25 rows"]  # of 2,000 bytes, in three files
-    assert (
-        f"rows: only 0.0001 MB are free in {tmp_path}; choose another folder with paths.data="
-        in caplog.messages
-    ) == warns

@@ -29,7 +29,6 @@ from specheads.heads.portable.standalone_head import Bounds, DraftRound, Standal
 
 # A method of a target, not part of transformers' public interface.
 REPLACED = "_get_candidate_generator"
-_LOCK = threading.Lock()
 
 
 @contextmanager
@@ -196,9 +195,8 @@ class Assisted:
     `with`.
 
     `rounds` belong to the generation that began last: the numbers of drafted and of accepted
-    tokens. Where several objects serve one draft, the latest is used; with `this_thread` an object
-    serves only the thread that made it. Generations in different threads do not disturb each other.
-    Raises ValueError for `bounds` of bounds_of or models that do not fit the head.
+    tokens. Where several objects serve one draft, the latest is used. Raises ValueError for
+    `bounds` of bounds_of or models that do not fit the head.
     """
 
     rounds: list[tuple[int, int]]
@@ -208,14 +206,13 @@ class Assisted:
         target: PreTrainedModel,
         draft: PreTrainedModel,
         head: StandaloneHead,
-        this_thread: bool = False,
         **bounds: Unpack[Bounds],
     ) -> None:
         self.target = target
         self.draft = draft
         self.bounds = bounds
         self.rounds = []
-        self._thread = threading.get_ident() if this_thread else None
+        self.is_removed = False
         self._num_generations = 0
         _check(target, draft, head)
         device = draft.get_input_embeddings().weight.device
@@ -223,22 +220,22 @@ class Assisted:
         same = head.readout.weight.device == device
         self.head = head if same else copy.deepcopy(head).to(device)
         self.new_round()
-        with _LOCK:
-            present = vars(target).get(REPLACED)
-            self._dispatcher = present if hasattr(present, "users") else _Dispatcher(target)
-            self._dispatcher.users.append(self)
-            setattr(target, REPLACED, self._dispatcher)
+        self.had = vars(target).get(REPLACED)
+        self._before = getattr(target, REPLACED)
+        setattr(target, REPLACED, self.generator)
 
     def remove(self) -> None:
-        """Restore the target's original assisted generation, once no other object serves it."""
-        with _LOCK:
-            users = self._dispatcher.users
-            if self in users:
-                users.remove(self)
-            if not users and vars(self.target).get(REPLACED) is self._dispatcher:
+        """Restore the target's original assisted generation, once no later object serves it."""
+        self.is_removed = True
+        while getattr(latest := self._latest(), "is_removed", False):
+            if latest.had is None:
                 delattr(self.target, REPLACED)
-                if self._dispatcher.had is not None:
-                    setattr(self.target, REPLACED, self._dispatcher.had)
+            else:
+                setattr(self.target, REPLACED, latest.had)
+
+    def _latest(self) -> Any:
+        """Return the object that serves the target now, of this file or a copy."""
+        return getattr(vars(self.target).get(REPLACED), "__self__", None)
 
     def __enter__(self) -> Self:
         return self
@@ -255,18 +252,23 @@ class Assisted:
     def new_round(self) -> DraftRound:
         return DraftRound(self.head, **self.bounds)
 
-    def serves(self, assistant_model: PreTrainedModel | None) -> bool:
-        """Whether this object serves a generation that begins in this thread with
-        `assistant_model`.
-        """
-        return assistant_model is self.draft and self._thread in (None, threading.get_ident())
-
-    def candidates(
+    def generator(
         self,
+        assistant_model: PreTrainedModel | None = None,
         target_tokenizer: object = None,
         assistant_tokenizer: object = None,
         **arguments: object,
-    ) -> HeadCandidates:
+    ) -> CandidateGenerator:
+        """Return the generator of drafts in place of the target's method: the head's for its draft,
+        or else the earlier one.
+        """
+        if self.is_removed or assistant_model is not self.draft:
+            return self._before(
+                assistant_model=assistant_model,
+                target_tokenizer=target_tokenizer,
+                assistant_tokenizer=assistant_tokenizer,
+                **arguments,
+            )
         if target_tokenizer is not None and assistant_tokenizer is not None:
             raise ValueError(
                 "the head reads the draft's tokens, so draft and target must share a tokenizer;"
@@ -277,56 +279,31 @@ class Assisted:
         return HeadCandidates(self, **arguments)
 
 
-class _Dispatcher:
-    """Takes the place of a target's method that makes drafts while it has users: each an Assisted,
-    of this file or a copy.
-    """
-
-    def __init__(self, target: PreTrainedModel) -> None:
-        self.before = getattr(target, REPLACED)
-        self.had = vars(target).get(REPLACED)
-        self.users: list[Assisted] = []
-
-    def __call__(
-        self, assistant_model: PreTrainedModel | None = None, **arguments: object
-    ) -> CandidateGenerator:
-        """Return the generator of drafts: that of the latest user who serves the draft, else the
-        target's original one.
-        """
-        for user in reversed(self.users):
-            if user.serves(assistant_model):
-                return user.candidates(**arguments)
-        return self.before(assistant_model=assistant_model, **arguments)
-
-
 def _check(target: PreTrainedModel, draft: PreTrainedModel, head: StandaloneHead) -> None:
     """Raise ValueError for models that do not fit the head, or for vocabularies of different
     sizes.
     """
     size = head.config["hidden_size"]
     actual = draft.get_output_embeddings().weight.shape[1]
+    of_draft, of_target = (model.config.get_text_config().vocab_size for model in (draft, target))
+    problem = None
     if actual != size:
         trained = (head.config.get("draft") or {}).get("id", "another draft")
-        raise ValueError(
-            f"the head reads hidden states of size {size} of the draft, but those of"
-            f" {draft.name_or_path} have {actual}; it was trained for {trained}. Use that one, or"
-            " train a head for this pair."
+        problem = (
+            f"the head reads hidden states of size {size} of {trained}, but those of"
+            f" {draft.name_or_path} have {actual}; use that draft, or train a head for this one"
         )
-    if not hasattr(target, REPLACED):
-        raise ValueError(
-            f"{type(target).__name__} of this transformers has no {REPLACED}, which a head"
-            " replaces; use transformers 5.17 to 5.23."
+    elif not hasattr(target, REPLACED):
+        problem = f"{type(target).__name__} has no {REPLACED}; use transformers 5.17 to 5.23"
+    elif getattr(draft.config, "draft_vocab_size", None) is not None:
+        problem = (
+            f"transformers takes the outputs of {draft.name_or_path}, which are of some tokens, for"
+            " all tokens; decode with specheads"
         )
-    if getattr(draft.config, "draft_vocab_size", None) is not None:
-        raise ValueError(
-            f"the draft {draft.name_or_path} has an output over some tokens, whose numbers"
-            " transformers takes for tokens; decode with specheads, or use a draft with all"
-            " tokens."
+    elif of_draft != of_target:
+        problem = (
+            f"the draft has {of_draft} logits and the target {of_target}; if they share a"
+            " tokenizer, model.resize_token_embeddings(len(tokenizer)) gives both the same number"
         )
-    of_draft, of_target = (model.config.get_text_config().vocab_size for model in (draft, target))
-    if of_draft != of_target:
-        raise ValueError(
-            f"the draft has {of_draft} logits and the target {of_target}, so transformers assumes"
-            " different tokenizers. If they share one, give both the same number:"
-            " model.resize_token_embeddings(len(tokenizer))."
-        )
+    if problem:
+        raise ValueError(f"{problem}.")

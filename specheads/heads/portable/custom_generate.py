@@ -9,10 +9,11 @@
 
 `draft_model` is the model that the head in the folder was trained for; where the hub's commits of
 both are known, they must be equal, unless `any_draft=True`. `threshold`, `min_tokens` and
-`max_tokens` change when drafts end; `acceptance_head` is the folder or hub id of another head,
-`revision` and `token` belong to a hub id. All other arguments are passed to `generate`.
+`max_tokens` change when drafts end; `revision` belongs to a hub id. All other arguments are passed
+to `generate`.
 """
 
+import copy
 import sys
 from pathlib import Path
 
@@ -32,13 +33,11 @@ _LOADED: dict[
 def generate(
     model: PreTrainedModel,
     draft_model: PreTrainedModel | None = None,
-    acceptance_head: str | None = None,
     threshold: float | None = None,
     min_tokens: int | None = None,
     max_tokens: int | None = None,
     any_draft: bool = False,
     revision: str | None = None,
-    token: str | bool | None = None,
     assistant_model: PreTrainedModel | None = None,
     **arguments: object,
 ) -> Tensor | ModelOutput:
@@ -54,12 +53,8 @@ def generate(
         )
     # transformers does not pass on the folder or hub id that it loaded this code from, which is
     # where the head lies.
-    location = acceptance_head or sys._getframe(1).f_locals.get("custom_generate")
-    if location is None:
-        raise ValueError(
-            "the location of the head is not known; give acceptance_head=<folder or hub id>."
-        )
-    head = _head(str(location), draft_model, revision, token)
+    location = sys._getframe(1).f_locals["custom_generate"]
+    head = _head(str(location), draft_model, revision)
     trained = (head.config.get("draft") or {}).get("commit")
     present = getattr(draft_model.config, "_commit_hash", None)
     if not any_draft and trained and present and trained != present:
@@ -73,19 +68,16 @@ def generate(
         "min_tokens": min_tokens,
         "max_tokens": max_tokens,
     }
-    with Assisted(model, draft_model, head, this_thread=True, **bounds):
-        return model.generate(assistant_model=draft_model, **arguments)
+    target = copy.copy(model)  # other threads may generate by the model itself
+    with Assisted(target, draft_model, head, **bounds):
+        return target.generate(assistant_model=draft_model, **arguments)
 
 
-def _head(
-    location: str, draft: PreTrainedModel, revision: str | None, token: str | bool | None
-) -> StandaloneHead:
+def _head(location: str, draft: PreTrainedModel, revision: str | None) -> StandaloneHead:
     folder = Path(location)
     if not folder.is_dir():
         files = ["config.json", "model.safetensors", "golden.safetensors"]
-        folder = Path(
-            snapshot_download(location, revision=revision, token=token, allow_patterns=files)
-        )
+        folder = Path(snapshot_download(location, revision=revision, allow_patterns=files))
     device = draft.get_input_embeddings().weight.device
     status = (folder / "model.safetensors").stat()
     changes = status.st_size, status.st_ino, status.st_mtime_ns, status.st_ctime_ns

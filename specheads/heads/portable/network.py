@@ -36,16 +36,20 @@ def load_tensors(make: Callable[[], Head], config: Config, tensors: Mapping[str,
         )
     with torch.device("meta"):  # what a damaged config asks for may not fit into memory
         head = make()
-    expected = head.state_dict()
-    for name in sorted(expected.keys() | tensors.keys()):
-        wanted = tuple(expected[name].shape) if name in expected else "no such tensor"
-        actual = tuple(tensors[name].shape) if name in tensors else "no such tensor"
-        if wanted != actual:
-            raise ValueError(f"tensor {name!r} is {actual}, expected {wanted} from config.json")
+    check_shapes(tensors, {name: tuple(each.shape) for name, each in head.state_dict().items()})
     head.load_state_dict(
         {name: tensor.to(torch.float32, copy=True) for name, tensor in tensors.items()}, assign=True
     )
     return head.requires_grad_(False).eval()
+
+
+def check_shapes(tensors: Mapping[str, Tensor], expected: Mapping[str, tuple[int, ...]]) -> None:
+    """Raise ValueError for a tensor that is missing, too many or of another shape."""
+    for name in sorted(expected.keys() | tensors.keys()):
+        actual = tuple(tensors[name].shape) if name in tensors else "no such tensor"
+        wanted = expected.get(name, "no such tensor")
+        if wanted != actual:
+            raise ValueError(f"tensor {name!r} is {actual}, expected {wanted} from config.json")
 
 
 class ResidualBlock(nn.Module):
@@ -96,10 +100,11 @@ class Network(nn.Module):
             x = block(x)
         return self.readout(x).squeeze(-1)
 
-    def deviation(self, inputs: Tensor, golden: Tensor) -> float | None:
-        """Return the largest difference from golden logits (N,) of inputs (N, input_size), or None
-        if it is only rounding.
+    def check_golden(self, inputs: Tensor, golden: Tensor) -> None:
+        """Raise ValueError unless inputs (N, input_size) give the golden logits (N,), up to
+        rounding.
         """
         difference = (self.score(inputs) - golden).abs().max().item()
         # Also where it is NaN
-        return None if difference < 1e-3 * (1 + golden.abs().max().item()) else difference
+        if not difference < 1e-3 * (1 + golden.abs().max().item()):
+            raise ValueError(f"outputs differ from the golden vectors by {difference:.3g}")

@@ -55,16 +55,11 @@ class StandaloneHead(Network):
             head = load_tensors(lambda: cls(config), config, tensors)
             if not head._lines(1, torch.device("cpu")).isfinite().all():
                 raise ValueError("its calibration is not of finite numbers")
-            difference = head.deviation(golden["inputs"], golden["logits"])
+            head.check_golden(golden["inputs"], golden["logits"])
         except (ValueError, LookupError, TypeError, AttributeError, RuntimeError) as error:
             raise ValueError(
                 f"{folder} holds no head that can be read ({error}); get its files again."
             ) from error
-        if difference is not None:
-            raise ValueError(
-                f"{folder}: outputs differ from golden.safetensors by {difference:.3g}; the files"
-                " are damaged, get them again."
-            )
         return head
 
     def acceptance(self, features: Mapping[str, Tensor], index: Tensor) -> Tensor:
@@ -120,21 +115,17 @@ def bounds_of(
     bounds = dict[str, Any]()
     for name, value in usual.items():
         bounds[name] = recommended.get(name, value) if given[name] is None else given[name]
-    if not isinstance(bounds["threshold"], int | float) or not 0 <= bounds["threshold"] <= 1:
-        raise ValueError(
-            f"threshold={bounds['threshold']!r} must be a number from 0 to 1, the chance of a"
-            " rejection above which a draft ends."
-        )
+    threshold = bounds["threshold"]
+    if not isinstance(threshold, int | float) or not 0 <= threshold <= 1:
+        raise ValueError(f"threshold={threshold!r} must be a number from 0 to 1.")
     longest = bounds["max_tokens"] = int(bounds["max_tokens"])
-    bounds["min_tokens"] = (
-        int(bounds["min_tokens"])
-        if min_tokens is not None
-        else min(int(bounds["min_tokens"]), longest)
-    )
-    if not 0 < bounds["min_tokens"] <= longest:
+    shortest = int(bounds["min_tokens"])
+    if min_tokens is None:
+        shortest = min(shortest, longest)
+    bounds["min_tokens"] = shortest
+    if not 0 < shortest <= longest:
         raise ValueError(
-            f"min_tokens={bounds['min_tokens']} must be a positive integer of at most max_tokens,"
-            f" which is {longest}."
+            f"min_tokens={shortest} must be a positive integer of at most max_tokens={longest}."
         )
     return bounds
 

@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from lightning import Trainer
 from lightning.pytorch.loggers import Logger
 from transformers import PreTrainedModel
 
@@ -26,18 +25,14 @@ from specheads.pair.draft_vocabulary import (
     keep_tokens,
     stored_as,
 )
-from specheads.pair.language_model import short_name
-from specheads.pair.needs import memory_of, memory_parts
-from specheads.pair.padding import SLICE_ELEMENTS
 from specheads.pair.pair import Pair, load_draft
 from specheads.pair.quantization import is_quantized
 from specheads.pair.revisions import draft_temperature, without_bars
 from specheads.prompts.prompt import GeneratedData
 from specheads.settings import shown
-from specheads.storage.files import amount, space_of, write_json
+from specheads.storage.files import write_json
 from specheads.training.distill.distill_module import DRAFT, DistillModule, shards_weights
 from specheads.training.distill.draft_quality import draft_quality, with_fitted_temperature
-from specheads.training.distill.memory import check_trainable, trained_bytes
 from specheads.training.distill.samples import Samples, load_splits, train_samples
 from specheads.training.distill.settings import Distillation
 from specheads.training.loaders import ResumableData
@@ -92,10 +87,13 @@ def distill(
     if initial is not None and pair.draft_id != initial.name:
         raise UserError(
             f"init_layers={shown(settings.init_layers)} trains a new draft, but the pair has the"
-            f" draft {pair.draft_id}; load the pair with load_pair(...,"
-            " new_draft=settings.initial_draft)."
+            f" draft {pair.draft_id}; load it with new_draft=settings.initial_draft."
         )
-    check_trainable(is_quantized(pair.draft), pair.draft_id)
+    if is_quantized(pair.draft):
+        raise UserError(
+            f"the draft {pair.draft_id} is quantized, and its weights cannot be trained; leave out"
+            " model.draft_quantization, and quantize the draft that training makes."
+        )
     if settings.embedding == "target":  # before responses are made, which takes longest
         check_embedding(pair.draft, pair.target)
     settings = _with_precision(settings.for_pair(pair), pair)
@@ -103,26 +101,24 @@ def distill(
     dtype = pair.draft.dtype
     provenance = _provenance(settings, pair)
     trainer, checkpoints = new_trainer(settings, run, loggers, device.type, provenance)
-    _check_device_map(pair, trainer)
     data = data() if callable(data) else data
     train = train_samples(data, pair, settings)
     splits, of_data = load_splits(data, pair, train, settings)
     checkpoints.provenance |= of_data
     earlier = checkpoint_to_resume(checkpoints)
     logger.info(
-        "distilling %s for %s: %d prompts, %s responses, %d epochs, into %s, %s",
+        "distilling %s for %s: %d prompts, %s responses, %d epochs, into %s",
         pair.draft_id,
         pair.target_id,
         len(train),
         WHOSE[settings.samples],
         settings.trainer.max_epochs,
         run,
-        _needs(pair, train, settings, trainer, run),
     )
     logger.info("measuring the draft before training")
     measured = settings.warp, settings.loader.batch_size
     before = draft_quality(pair, splits["test"], *measured)
-    pair = _reduced(pair, train, splits["dev"], settings)
+    pair = _reduced(pair, train, settings)
     module = DistillModule(pair, settings)
     module.before = draft_quality(pair, splits["dev"], *measured)
     prepare(pair.draft, settings.gradient_checkpointing)
@@ -156,19 +152,14 @@ def distill(
     return DistilledDraft(run / "draft", before, after, dev)
 
 
-def _token_counts(samples: Samples, vocab_size: int) -> np.ndarray:
-    """Return how often each token (V,) is in all responses."""
-    responses = chain.from_iterable(samples.answers)
-    return np.bincount(np.concatenate(list(responses)), minlength=vocab_size)
-
-
-def _reduced(pair: Pair, train: Samples, dev: Samples, settings: Distillation) -> Pair:
+def _reduced(pair: Pair, train: Samples, settings: Distillation) -> Pair:
     """Return the pair with the `settings.draft_vocabulary`: the most frequent tokens of the train
     responses.
     """
     if settings.draft_vocabulary is None:
         return pair
-    occurring = _token_counts(train, pair.vocab_size)
+    responses = np.concatenate(list(chain.from_iterable(train.answers)))
+    occurring = np.bincount(responses, minlength=pair.vocab_size)
     occurring[list(pair.stop_tokens)] = occurring.sum()
     ranks = -occurring
     count = min(settings.draft_vocabulary, pair.vocab_size)
@@ -177,49 +168,11 @@ def _reduced(pair: Pair, train: Samples, dev: Samples, settings: Distillation) -
         ranks[lacking.cpu().numpy()] = 1
         count = min(count, int((~lacking).sum()))
     kept = np.argsort(ranks, kind="stable")[:count]
-    before = pair.draft.num_parameters()
     keep_tokens(pair.draft, torch.from_numpy(kept))
-    unshared = pair.draft.num_parameters()
     if settings.embedding == "target":
         borrow_embedding(pair.draft, pair.target)
-        unshared = pair.draft.num_parameters() - pair.draft.get_input_embeddings().weight.numel()
-    in_dev = _token_counts(dev, pair.vocab_size)
-    logger.info(
-        "the draft's output keeps %d of %d tokens, which are %.1f %% of those of dev responses: %s"
-        " unshared parameters in place of %s",
-        len(kept),
-        pair.vocab_size,
-        100 * in_dev[kept].sum() / max(1, in_dev.sum()),
-        amount(unshared, "billion", "million"),
-        amount(before, "billion", "million"),
-    )
+    logger.info("the draft's output keeps %d of %d tokens", len(kept), pair.vocab_size)
     return replace(pair)  # its draft in two steps has the new output
-
-
-def _needs(pair: Pair, train: Samples, settings: Distillation, trainer: Trainer, run: Path) -> str:
-    """Return how much memory and disk training takes, for the log."""
-    draft = pair.draft_lm
-    batch = settings.loader.batch_size / trainer.world_size
-    num_weights = pair.draft.num_parameters()
-    itemsize = pair.draft.dtype.itemsize
-    longest_response = max(map(len, chain.from_iterable(train.answers)))
-    longest_prompt = max(map(len, train.prompts))
-    # For the gradient a layer keeps about twice what it takes without; with checkpoints one layer
-    # does at a time.
-    num_kept = 2 * (1 if settings.gradient_checkpointing else draft.config.num_hidden_layers)
-    tokens = num_kept * batch * (longest_response + longest_prompt)
-    rows = 2 * batch * longest_response
-    parts = trainer.world_size if shards_weights(trainer.strategy) else 1
-    # The weights themselves are there.
-    state = (trained_bytes(pair.draft) - num_weights * itemsize) / parts
-    memory = memory_of(
-        "distilling",
-        draft,
-        memory_parts(draft, 0, tokens, rows, 2 * SLICE_ELEMENTS),
-        {"gradients and the optimizer's state": state},
-    )
-    # A checkpoint with the optimizer's state in float32, and the draft.
-    return f"{memory}, {space_of('distilling', num_weights * (12 + itemsize), run)}"
 
 
 def _with_precision(settings: Distillation, pair: Pair) -> Distillation:
@@ -232,12 +185,6 @@ def _with_precision(settings: Distillation, pair: Pair) -> Distillation:
     device_type = pair.draft_lm.device.type
     half = dtype == torch.bfloat16 or (device_type == "cuda" and dtype != torch.float64)
     precision = "bf16-mixed" if half else "32-true"
-    logger.info(
-        "trainer.precision=auto: %s, as the draft is in %s on %s",
-        precision,
-        short_name(dtype),
-        device_type,
-    )
     return settings.but(trainer=settings.trainer.but(precision=precision))
 
 
@@ -273,17 +220,6 @@ def _provenance(settings: Distillation, pair: Pair) -> dict[str, object]:
         "dtype": [str(pair.target.dtype), str(pair.draft.dtype)],
         **settings.cache_key(pair.draft_lm.hidden_size),
     }
-
-
-def _check_device_map(pair: Pair, trainer: Trainer) -> None:
-    """Raise UserError for processes of a machine that would each spread a target over its GPUs."""
-    spread = getattr(pair.target, "hf_device_map", None) and not is_quantized(pair.target)
-    if trainer.num_devices > 1 and spread:
-        raise UserError(
-            f"{trainer.num_devices} processes on a machine with model.device_map: each would spread"
-            " a target over all GPUs; use one process per machine (trainer.devices=1), or a target"
-            " that fits each GPU and model.device_map=null."
-        )
 
 
 def _export(

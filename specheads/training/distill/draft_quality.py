@@ -27,14 +27,6 @@ logger = logging.getLogger(__name__)
 # outside of them.
 TEMPERATURES = (1.0, 0.95, 1.05, 0.9, 1.1, 0.85, 1.15, 0.8, 1.2, 0.75, 0.7)
 BLOCK = 4  # drafted tokens per round of the block efficiencies that are recorded
-MEANINGS = {
-    "overlap": "the share of drafted tokens that the target accepts",
-    "kl": "KL(target || draft) in nats, of the tokens that the draft has",
-    "agreement": "the share of tokens at which both models hold the same one most likely",
-    f"block_efficiency_{BLOCK}": (
-        f"tokens per call of the target with {BLOCK} drafted ones, by the overlap"
-    ),
-}
 
 
 def block_efficiency(overlap: float, num_tokens: int = BLOCK) -> float:
@@ -97,18 +89,23 @@ def quality_of(sums: Tensor) -> dict[str, float]:
     }
 
 
+def _batches(samples: Samples, batch_size: int, what: str) -> Iterator[list[Sample]]:
+    """Yield all samples in their order, with a progress bar."""
+    with progress(what, len(samples)) as advance:
+        for first in range(0, len(samples), batch_size):
+            rows = range(first, min(first + batch_size, len(samples)))
+            yield [samples[0, row] for row in rows]
+            advance(len(rows))
+
+
 def draft_quality(pair: Pair, samples: Samples, warp: Warp, batch_size: int) -> dict[str, float]:
     """Return the figures of a pair's draft, with its present weights, over all samples."""
     device = pair.draft_lm.device
     was_training = pair.draft.training
     pair.draft.eval()
-    keys = [(0, row) for row in range(len(samples))]
     sums = list[Tensor]()
-    with progress("measuring the draft", len(keys)) as advance:
-        for first in range(0, len(keys), batch_size):
-            batch = [samples[key] for key in keys[first : first + batch_size]]
-            sums.append(quality_sums(pair, batch, warp, device))
-            advance(len(batch))
+    for batch in _batches(samples, batch_size, "measuring the draft"):
+        sums.append(quality_sums(pair, batch, warp, device))
     pair.draft.train(was_training)
     return quality_of(reduce(torch.add, sums))
 
@@ -122,16 +119,12 @@ def overlaps_at(pair: Pair, samples: Samples, warp: Warp, batch_size: int) -> di
     draft = LanguageModel(pair.draft, pair.vocab_size, known=pair.known_to_draft)
     sums = torch.zeros(len(TEMPERATURES), dtype=torch.float64)
     count = 0
-    with progress("temperatures of the draft", len(samples)) as advance:
-        for first in range(0, len(samples), batch_size):
-            rows = range(first, min(first + batch_size, len(samples)))
-            batch = [samples[0, row] for row in rows]
-            for target_logits, logits in _logits_of(pair, draft, batch, draft.device):
-                expected = warp(target_logits)
-                for number, temperature in enumerate(TEMPERATURES):
-                    sums[number] += overlap(expected, warp(logits / temperature)).sum().item()
-                count += len(logits)
-            advance(len(batch))
+    for batch in _batches(samples, batch_size, "temperatures of the draft"):
+        for target_logits, logits in _logits_of(pair, draft, batch, draft.device):
+            expected = warp(target_logits)
+            for number, temperature in enumerate(TEMPERATURES):
+                sums[number] += overlap(expected, warp(logits / temperature)).sum().item()
+            count += len(logits)
     return dict(zip(TEMPERATURES, (sums / count).tolist(), strict=True))
 
 

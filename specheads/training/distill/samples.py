@@ -17,16 +17,16 @@ import torch
 from torch import Tensor
 
 from specheads.errors import UserError
-from specheads.pair.needs import memory_of, memory_parts
-from specheads.pair.padding import BATCH_TOKENS, SLICE_ELEMENTS, batches_of_tokens, slices
+from specheads.pair.padding import SLICE_ELEMENTS, slices
 from specheads.pair.pair import Pair
 from specheads.pair.reading import GivenTexts, states_by_length
 from specheads.pair.sampling import check_numbers
 from specheads.prompts.prompt import GeneratedData, encode_prompts
 from specheads.storage.data_set import load_split
-from specheads.storage.row_store import SHARD_BYTES, RowStore
+from specheads.storage.row_store import RowStore
 from specheads.training.distill.distill_loss import most_likely
 from specheads.training.distill.settings import Distillation
+from specheads.training.loaders import row_batches
 
 NUM_KEPT = 64  # tokens of each distribution, at 6 bytes each
 
@@ -106,16 +106,10 @@ class TargetStore(RowStore):
         return self.row("", self.firsts[prompt] + response)
 
     def make(self) -> None:
-        parts = memory_parts(self.target) | {"a shard": 2 * min(self.num_bytes, SHARD_BYTES)}
-        self.fill(self._computed, memory_of(self.what, self.target, parts), self._batches)
+        self.fill(self._computed, self._batches)
 
     def _batches(self, start: str, rows: range) -> list[list[int]]:
-        lengths = [sum(map(len, self.texts[row])) for row in rows]
-        batches = batches_of_tokens(lengths, BATCH_TOKENS)
-        batches_of_rows = list[list[int]]()
-        for batch in batches:
-            batches_of_rows.append([rows[place] for place in batch])
-        return batches_of_rows
+        return row_batches(rows, [sum(map(len, self.texts[row])) for row in rows])
 
     @torch.no_grad()
     def _computed(self, start: str, rows: Sequence[int]) -> list[dict[str, Tensor]]:

@@ -47,18 +47,11 @@ class _DraftOptimizer(Settings):
         )
 
 
-class _DraftLoader(Loader):
-    batch_size: PositiveCount = setting(
-        16, "texts per batch, of all processes together: each takes an equal part"
-    )
-
-
 class _DraftTrainer(TrainerSettings):
     precision: Literal["32-true", "bf16-mixed", "16-mixed", "auto"] = setting(
         "auto",
         "the precision of arithmetic; auto: bf16-mixed on CUDA and for a draft in bfloat16, else"
-        " 32-true; with half precision the other products on CUDA are in TF32; weights are always"
-        " trained in float32, as half-precision weights lose small steps",
+        " 32-true; weights are always trained in float32",
     )
 
 
@@ -79,32 +72,30 @@ class Distillation(Training):
     )
     draft_vocabulary: PositiveCount | None = setting(
         None,
-        "how many tokens the draft's output keeps: the most frequent ones of the responses to train"
-        " prompts, and those that end one; the draft never proposes the others; null: all",
+        "how many tokens the draft's output keeps: those that end a response, and the most frequent"
+        " ones; null: all",
     )
     embedding: Literal["own", "target"] = setting(
         "own",
-        "the draft's input embeddings: its own, or target: those of the target, which are not"
-        " trained and not stored; needs draft_vocabulary",
+        "the draft's input embeddings; target: those of the target, which are not trained and not"
+        " stored; needs draft_vocabulary",
     )
     stored_dtype: Literal["auto", "float32", "bfloat16", "float16", "int8"] = setting(
         "auto",
         "the type of the weights in the new draft's folder; auto: bfloat16 for a draft in float32,"
-        " else its own; int8: linear maps in 8 bits with a factor for 32 inputs, which only"
-        " specheads reads",
+        " else its own; int8: linear maps in 8 bits, which only specheads reads",
         decides=False,
     )
     divergence: Literal["total_variation", "forward_kl"] = setting(
         "total_variation",
-        "the divergence of the draft's distribution from the target's, for each token:"
-        " total_variation (the probability of a rejection) or forward_kl",
+        "the divergence from the target's distribution: total_variation (the probability of a"
+        " rejection) or forward_kl",
         key="loss.divergence",
     )
     target_probs_budget: NonNegativeNumber = setting(
         16,
-        "the largest size, in GiB, of the target's distributions that are stored if they are read"
-        " again (the 64 most likely tokens of each, and the rest); larger ones take a forward pass"
-        " of the target per text and epoch; 0: none are stored",
+        "the largest size, in GiB, of the target's distributions that are stored (the 64 most"
+        " likely tokens of each, and the rest); larger ones are computed in every epoch",
         decides=False,  # which responses are read from the store decides, see load_splits
     )
     gradient_checkpointing: Flag = setting(
@@ -114,7 +105,7 @@ class Distillation(Training):
         decides=False,
     )
     optimizer: _DraftOptimizer = setting(_DraftOptimizer(), "how weights are updated")
-    loader: _DraftLoader = setting(_DraftLoader(), "how texts are loaded")
+    loader: Loader = setting(Loader(batch_size=16), "how texts are loaded")
     num_dev_prompts: PositiveCount = setting(
         100,
         "dev prompts on whose responses the draft is measured after each epoch",

@@ -7,7 +7,6 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from specheads.errors import UserError
-from specheads.forecast import Forecast
 from specheads.heads.calibration import FORMS, IndexCalibration
 from specheads.heads.head import AcceptanceHead, load_head
 from specheads.heads.head_folder import store_in_config
@@ -42,9 +41,7 @@ def calibrate(
     recorded = {folder.name: recorded_head(head) for folder, head in heads.items()}
     known = information([recording], recorded, groups)
     found: dict[str, Calibrated] = {}
-    forecast = Forecast("calibrating heads")
-    for number, (folder, head) in enumerate(heads.items()):
-        forecast.update(number, len(heads))
+    for folder, head in heads.items():
         logits, accepted, furthest, node = head_logits(recording, recorded[folder.name])
         earlier = None
         if head.config.calibration is not None:
@@ -89,7 +86,6 @@ def unknown_prompts(
     if not unknown:
         raise UserError(
             "calibration needs dev prompts that heads did not learn from, but there are none among"
-            f" {len(dev)}; set data.num_dev, or choose a different data set; calibration=null"
-            " trains heads without calibration."
+            f" {len(dev)}; raise data.num_dev, or leave it out by calibration=null."
         )
     return unknown[:num_prompts]

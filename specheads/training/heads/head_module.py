@@ -117,7 +117,11 @@ class HeadModule(CurveModule):
 
     def trained_weights(self, names: Sequence[str]) -> dict[str, dict[str, Tensor]]:
         heads = self.bank.heads
-        return {name: heads[name].state_dict() for name in names}
+        weights = {}
+        for name in names:  # heads of a stack share the scale of their inputs
+            state = heads[name].state_dict()
+            weights[name] = {key: weight.clone() for key, weight in state.items()}
+        return weights
 
     def load_weights(self, weights: Mapping[str, Mapping[str, Tensor]]) -> None:
         """Set the weights of heads, by name and parameter."""
@@ -215,8 +219,8 @@ class HeadModule(CurveModule):
             if not head(features).std().item() >= LEAST_SPREAD:
                 raise UserError(
                     f"head {name} predicts a constant, or NaN, after training; train longer"
-                    " (trainer.max_epochs), on more prompts (data.num_train), or with another"
-                    " learning rate (optimizer.lr). Its checkpoint is kept."
+                    " (trainer.max_epochs=), on more prompts (data.num_train=), or with another"
+                    " optimizer.lr=."
                 )
 
 

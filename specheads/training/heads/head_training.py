@@ -14,13 +14,11 @@ import torch
 from lightning import Trainer
 from lightning.pytorch.loggers import Logger
 
-from specheads.errors import UserError
 from specheads.heads.batch import HeadBatch, collate
 from specheads.heads.head import NUM_GOLDEN, save_head
 from specheads.heads.train_prompts import TrainPrompts
 from specheads.interrupts import deferred
 from specheads.pair.language_model import LanguageModel
-from specheads.pair.needs import memory_of, memory_parts
 from specheads.pair.pair import Pair
 from specheads.prompts.prompt import SPLITS, GeneratedData, encode_prompts
 from specheads.replay.calibration import Calibrated
@@ -35,7 +33,7 @@ from specheads.training.heads.head_module import HeadModule
 from specheads.training.heads.mixed_responses import FeatureStore, MixedResponses
 from specheads.training.heads.settings import HeadTraining
 from specheads.training.loaders import ResumableData
-from specheads.training.trainer import FSDP2, Best, checkpoint_to_resume, new_trainer
+from specheads.training.trainer import Best, checkpoint_to_resume, new_trainer
 
 logger = logging.getLogger(__name__)
 
@@ -82,11 +80,6 @@ def train_heads(
     one of the splits, and for heads that learned nothing.
     """
     run = Path(run)
-    if settings.trainer.other("strategy") == FSDP2:
-        raise UserError(
-            f"trainer.strategy={FSDP2} spreads the weights of a draft over processes, and heads are"
-            " small; leave it out, or use specheads distill."
-        )
     settings = settings.for_pair(pair)
     kinds = settings.kinds()
     made = cache(data) if callable(data) else lambda: data
@@ -157,15 +150,12 @@ def _train_kind(
     earlier = checkpoint_to_resume(checkpoints)
     with deferred() as checkpoints.request:
         logger.info(
-            "training %s: %d responses to %d train prompts, %d epochs, %s, into %s%s, %s",
+            "training %s: %d responses to %d train prompts, into %s%s",
             specs[0].name if len(specs) == 1 else f"{len(specs)} heads",
             counts["num_responses"],
             counts["num_prompts"],
-            trainer.max_epochs,
-            "re-mixed each epoch" if settings.response_share < 1 else "all on the same texts",
             run,
             f", resumed from {earlier}" if earlier else "",
-            memory_of("training", draft, memory_parts(draft)),  # it reads the test texts
         )
         trainer.fit(module, data, ckpt_path=earlier)
         module.load_weights(checkpoints.read_best(trainer))

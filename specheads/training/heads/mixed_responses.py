@@ -19,12 +19,10 @@ from specheads.decoding.engine import bulk_operations
 from specheads.heads.batch import collate, sample_features
 from specheads.heads.features import FEATURES, RECORDED
 from specheads.pair.language_model import LanguageModel
-from specheads.pair.needs import memory_of, memory_parts
-from specheads.pair.padding import BATCH_TOKENS, batches_of_tokens
 from specheads.pair.sampling import check_numbers, computing_with
-from specheads.storage.row_store import SHARD_BYTES, RowStore
+from specheads.storage.row_store import RowStore
 from specheads.training.heads.settings import checked_share
-from specheads.training.loaders import Key
+from specheads.training.loaders import Key, row_batches
 
 COLUMNS = (
     "prompt_ids",
@@ -165,8 +163,7 @@ class FeatureStore(RowStore):
         if not self.fits(budget):
             return
         with computing_with(bulk_operations(self.draft.device)):
-            parts = memory_parts(self.draft) | {"a shard": 2 * min(self.num_bytes, SHARD_BYTES)}
-            self.fill(self._computed, memory_of("features", self.draft, parts), self._batches)
+            self.fill(self._computed, self._batches)
         for start, data in self.splits.items():
             data.features = partial(self.row, start)
 
@@ -181,12 +178,7 @@ class FeatureStore(RowStore):
         return total
 
     def _batches(self, start: str, rows: range) -> list[list[int]]:
-        lengths = [len(self.splits[start][0, row]["tokens"]) for row in rows]
-        batches = batches_of_tokens(lengths, BATCH_TOKENS)
-        batches_of_rows = list[list[int]]()
-        for batch in batches:
-            batches_of_rows.append([rows[place] for place in batch])
-        return batches_of_rows
+        return row_batches(rows, [len(self.splits[start][0, row]["tokens"]) for row in rows])
 
     def _computed(self, start: str, rows: Sequence[int]) -> list[dict[str, Tensor]]:
         """Return the features (n, ...) of some rows of a split, those that depend on the token (n,

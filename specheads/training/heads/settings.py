@@ -98,8 +98,7 @@ class HeadTraining(Training):
     heads: Literal["both", "lookahead", "specdecpp"] = setting(
         "both",
         "the kind of heads: lookahead predicts whether a token is accepted before the draft has"
-        " read it; specdecpp (as in SpecDec++) after the draft has read it, and learns from mixed"
-        " texts with a weight on rejections; both, one after the other",
+        " read it, specdecpp (as in SpecDec++) after that; both, one after the other",
         decides=False,
     )
     head: _HeadShape = setting(
@@ -109,9 +108,8 @@ class HeadTraining(Training):
     )
     reject_weight: OneOrMore[PositiveNumber | None] = setting(
         None,
-        "the weight of a token's rejection in the loss, where that of its acceptance is 1; above 1"
-        " the head predicts more rejections; null: 6 (as in SpecDec++) for specdecpp, 1 for"
-        " lookahead; or a list",
+        "the weight of a token's rejection in the loss, where that of its acceptance is 1; null: 6"
+        " (as in SpecDec++) for specdecpp, 1 for lookahead; or a list",
         key="loss.reject_weight",
         decides=False,
     )
@@ -122,15 +120,13 @@ class HeadTraining(Training):
     features_budget: NonNegativeNumber = setting(
         8,
         "the largest size, in GiB, of the draft's states that are kept on disk, so that it reads"
-        " each text once; larger ones, and those of texts that every epoch mixes differently, are"
-        " computed in every epoch; 0: none are kept",
+        " each text once; larger ones, and those of mixed texts, are computed in every epoch",
         decides=False,
     )
     calibration: PositiveCount | None = setting(
         100,
         "the number of dev prompts that trained heads are calibrated on, by index in the round;"
-        " null: they are not calibrated; specheads evaluate reuses the recording if its"
-        " num_dev_prompts is the same",
+        " null: they are not calibrated",
         decides=False,
     )
 

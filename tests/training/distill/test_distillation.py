@@ -26,7 +26,6 @@ from specheads.heads.head import AcceptanceHead, find_heads, save_head
 from specheads.pair.draft_vocabulary import borrows_embedding, kept_tokens
 from specheads.prompts import sources
 from specheads.prompts.prompt import SPLITS
-from specheads.storage.files import amount
 from specheads.training.distill.distillation import _reduced, prepare
 from specheads.training.distill.draft_quality import draft_quality
 from specheads.training.distill.samples import Samples, encoded_response, load_splits, train_samples
@@ -209,13 +208,7 @@ def test_a_draft_keeps_the_tokens_that_the_target_says_most(cfg, embedding, more
         )
     assert pair.stop_tokens <= kept and {token for token, _ in answers.most_common(40)} <= kept
     assert borrows_embedding(pair.draft) == (embedding == "target")
-    assert "the draft's output keeps 60 of 2048 tokens, which are " in caplog.text
-    with safe_open(folder / "model.safetensors", "pt") as stored:
-        number = sum(stored.get_tensor(name).numel() for name in set(stored.keys()) - {"d2t"})
-    assert (
-        f"{amount(number, 'billion', 'million')} unshared parameters in place of 1.31 million"
-        in caplog.text
-    )
+    assert "the draft's output keeps 60 of 2048 tokens" in caplog.text
     quality = description_of(folder)["test"]
     assert (
         0 < quality["after"]["overlap"] < 1
@@ -242,7 +235,6 @@ def test_a_cut_draft_is_cut_further_among_its_own_tokens(nano):
     for most, kept in ((1, []), (2, [900]), (4, [500, 900, 1000]), (2000, others)):
         reduced = _reduced(
             replace(pair, draft=copy.deepcopy(pair.draft)),
-            samples,
             samples,
             Distillation(draft_vocabulary=most),
         )
@@ -382,15 +374,6 @@ def test_the_library_call_is_the_command(cfg, tmp_path):
     assert files[0] == files[1]
 
 
-def test_several_processes_cannot_spread_a_target(cfg, nano):
-    target = copy.copy(nano.target)
-    target.hf_device_map = {"": 0}  # as accelerate leaves it
-    spread = replace(nano, target=target)
-    words = ["trainer.accelerator=cpu", "+trainer.strategy=ddp", "trainer.devices=2"]
-    with pytest.raises(UserError, match="2 processes on a machine with model.device_map"):
-        distill_draft(cfg(*words), spread)
-
-
 def test_a_strategy_that_averages_batches_itself_is_refused(tmp_path):
     class Averaging(SingleDeviceStrategy):  # as DeepSpeed's
         handles_gradient_accumulation = True
@@ -398,7 +381,7 @@ def test_a_strategy_that_averages_batches_itself_is_refused(tmp_path):
     settings = Distillation(
         trainer={"accumulate_grad_batches": 2, "strategy": Averaging(), "precision": "32-true"}
     )
-    message = r"trainer\.accumulate_grad_batches=2 with trainer\.strategy=.*loader\.batch_size"
+    message = r"trainer\.accumulate_grad_batches=2: trainer\.strategy=.*loader\.batch_size"
     with pytest.raises(UserError, match=message):
         new_trainer(settings, tmp_path, [], "cpu", {})
 

@@ -4,8 +4,6 @@ import pytest
 
 from specheads import UserError
 from specheads.pair.initial_draft import TargetLayers
-from specheads.settings import fields_of
-from specheads.training.distill.distill_loss import DIVERGENCES
 from specheads.training.distill.settings import Distillation
 
 MISTAKES = [
@@ -19,7 +17,7 @@ MISTAKES = [
     ({"num_dev_prompts": 0}, "validation.num_prompts=0 must be a positive integer"),
     (
         {"trainer": {"precision": "bf16-true"}},
-        "trainer.precision=bf16-true must be one of '32-true'.*lose small steps",
+        "trainer.precision=bf16-true must be one of '32-true'",
     ),
 ]
 
@@ -28,14 +26,6 @@ MISTAKES = [
 def test_a_mistake_is_refused_with_its_key_and_what_was_expected(given, message):
     with pytest.raises(UserError, match=message):
         Distillation(**given)
-
-
-def test_every_key_has_a_sentence_of_help():
-    assert [key for key, text in fields_of(Distillation).items() if not text] == []
-
-
-def test_every_divergence_can_be_chosen():
-    assert all(Distillation(divergence=name) for name in DIVERGENCES)
 
 
 def test_layers_decide_the_initial_draft():

@@ -12,7 +12,6 @@ from fakes import tiny_pair
 from specheads.pair.reading import GivenTexts, states_of
 from specheads.training.distill.distill_loss import (
     DIVERGENCES,
-    _with_rest,
     computed_distributions,
     most_likely,
     stored_distributions,
@@ -68,14 +67,6 @@ def test_the_rest_is_the_probability_of_all_other_tokens():
     assert whole.ids.shape == (5, VOCAB) and (whole.log_probs[:, -1] < -600).all()
 
 
-def test_gradients_of_a_rest_are_those_of_its_probability():
-    logits = torch.randn(4, VOCAB, dtype=torch.float64, requires_grad=True)
-    assert torch.autograd.gradcheck(lambda x: _with_rest(x.log_softmax(-1)[:, :5]), logits)
-    whole = _with_rest(logits.log_softmax(-1)).sum()
-    (gradient,) = torch.autograd.grad(whole, logits)
-    assert gradient.isfinite().all()
-
-
 def test_the_store_holds_the_distributions_along_every_response(pair, texts, tmp_path):
     store = store_of(tmp_path, pair, texts)
     store.make()
@@ -100,7 +91,7 @@ def test_shards_and_batches_of_any_size_hold_the_same(
     whole = store_of(tmp_path / "whole", pair, texts)
     whole.make()
     monkeypatch.setattr("specheads.storage.row_store.SHARD_BYTES", shard_bytes)
-    monkeypatch.setattr("specheads.training.distill.samples.BATCH_TOKENS", 9)
+    monkeypatch.setattr("specheads.training.loaders.BATCH_TOKENS", 9)
     parts = store_of(tmp_path / "parts", pair, texts)
     parts.make()
     assert len(parts.parts) == {1: 5, 100: 4, 2**28: 1}[shard_bytes]

@@ -102,5 +102,5 @@ def test_heads_are_calibrated_on_dev_prompts_that_none_has_learned():
     for count, expected in ((1, ["d"]), (2, ["d", "f"]), (9, ["d", "f"])):
         found = unknown_prompts(count, dev, heads)
         assert [prompt.text for prompt, _ in found] == expected
-    with pytest.raises(UserError, match="none among 2; set data.num_dev.*calibration=null"):
+    with pytest.raises(UserError, match="none among 2; raise data.num_dev.*calibration=null"):
         unknown_prompts(9, [dev[0], dev[2]], heads)

@@ -404,24 +404,3 @@ def test_the_rate_rises_over_the_warmup_and_falls_as_a_cosine_to_zero():
     assert share(110) == share(1000) == 0
     falling = [share(step) for step in range(10, 111)]
     assert falling == sorted(falling, reverse=True)
-
-
-def test_the_rate_without_warmup_starts_at_its_peak_and_a_single_step_is_made_at_it():
-    assert cosine_after_warmup(10, 0.0)(0) == 1
-    assert cosine_after_warmup(1, 0.03)(0) == 1
-    assert all(cosine_after_warmup(n, 0.03)(step) > 0 for n in range(1, 40) for step in range(n))
-
-
-def test_the_optimizer_follows_the_rate_step_by_step_to_zero(nano, rows, tmp_path):
-    rates = []
-
-    class Watch(L.Callback):
-        def on_train_batch_start(self, trainer, module, batch, batch_index):
-            rates.append(trainer.optimizers[0].param_groups[0]["lr"])
-
-    module = new_module(nano, spec(nano, "input_token", depth=0), lr=0.01)
-    fit = quiet_trainer(tmp_path, max_epochs=3, callbacks=[Watch()])
-    fit.fit(module, data_of(rows, "input_token"))
-    assert rates == pytest.approx([0.01 * cosine_after_warmup(9, 0.03)(step) for step in range(9)])
-    assert fit.optimizers[0].param_groups[0]["lr"] == 0
-    assert fit.optimizers[0].param_groups[0]["weight_decay"] == 0.01
