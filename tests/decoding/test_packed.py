@@ -18,6 +18,7 @@ from specheads.decoding.engine.cpu import CpuEngine, CpuOperations, CpuStep, loa
 from specheads.decoding.engine.cpu.packed import (
     PackedNetwork,
     _is_network,
+    _pack,
     is_layer,
     packed_model,
 )
@@ -25,6 +26,19 @@ from specheads.decoding.engine.reading import computing
 from specheads.pair.language_model import LanguageModel
 
 pytestmark = [needs_compiler, pytest.mark.usefixtures("built_operators")]
+
+# The numbers of outputs of the maps of one layer, those together that read the same input, and of
+# the maps before and after.
+GATED = [[32, 16, 16], [32], [48, 48], [32]]
+OPT = [[32, 32, 32], [32], [48], [32]]
+SIZES = {
+    "llama": ["a layer", "a layer", [VOCAB_SIZE]],
+    "qwen2": ["a layer", "a layer", [VOCAB_SIZE]],
+    "qwen3": [*GATED, *GATED, [VOCAB_SIZE]],
+    "gemma2": [*GATED, *GATED, [VOCAB_SIZE]],
+    "opt-350m": [[32], *OPT, *OPT, [16], [VOCAB_SIZE]],
+    "gpt-neox": [*[[96], [32], [48], [32]] * 2, [VOCAB_SIZE]],
+}
 
 
 def lm_of(name):
@@ -55,6 +69,13 @@ def assert_packed_as_it_is(lm):
     torch.testing.assert_close(packed_logits(lm, tokens), logits_of(lm, tokens), atol=1e-4, rtol=0)
 
 
+@pytest.mark.parametrize("name", SIZES)
+def test_maps_that_read_the_same_input_are_one_map(name):
+    copies = packed_model(lm_of(name), []).copies
+    sizes = [getattr(copied, "sizes", "a layer") for copied in copies]
+    assert sorted(map(str, sizes)) == sorted(map(str, SIZES[name]))
+
+
 @pytest.mark.parametrize("name", CONFIGS)
 def test_a_packed_model_computes_the_same_logits(name):
     lm = lm_of(name)
@@ -73,14 +94,20 @@ def test_models_of_other_types_are_run_by_torch(dtype):
     assert not CpuStep(lm, [], few=True, rows=True).has_operators
 
 
+def test_maps_with_and_without_bias_are_separate(lm):
+    attention = lm.model.model.layers[0].self_attn
+    attention.k_proj.bias = nn.Parameter(torch.randn(16), requires_grad=False)
+    assert [copied.sizes for copied in packed_model(lm, []).copies][1:3] == [[32, 16], [16]]
+    assert_packed_as_it_is(lm)
+
+
 def test_maps_that_someone_changed_are_left_as_they_are(lm):
     class Doubled(nn.Linear):
         def forward(self, x):
             return 2 * super().forward(x)
 
-    number = len(packed_model(lm, []).copies)
     lm.model.model.layers[0].self_attn.o_proj = Doubled(32, 32, bias=False).requires_grad_(False)
-    assert len(packed_model(lm, []).copies) == number - 1
+    assert [copied.sizes for copied in packed_model(lm, []).copies][1:3] == [[32, 16, 16], [48, 48]]
     assert_packed_as_it_is(lm)
 
 
@@ -133,7 +160,7 @@ def test_only_copies_of_changed_weights_are_renewed(lm):
     lm.model.model.layers[1].mlp.up_proj.weight.mul_(2)
     after = packed_model(lm, []).copies
     renewed = [one is not other for one, other in zip(before, after, strict=True)]
-    assert renewed.count(True) == 1
+    assert [number for number, is_new in enumerate(renewed) if is_new] == [7]
 
 
 def test_copies_follow_weights_that_are_replaced_twice(lm):
@@ -196,6 +223,12 @@ def test_decoding_without_operators(monkeypatch, caplog):
         load_operators.cache_clear()
     (record,) = [record for record in caplog.records if record.levelno >= logging.WARNING]
     assert record.message.endswith("operators cannot be built: no such header")
+
+
+def test_the_panels_of_a_group_are_those_of_its_weights_in_turn(lm):
+    layer = lm.model.model.layers[0].mlp
+    together = _pack(torch.cat([layer.gate_proj.weight, layer.up_proj.weight]))
+    assert torch.equal(packed_model(lm, []).copies[3].panels, together)
 
 
 class Scaled(torch.Tensor):

@@ -8,7 +8,7 @@ weight changes.
 
 import copy
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeGuard, cast
 from weakref import WeakKeyDictionary
@@ -43,6 +43,8 @@ _SPARE_MEMORY = 0.8  # share of the available memory that copies may take
 # Layers of transformers that compute x + o(attention(rotated(q(norm x)), ...)), then x +
 # down(silu(gate(norm x)) * up(norm x)).
 _LAYERS = ("LlamaDecoderLayer", "MistralDecoderLayer", "Qwen2DecoderLayer")
+# Of other layers, the maps that read the same input
+_READ_TOGETHER = ("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj")
 
 
 def _storage(*weights: Tensor) -> torch.dtype:
@@ -128,16 +130,29 @@ class _Packed(nn.Module):
 
 
 class _PackedLinear(_Packed):
-    """A linear map outside of such layers."""
+    """Linear maps outside of such layers that read the same input, as one packed map."""
 
-    def __init__(self, linear: nn.Linear) -> None:
-        bias = None if linear.bias is None else linear.bias.clone()
-        super().__init__(panels=_pack(linear.weight, _storage(linear.weight)), bias=bias)
-        self.num_rows = len(linear.weight)
+    def __init__(self, *members: nn.Linear) -> None:
+        weights = [member.weight for member in members]
+        bias = None if members[0].bias is None else torch.cat([member.bias for member in members])
+        super().__init__(
+            panels=_pack(
+                torch.cat(weights) if len(weights) > 1 else weights[0], _storage(*weights)
+            ),
+            bias=bias,
+        )
+        self.sizes = [len(weight) for weight in weights]
+        self._last: tuple[Tensor | None, Sequence[Tensor]] = (None, ())
 
-    def compute(self, linear: nn.Linear, x: Tensor) -> Tensor:
-        """Return the output (..., O) of the map for `x` (..., I)."""
-        return torch.ops.specheads.packed_linear(x, self.panels, self.bias, self.num_rows)
+    def compute(self, number: int, linear: nn.Module, x: Tensor) -> Tensor:
+        """Return the output (..., O) of one of the maps for `x` (..., I)."""
+        if self._last[0] is not x:
+            output = torch.ops.specheads.packed_linear(x, self.panels, self.bias, sum(self.sizes))
+            self._last = x, output.split(self.sizes, dim=-1) if len(self.sizes) > 1 else [output]
+        of_member = self._last[1][number]
+        if number == len(self.sizes) - 1:
+            self._last = None, ()
+        return of_member
 
 
 def is_layer(module: nn.Module) -> bool:
@@ -188,6 +203,7 @@ class _PackedLayer(_Packed):
 
     def compute(
         self,
+        number: int,
         layer: "LlamaDecoderLayer",
         hidden: Tensor,
         position_embeddings: tuple[Tensor, Tensor],
@@ -280,35 +296,45 @@ def _is_packable(module: nn.Module) -> TypeGuard[nn.Linear]:
     return module.weight.dtype in _TYPES
 
 
-def _packable_parts(model: nn.Module) -> list[nn.Module]:
-    """Return a model's layers, and the linear maps outside of them."""
+def _groups_of(model: nn.Module) -> list[list[nn.Module]]:
+    """Return a model's layers, and linear maps outside of them, together if they read one input and
+    all have a bias or none.
+    """
     layers = [module for module in model.modules() if is_layer(module)]
-    within = set[nn.Module]()
+    taken = set[nn.Module]()
     for layer in layers:
-        within.update(layer.modules())
-    others = [each for each in model.modules() if each not in within and _is_packable(each)]
-    return [*layers, *others]
+        taken.update(layer.modules())
+    groups: dict[tuple[object, ...], list[nn.Module]] = {}
+    for parent in model.modules():
+        for name, child in parent.named_children():
+            if child not in taken and _is_packable(child):
+                taken.add(child)
+                together = next((names for names in _READ_TOGETHER if name in names), name)
+                groups.setdefault(
+                    (parent, together, child.bias is None, child.weight.dtype), []
+                ).append(child)
+    return [*([layer] for layer in layers), *groups.values()]
 
 
-# By module, the weights that its copy was made of, and the copy.
+# By the first of some modules, the weights that their copy was made of, and the copy.
 _copies: WeakKeyDictionary[nn.Module, tuple[Weights, nn.Module]] = WeakKeyDictionary()
 
 
 @torch.no_grad()
-def _copy_of(module: nn.Module) -> Any:
-    if not _is_current(module):
-        kind: Callable[[Any], nn.Module] = _PackedLinear
-        if is_layer(module):
+def _copy_of(group: Sequence[nn.Module]) -> Any:
+    if not _is_current(group):
+        kind: Callable[..., nn.Module] = _PackedLinear
+        if is_layer(group[0]):
             kind = _PackedLayer
-        elif _is_network(module):
+        elif _is_network(group[0]):
             kind = PackedNetwork
-        _copies[module] = Weights(module), kind(module)
-    return _copies[module][1]
+        _copies[group[0]] = Weights(*group), kind(*group)
+    return _copies[group[0]][1]
 
 
-def _is_current(module: nn.Module) -> bool:
-    kept = _copies.get(module)
-    return kept is not None and kept[0].are_those_of(module)
+def _is_current(group: Sequence[nn.Module]) -> bool:
+    kept = _copies.get(group[0])
+    return kept is not None and kept[0].are_those_of(*group)
 
 
 class PackedModel(nn.Module):
@@ -317,32 +343,42 @@ class PackedModel(nn.Module):
     """
 
     def __init__(
-        self, lm: LanguageModel, parts: Sequence[nn.Module], networks: Sequence[nn.Module]
+        self,
+        lm: LanguageModel,
+        groups: Sequence[Sequence[nn.Module]],
+        networks: Sequence[nn.Module],
     ) -> None:
         super().__init__()
-        copies = {part: _copy_of(part) for part in parts}
-        self.networks = {network: _copy_of(network) for network in networks}
-        self.copies = nn.ModuleList([*copies.values(), *self.networks.values()])
+        copies = [_copy_of(group) for group in groups]
+        self.networks = {network: _copy_of([network]) for network in networks}
+        self.copies = nn.ModuleList([*copies, *self.networks.values()])
+        packed = {}
+        for group, copied in zip(groups, copies, strict=True):
+            for i, member in enumerate(group):
+                packed[member] = (copied, i)
         self.lm = copy.copy(lm)
-        self.lm.model = _sharing(lm.model, copies, {})
+        self.lm.model = _sharing(lm.model, packed, {})
         self.lm.input_embedding = self.lm.model.get_input_embeddings()
         self.lm.output_embedding = self.lm.model.get_output_embeddings()
 
 
 def _sharing(
-    module: nn.Module, copies: Mapping[nn.Module, Any], made: dict[nn.Module, nn.Module]
+    module: nn.Module,
+    packed: dict[nn.Module, tuple[Any, int]],
+    made: dict[nn.Module, nn.Module],
 ) -> nn.Module:
-    """Return a tree of modules with the tensors of `module` in which those that have copies compute
-    with them.
+    """Return a tree of modules with the tensors of `module` in which those that are `packed`
+    compute with their copies.
     """
     if module not in made:
         new = made[module] = object.__new__(type(module))
         vars(new).update(vars(module))
         vars(new)["_modules"] = {}
         for name, child in module._modules.items():
-            new._modules[name] = None if child is None else _sharing(child, copies, made)
-        if module in copies:
-            vars(new)["forward"] = partial(copies[module].compute, new)
+            new._modules[name] = None if child is None else _sharing(child, packed, made)
+        if module in packed:
+            copied, number = packed[module]
+            vars(new)["forward"] = partial(copied.compute, number, new)
     return made[module]
 
 
@@ -350,14 +386,16 @@ def bytes_to_pack(lm: LanguageModel, networks: Sequence[nn.Module] = ()) -> int:
     """Return about how many bytes the packed copies take that a model and some networks do not have
     yet.
     """
+    groups = [*_groups_of(lm.model), *([network] for network in networks)]
     num_bytes = 0
-    for module in (*_packable_parts(lm.model), *networks):
-        if _is_current(module):
+    for group in groups:
+        if _is_current(group):
             continue
-        for weight in module.parameters():
-            sampled_rows = -(-_NUM_SAMPLED * len(weight) // weight.numel())
-            storage = _storage(weight[:sampled_rows])
-            num_bytes += round(weight.numel() * _BYTES.get(storage, storage.itemsize))
+        for module in group:
+            for weight in module.parameters():
+                sampled_rows = -(-_NUM_SAMPLED * len(weight) // weight.numel())
+                storage = _storage(weight[:sampled_rows])
+                num_bytes += round(weight.numel() * _BYTES.get(storage, storage.itemsize))
     return num_bytes
 
 
@@ -368,6 +406,7 @@ def packed_model(lm: LanguageModel, others: Sequence[nn.Module]) -> PackedModel 
     networks = list[nn.Module]()
     for other in others:
         networks += filter(_is_network, other.modules())
+    groups = _groups_of(lm.model)
     needed = bytes_to_pack(lm, networks)
     if needed > _SPARE_MEMORY * available_memory():
         warn_once(
@@ -379,4 +418,4 @@ def packed_model(lm: LanguageModel, others: Sequence[nn.Module]) -> PackedModel 
         logger.info(
             "packing the linear maps of %s: %.0f MiB", type(lm.model).__name__, needed / 2**20
         )
-    return PackedModel(lm, _packable_parts(lm.model), networks)
+    return PackedModel(lm, groups, networks)
