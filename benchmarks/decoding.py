@@ -1,7 +1,7 @@
 """How fast is decoding next to the peers, transformers and vLLM, on the same weights?
 
     python benchmarks/decoding.py [--model nano] [--head FOLDER] [--vllm-python PYTHON]
-        [--prompts 8] [--repeats 5]
+        [--prompts 8] [--repeats 5] [--keep]
 
 Each peer is a process, or several, with the same number of threads. One process runs at a time, all
 others are stopped; in each repeat all settings decode the same prompts one after another, each
@@ -9,7 +9,7 @@ after the first prompt, which is not counted. Where a peer has several settings 
 round, a threshold), the fastest on other prompts is reported. Responses have the same number of
 tokens everywhere: no token ends them. Seconds are those of whole calls.
 
-A peer that is not installed, or that needs another draft, is left out, with a line that says why.
+A peer that is not installed is left out.
 Batches are timed by `specheads evaluate concurrency=`, the steps of decoding by benchmarks.gpu.
 """
 
@@ -19,8 +19,8 @@ import sys
 import tempfile
 from argparse import Namespace
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import torch
@@ -28,19 +28,10 @@ import torch
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from benchmarks.peer_workers.processes import Answer, PeerCommand, Workers, can_import
-from benchmarks.results import (
-    Column,
-    Table,
-    Value,
-    add_keep_option,
-    prompt_record,
-    text_of,
-    write_result,
-)
+from benchmarks.results import Column, Table, Value, add_keep_option, text_of, write_result
 from specheads import Warp, load_pair
-from specheads.pair.draft_vocabulary import kept_tokens
 from specheads.pair.pair import Pair
-from specheads.prompts.prompt import FINAL
+from specheads.prompts.prompt import FINAL, ids_hash
 from specheads.prompts.sources import NanoSource
 
 MODES = {
@@ -51,7 +42,6 @@ TRANSFORMERS = "transformers"
 OURS = "this decoder"
 ALONE = "alone"
 VLLM = "vLLM"
-PEERS = (TRANSFORMERS, OURS, VLLM)
 LENGTHS = (1, 2, 3, 4, 6, 8)  # drafted tokens per round
 VLLM_LENGTHS = (1, 2, 3, 4, 6)  # each is a process
 FINAL_PARTS = (8, 9)  # of the final prompts, 200 together
@@ -78,46 +68,21 @@ Options = Mapping[str, object]
 
 @dataclass(frozen=True)
 class Setting:
-    """One way to decode.
+    """One way to decode, by a process with the options of each request.
 
     Of the settings of a peer with the same way, the fastest on the tuning prompts is reported.
     """
 
     peer: str
     way: str
-    choice: str = ""  # among the settings of the way; empty where there is only one
-    worker: str = ""
+    choice: str  # among the settings of the way; empty where there is only one
+    worker: PeerCommand
     options: Options = field(default_factory=dict)
 
     @property
     def name(self) -> str:
         """What the tables call it."""
         return ", ".join(part for part in (self.peer, self.way, self.choice) if part)
-
-
-@dataclass
-class _Peers:
-    """The commands of all workers by name, the settings, and why peers are left out."""
-
-    commands: dict[str, PeerCommand] = field(default_factory=dict)
-    settings: list[Setting] = field(default_factory=list)
-    left_out: list[str] = field(default_factory=list)
-
-    def add(
-        self, peer: str, way: str, choices: Mapping[str, Options], command: PeerCommand
-    ) -> None:
-        """Add a way to decode, by name the options of its choices.
-
-        One process takes them with each request; those of vLLM start a process each.
-        """
-        for choice, options in choices.items():
-            setting = Setting(peer, way, choice, peer, options)
-            if peer == VLLM:
-                setting = Setting(peer, way, choice, f"{peer}, {way}, {choice}")
-                self.commands[setting.worker] = replace(command, setup={**command.setup, **options})
-            else:
-                self.commands[peer] = command
-            self.settings.append(setting)
 
 
 @dataclass
@@ -143,54 +108,34 @@ def main() -> None:
     count = given.prompts
     loaded = list(NanoSource(0, count, 0, count, FINAL_PARTS).load(pair.chats))
     encoded = [pair.encode_instruction(prompt.text) for prompt in loaded]
-    prompt_ids = [prompt.prompt_id for prompt in loaded]
     tables = []
-    notes = dict[str, None]()
     versions = dict[str, str]()
-    for mode in given.modes:
-        with tempfile.TemporaryDirectory() as folder:
-            peers = _all_peers(pair, given, MODES[mode][1], Path(folder))
-            print(*peers.left_out, sep="\n", file=sys.stderr)
-            with Workers(peers.commands) as workers:
-                chosen = fastest(workers, peers.settings, encoded[:count], given.new_tokens)
-                measured = measure(
-                    workers, chosen, encoded[count:], given.new_tokens, given.repeats
-                )
+    for mode, (_, warp) in MODES.items():
+        with tempfile.TemporaryDirectory() as folder, Workers() as workers:
+            settings = list(all_settings(pair, given, warp, Path(folder)))
+            chosen = fastest(workers, settings, encoded[:count], given.new_tokens)
+            measured = measure(workers, chosen, encoded[count:], given.new_tokens, given.repeats)
         table = _speed_table(chosen, measured, mode)
         tables.append(table)
         print(f"\n{table.title}\n\n{text_of(table)}", flush=True)
         versions |= workers.versions
-        notes |= dict.fromkeys([*sorted(f"{line}." for line in workers.warnings), *peers.left_out])
-    dtype = str(pair.target.dtype).removeprefix("torch.")
     shown = ", ".join(f"{name} {each}" for name, each in versions.items())
     about = (
-        f"{pair.name} in {dtype}, {given.new_tokens} tokens, medians of {given.repeats} repeats."
-        f" {shown}."
+        f"{pair.name} in {_dtype(pair)}, {given.new_tokens} tokens, medians of {given.repeats}"
+        f" repeats. {shown}."
     )
-    write_result(
-        "decoding",
-        tables,
-        split=FINAL,
-        seeds=range(0, 1000 * given.repeats, 1000),
-        prompts={
-            "tuning": prompt_record(prompt_ids[:count]),
-            "reported": prompt_record(prompt_ids[count:]),
-        },
-        notes=[about, *notes],
-        keep=given.keep,
-    )
+    prompts = ids_hash(prompt.prompt_id for prompt in loaded)
+    write_result("decoding", tables, given.keep, notes=[about], split=FINAL, prompts=prompts)
 
 
 def _parsed_arguments() -> Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     add = parser.add_argument
     add("--model", default="nano", help="a file of conf/model")
-    add("--modes", nargs="+", choices=MODES, default=["greedy", "sampled"])
     add("--head", help="a folder that specheads train exported")
     add("--engine", default="auto", help="of this decoder")
     add("--threads", type=int, default=torch.get_num_threads(), help="of every process")
     add("--vllm-python", default=sys.executable, help="an interpreter with vLLM")
-    add("--peers", nargs="+", choices=PEERS, default=PEERS)
     add("--prompts", type=int, default=8, help="reported ones; as many others choose the settings")
     add("--new-tokens", type=int, default=128)
     add("--repeats", type=int, default=5)
@@ -198,118 +143,88 @@ def _parsed_arguments() -> Namespace:
     return parser.parse_args()
 
 
+def _dtype(pair: Pair) -> str:
+    return str(pair.target.dtype).removeprefix("torch.")
+
+
 # --- what can be compared
 
 
-def _all_peers(pair: Pair, given: Namespace, warp: Warp, folder: Path) -> _Peers:
-    """Return everything that can be compared here.
+def all_settings(pair: Pair, given: Namespace, warp: Warp, folder: Path) -> Iterator[Setting]:
+    """Yield everything that can be compared here.
 
-    Files that peers read are written to `folder`.
+    Files that vLLM reads are written to `folder`.
     """
-    peers = _Peers()
     head = str(Path(given.head).resolve()) if given.head else None
-    if head is None:
-        peers.left_out.append(
-            "the head is left out: --head names one that specheads train exported."
-        )
     setup = {"threads": given.threads, "warp": asdict(warp), "head": head}
     local = setup | {"model": given.model, "engine": given.engine}
-    chosen = set(given.peers)
-    if kept_tokens(pair.draft) is not None:
-        chosen -= {TRANSFORMERS, VLLM}
-        peers.left_out.append(
-            "transformers and vLLM are left out: they need a draft with an output over all tokens."
-        )
-    if TRANSFORMERS in chosen:
-        _add_transformers(peers, local)
-    if OURS in chosen:
-        _add_ours(peers, local)
-    if VLLM in chosen:
-        dtype = str(pair.target.dtype).removeprefix("torch.")
-        setup |= {"dtype": dtype, "window": min(pair.window, WINDOW)}
-        _add_vllm(peers, pair, setup, given.vllm_python, folder)
-    return peers
+    yield from _of_transformers(local)
+    yield from _of_this_project(local)
+    if can_import(given.vllm_python, "vllm"):
+        yield from _of_vllm(pair, setup, given.vllm_python, folder)
 
 
-def _by_length(options: Callable[[int], Options], lengths: Sequence[int]) -> dict[str, Options]:
-    return {f"K={length}": options(length) for length in lengths}
-
-
-def _by_threshold(
-    options: Callable[[float], Options], thresholds: Sequence[float]
-) -> dict[str, Options]:
-    return {f"threshold {value}": options(value) for value in thresholds}
-
-
-def _add_transformers(peers: _Peers, setup: Options) -> None:
-    """Add transformers' generation: alone, assisted, by prompt lookup, and with the head."""
+def _of_transformers(setup: Options) -> Iterator[Setting]:
+    """Yield transformers' generation: alone, assisted, and with the head."""
     command = PeerCommand(sys.executable, "local_worker.py", {**setup, "peer": TRANSFORMERS})
-    peers.add(TRANSFORMERS, ALONE, {"": {}}, command)
-    assisted = _by_length(_assistant, LENGTHS)
-    assisted["heuristic"] = _assistant(5, "heuristic")
+    yield Setting(TRANSFORMERS, ALONE, "", command)
+    assisted = {f"K={length}": _assistant(length) for length in LENGTHS}
     assisted["confidence 0.4"] = _assistant(20, confidence=0.4)
-    peers.add(TRANSFORMERS, "assisted", assisted, command)
-    copied = _by_length(lambda length: {"prompt_lookup_num_tokens": length}, LENGTHS)
-    peers.add(TRANSFORMERS, "prompt lookup", copied, command)
-    if setup["head"]:
-        by_head = _by_threshold(lambda value: _assistant(20) | {"threshold": value}, THRESHOLDS)
-        peers.add(TRANSFORMERS, "assisted with the head", by_head, command)
+    for choice, options in assisted.items():
+        yield Setting(TRANSFORMERS, "assisted", choice, command, options)
+    for value in THRESHOLDS if setup["head"] else ():
+        options = _assistant(20) | {"threshold": value}
+        yield Setting(
+            TRANSFORMERS, "assisted with the head", f"threshold {value}", command, options
+        )
 
 
-def _add_ours(peers: _Peers, setup: Options) -> None:
-    """Add this project's decoders: alone, with fixed lengths, and with the head."""
-    command = PeerCommand(sys.executable, "local_worker.py", {**setup, "peer": OURS})
-    peers.add(OURS, ALONE, {"": {"rule": ALONE}}, command)
-    verifications = {"": {}}
-    if setup["warp"]["temperature"]:
-        verifications[", block verification"] = {"block": True}
-    for name, block in verifications.items():
-        fixed = _by_length(lambda length, b=block: {"rule": "fixed", "value": length} | b, LENGTHS)
-        peers.add(OURS, f"fixed length{name}", fixed, command)
-        if setup["head"]:
-            by_head = _by_threshold(
-                lambda value, b=block: {"rule": "head", "value": value} | b, THRESHOLDS
-            )
-            peers.add(OURS, f"head{name}", by_head, command)
-
-
-def _assistant(
-    tokens: int, schedule: str = "constant", confidence: float = 0.0
-) -> dict[str, object]:
+def _assistant(tokens: int, confidence: float = 0.0) -> dict[str, object]:
     """Return settings of the draft in transformers' assisted generation."""
     return {
         "num_assistant_tokens": tokens,
-        "num_assistant_tokens_schedule": schedule,
+        "num_assistant_tokens_schedule": "constant",
         "assistant_confidence_threshold": confidence,
     }
 
 
-def _add_vllm(peers: _Peers, pair: Pair, setup: Options, python: str, folder: Path) -> None:
-    """Add vLLM from its environment: alone, with drafts of its draft model, and with the head on
-    that.
+def _of_this_project(setup: Options) -> Iterator[Setting]:
+    """Yield this project's decoders: alone, with fixed lengths, and with the head."""
+    command = PeerCommand(sys.executable, "local_worker.py", {**setup, "peer": OURS})
+    yield Setting(OURS, ALONE, "", command, {"rule": ALONE})
+    verifications = {"": False}
+    if setup["warp"]["temperature"]:
+        verifications[", block verification"] = True
+    for name, block in verifications.items():
+        for length in LENGTHS:
+            options = {"rule": "fixed", "value": length, "block": block}
+            yield Setting(OURS, f"fixed length{name}", f"K={length}", command, options)
+        for value in THRESHOLDS if setup["head"] else ():
+            options = {"rule": "head", "value": value, "block": block}
+            yield Setting(OURS, f"head{name}", f"threshold {value}", command, options)
+
+
+def _of_vllm(pair: Pair, setup: Options, python: str, folder: Path) -> Iterator[Setting]:
+    """Yield vLLM in its environment: alone, with its draft model, and with the head on that.
+
+    Each setting is a process.
     """
-    if not can_import(python, "vllm"):
-        peers.left_out.append(
-            "vLLM is left out: it needs a separate environment (benchmarks/README.md);"
-            " --vllm-python names it."
-        )
-        return
     folders = {"folder": str(folder / "target"), "draft_folder": str(folder / "draft")}
     for model, path in zip((pair.target, pair.draft), folders.values(), strict=True):
         model.save_pretrained(path)
         pair.tokenizer.save_pretrained(path)
-    command = PeerCommand(python, "vllm_worker.py", {**setup, **folders})
-    peers.add(VLLM, ALONE, {"": {"drafted": 0}}, command)
-    drafted = _by_length(lambda length: {"drafted": length}, VLLM_LENGTHS)
-    peers.add(VLLM, "draft model", drafted, command)
-    copied = _by_length(lambda length: {"drafted": length, "copied": True}, VLLM_LENGTHS)
-    peers.add(VLLM, "n-gram", copied, command)
-    if setup["head"]:
-        by_head = _by_threshold(
-            lambda value: {"drafted": LONGEST, "threshold": value}, VLLM_THRESHOLDS
-        )
-        by_head["by measured times"] = {"drafted": LONGEST, "threshold": None}
-        peers.add(VLLM, "head on the draft model", by_head, command)
+    common = {**setup, **folders, "dtype": _dtype(pair), "window": min(pair.window, WINDOW)}
+
+    def started(**options: object) -> PeerCommand:
+        return PeerCommand(python, "vllm_worker.py", common | options)
+
+    yield Setting(VLLM, ALONE, "", started(drafted=0))
+    for length in VLLM_LENGTHS:
+        yield Setting(VLLM, "draft model", f"K={length}", started(drafted=length))
+    by_head = {f"threshold {value}": value for value in VLLM_THRESHOLDS}
+    for choice, value in {**by_head, "by measured times": None}.items() if setup["head"] else ():
+        command = started(drafted=LONGEST, threshold=value)
+        yield Setting(VLLM, "head on the draft model", choice, command)
 
 
 # --- how it is compared

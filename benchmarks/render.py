@@ -1,5 +1,4 @@
-"""Write the measured tables of the documentation from `benchmarks/results/*.json`, and the page of
-the papers' claims.
+"""Write the measured tables of the documentation from `benchmarks/results/*.json`.
 
     python benchmarks/render.py [--check]
 
@@ -7,25 +6,15 @@ The text between `<!-- table: result/key -->` and `<!-- end -->` is replaced by 
 writes nothing, names the tables that differ, and exits with 1 if there are any.
 """
 
-import argparse
 import json
 import re
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
-
-from benchmarks.papers.page import page
-
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
-DOCUMENTS = (
-    "CONTRIBUTING.md",
-    "docs/compatibility.md",
-    "docs/measurements/index.md",
-    "benchmarks/gpu/README.md",
-)
+DOCUMENTS = ("CONTRIBUTING.md", "docs/compatibility.md", "docs/measurements/index.md")
 Value = float | int | str | None | Mapping[str, float]
 BLOCK = re.compile(r"(<!-- table: ([\w-]+)/([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 # By name: (factor of the number, format of its sign, unit after it, default number of digits);
@@ -39,36 +28,17 @@ FORMATS = {
 }
 
 
-class RenderError(ValueError):
-    """A block does not fit the results."""
-
-
-def main(argv: Sequence[str] | None = None) -> int:
+def main(words: Sequence[str]) -> int:
     """Write the tables, or print which ones differ; return the exit code."""
-    parser = argparse.ArgumentParser(
-        prog="benchmarks/render.py", description=__doc__.splitlines()[0]
-    )
-    parser.add_argument(
-        "--check", action="store_true", help="write nothing; exit with 1 where a table differs"
-    )
-    check = parser.parse_args(argv).check
-    try:
-        differing = update(ROOT, RESULTS, check)
-    except RenderError as error:
-        print(error, file=sys.stderr)
-        return 1
-    claims = ROOT / "docs" / "results.md"
-    if page() != claims.read_text():
-        differing.append(claims.name)
-        if not check:
-            claims.write_text(page())
+    check = "--check" in words
+    differing = update(ROOT, check)
     what = "differs from its result; run python benchmarks/render.py" if check else "written"
     for name in differing:
         print(f"{name} {what}")
     return int(check and bool(differing))
 
 
-def update(root: Path, results: Path, check: bool = False) -> list[str]:
+def update(root: Path, check: bool = False) -> list[str]:
     """Render all documents in `root` and return the tables that differed, as `document:
     result/key`.
     """
@@ -76,39 +46,24 @@ def update(root: Path, results: Path, check: bool = False) -> list[str]:
     for document in DOCUMENTS:
         path = root / document
         text = path.read_text()
-        rendered = render(text, results)
+        rendered = BLOCK.sub(_filled, text)
         for old, new in zip(BLOCK.finditer(text), BLOCK.finditer(rendered), strict=True):
             if old.group() != new.group():
                 differing.append(f"{document}: {old[2]}/{old[3]}")
-        if rendered != text and not check:
+        if not check:
             path.write_text(rendered)
     return differing
 
 
-def render(text: str, results: Path) -> str:
-    """Return a document with all its blocks filled."""
-
-    def filled(block: re.Match) -> str:
-        return block[1] + "\n".join(_table_lines(results, block[2], block[3])) + "\n" + block[4]
-
-    return BLOCK.sub(filled, text)
-
-
-def _table_lines(results: Path, name: str, key: str) -> list[str]:
-    """Return the lines of a block: title, table, and its source."""
-    path = results / f"{name}.json"
-    if not path.exists():
-        known = ", ".join(sorted(path.stem for path in results.glob("*.json")))
-        raise RenderError(f"there is no result {name!r} in {results.name}/; known: {known}")
-    result = json.loads(path.read_text())
-    tables = {table["key"]: table for table in result["tables"]}
-    if key not in tables:
-        raise RenderError(f"result {name!r} has no table {key!r}; it has {', '.join(tables)}")
-    table = tables[key]
+def _filled(block: re.Match) -> str:
+    """Return a block with its title, table, and source."""
+    result = json.loads((RESULTS / f"{block[2]}.json").read_text())
+    table = next(each for each in result["tables"] if each["key"] == block[3])
     names = [column["name"] for column in table["columns"]]
-    formats = [column.get("format") for column in table["columns"]]
+    formats = [column["format"] for column in table["columns"]]
     shown = markdown(names, formats, table["rows"])
-    return ["", f"*{table['title']}*", "", *shown, "", source(result), ""]
+    lines = ["", f"*{table['title']}*", "", *shown, "", source(result), ""]
+    return block[1] + "\n".join(lines) + "\n" + block[4]
 
 
 def markdown(
@@ -123,36 +78,19 @@ def markdown(
     return lines
 
 
-def format_of(form: str | None) -> tuple[float, str, str]:
-    """Return the factor, the format and the unit that a form such as `percent:1` stands for.
-
-    Raises RenderError for others.
-    """
-    name, _, digits = (form or "").partition(":")
-    if form is None:
-        return 1, "g", ""
-    if name not in FORMATS or not (digits.isdigit() or not digits):
-        raise RenderError(
-            f"format {form!r} is not known; known: {', '.join(FORMATS)}, each with or without"
-            " `:digits`"
-        )
-    scale, sign, unit, default = FORMATS[name]
-    return scale, f"{sign},.{digits or default}f", unit
-
-
 def cell(value: Value, form: str | None) -> str:
     """Return a value as text: a number, an interval {value, low, high}, a string, or None."""
     if value is None or isinstance(value, str):
         return (value or "").replace("|", "\\|")
-    scale, spec, unit = format_of(form)
+    if form is None:
+        return f"{value:,}" if isinstance(value, int) else f"{value:g}"
+    name, _, given = form.partition(":")
+    scale, sign, unit, usual = FORMATS[name]
+    digits = int(given or usual)
 
     def number(each: float) -> str:
-        if form is None:
-            return f"{each:,}" if isinstance(each, int) else f"{each:g}"
-        digits = int(spec.rpartition(".")[2][:-1])
-        return (  # adding zero removes the minus sign of -0.0
-            f"{round(scale * each, digits) + 0.0:{spec}}"
-        )
+        # Adding zero removes the minus sign of -0.0
+        return f"{round(scale * each, digits) + 0.0:{sign},.{digits}f}"
 
     if not isinstance(value, dict):
         return number(value) + unit
@@ -167,17 +105,16 @@ def source(result: Mapping[str, object]) -> str:
 
 
 def _machine_text(machine: Mapping[str, object]) -> str:
-    """Return the description of a machine; unknown parts are left out."""
-    cores = machine.get("cores")
-    threads = machine.get("threads")
+    """Return the description of a machine."""
+    threads = machine["threads"]
     texts = [
-        machine.get("gpu"),
-        f"{cores} cores of {machine['cpu']}" if cores else machine["cpu"],
-        f"{threads} thread{'s' * (threads > 1)}" if threads else None,
-        f"torch {machine['torch']}" if machine.get("torch") else None,
+        machine["gpu"],
+        f"{machine['cores']} cores of {machine['cpu']}",
+        f"{threads} thread{'s' * (threads > 1)}",
+        f"torch {machine['torch']}",
     ]
     return ", ".join(text for text in texts if text)
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    raise SystemExit(main(sys.argv[1:]))

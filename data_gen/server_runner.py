@@ -182,8 +182,8 @@ class Server:
                 logger.warning("server: %s; it is asked again in %g s", reason, delay)
                 time.sleep(delay)
         raise UserError(
-            f"{self.url} gives no answer after {len(delays) + 1} tries ({reason}); see that a server"
-            " runs there, and run the command again: nothing is lost."
+            f"{self.url} gives no answer after {len(delays) + 1} tries ({reason}); see that a"
+            " server runs there, and run the command again: nothing is lost."
         )
 
 

@@ -48,7 +48,7 @@ TRAINED = ["checkpoint.every_steps=3", "trainer.log_every_n_steps=1", "loader.ba
 DISTILLED = ["trainer.max_epochs=2", "validation.num_prompts=4"]
 CUT = ["model.draft=null", "init_layers=1", "draft_vocabulary=200", "embedding=target"]
 DECODED = ["verification=block", "fixed_lengths=[1,2,4]", "thresholds=[0.5]", "num_live_prompts=6"]
-PROBED = ["num_prompts=8", "num_live_prompts=2", "repeats=2", "generation.batch_size=4"]
+PROBED = ["num_prompts=8", "generation.batch_size=4"]
 WRITTEN = ("data", "outputs")
 
 
@@ -83,7 +83,9 @@ TRIALS = {
     ),
     "probe": Trial(
         ("probe", *PAIR, *PROBED),
-        timed=re.compile(r"probe\.html |probe\.json 0\.(answer|options)\."),
+        timed=re.compile(
+            r"probe\.json 0\.(answer|options|live|doubts)|overheads\.jsonl \S+\.(rounds|load)\."
+        ),
     ),
 }
 

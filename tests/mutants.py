@@ -106,7 +106,7 @@ def main() -> None:
         print(f"{untested} mutants were not tested; run this again to continue. So far:")
     table = counted(found)
     print(text_of(table), *(lines := risen(table, RESULTS / "mutants.json")), sep="\n")
-    write_result("mutants", [table], command="python tests/mutants.py", seeds=[], keep=given.keep)
+    write_result("mutants", [table], given.keep, command="python tests/mutants.py")
     raise SystemExit(1 if lines else 0)
 
 

@@ -47,14 +47,13 @@ from specheads.evaluation.candidates import (
     step_kind,
 )
 from specheads.evaluation.conclusions import verdict_of
-from specheads.evaluation.costs import MOST_SECONDS, cost_table
+from specheads.evaluation.costs import MOST_SECONDS, Overheads, cost_table
 from specheads.evaluation.replayed_sets import RecordedSet, Results, chosen
 from specheads.evaluation.report import DataSet, Kind, Report
 from specheads.evaluation.rows import live_rows, winners_of
 from specheads.evaluation.sweep import (
     DecodedRound,
     Measured,
-    Overheads,
     doubts_of,
     sweep_settings,
 )

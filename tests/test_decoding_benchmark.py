@@ -8,21 +8,18 @@ from dataclasses import asdict
 from pathlib import Path
 
 import pytest
-import torch
 
 from benchmarks.decoding import (
-    PEERS,
     Setting,
     Timed,
-    _all_peers,
     _same_tokens,
     _speed_table,
+    all_settings,
     fastest,
     measure,
 )
 from benchmarks.peer_workers.processes import PeerCommand, PeerError, Workers
-from specheads import Warp, generate_baseline, load_pair
-from specheads.pair.draft_vocabulary import keep_tokens
+from specheads import Warp, generate_baseline
 
 GREEDY = Warp(0)
 SETUP = {"model": "nano", "threads": 1, "engine": "eager"}
@@ -31,24 +28,13 @@ SETUP |= {"warp": asdict(GREEDY), "head": None}
 
 def arguments(**values):
     given = {"model": "nano", "head": None, "engine": "eager", "threads": 1}
-    return Namespace(**given | {"vllm_python": "no-python", "peers": PEERS} | values)
+    return Namespace(**given | {"vllm_python": "no-python"} | values)
 
 
-def test_missing_peers_are_left_out_with_a_line(nano, tmp_path):
-    made = _all_peers(nano, arguments(), GREEDY, tmp_path)
-    assert set(made.commands) == {"transformers", "this decoder"} and list(tmp_path.iterdir()) == []
-    left_out = "\n".join(made.left_out)
-    assert "vLLM is left out" in left_out and "the head is left out" in left_out
-    alone = _all_peers(nano, arguments(peers=["transformers"]), GREEDY, tmp_path)
-    assert {setting.peer for setting in alone.settings} == {"transformers"}
-
-
-def test_a_draft_that_proposes_some_tokens_alone_is_decoded_by_this_project_alone(tmp_path):
-    pair = load_pair("nano")
-    keep_tokens(pair.draft, torch.arange(1000))
-    made = _all_peers(pair, arguments(), GREEDY, tmp_path)
-    assert set(made.commands) == {"this decoder"}
-    assert "transformers and vLLM are left out" in "\n".join(made.left_out)
+def test_a_missing_peer_is_left_out(nano, tmp_path):
+    made = all_settings(nano, arguments(), GREEDY, tmp_path)
+    assert {setting.peer for setting in made} == {"transformers", "this decoder"}
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_every_setting_of_vllm_is_a_process_with_its_options(nano, tmp_path):
@@ -56,10 +42,9 @@ def test_every_setting_of_vllm_is_a_process_with_its_options(nano, tmp_path):
     (tmp_path / "python").chmod(0o755)
     given = arguments(head="outputs/head", vllm_python=str(tmp_path / "python"))
     for warp in (GREEDY, Warp()):
-        made = _all_peers(nano, given, warp, tmp_path)
-        settings = [setting for setting in made.settings if setting.peer == "vLLM"]
-        assert len({setting.worker for setting in settings}) == len(settings) > 5
-        setups = {setting.name: made.commands[setting.worker].setup for setting in settings}
+        made = all_settings(nano, given, warp, tmp_path)
+        setups = {each.name: each.worker.setup for each in made if each.peer == "vLLM"}
+        assert len({str(setup) for setup in setups.values()}) == len(setups) > 5
         assert setups["vLLM, alone"]["drafted"] == 0
         assert setups["vLLM, draft model, K=4"]["drafted"] == 4
         assert setups["vLLM, head on the draft model, threshold 0.5"]["threshold"] == 0.5
@@ -83,17 +68,16 @@ def test_processes_decode_as_this_project_and_stand_still_between(nano, prompts)
         "assistant_confidence_threshold": 0.0,
     }
     fixed = {"rule": "fixed", "value": 3}
-    with Workers(commands) as workers:
+    with Workers() as workers:
         for name, options in (
             ("this decoder", {"rule": "alone"}),
             ("this decoder", fixed),
             ("transformers", {}),
             ("transformers", assisted),
-            ("transformers", {"prompt_lookup_num_tokens": 3}),
         ):
             request = {"options": options, "seed": 0, "length": length}
             for prompt, response in zip(prompts, expected, strict=False):
-                answer = workers.ask(name, request | {"prompt": prompt})
+                answer = workers.ask(commands[name], request | {"prompt": prompt})
                 assert answer["response"] == response and answer["seconds"] > 0
         if Path("/proc").is_dir():
             for worker in workers._running.values():
@@ -101,7 +85,7 @@ def test_processes_decode_as_this_project_and_stand_still_between(nano, prompts)
                 assert status.rpartition(") ")[2][0] == "T"
         answerless = request | {"prompt": prompts[0], "options": {"rule": "none"}}
         with pytest.raises(PeerError, match="rule 'none' is not known"):
-            workers.ask("this decoder", answerless)
+            workers.ask(commands["this decoder"], answerless)
 
 
 class FakeWorkers:
@@ -120,7 +104,8 @@ class FakeWorkers:
 
 
 def setting(peer, way, choice, speed):
-    return Setting(peer, way, choice, options={"speed": speed})
+    command = PeerCommand("python", "worker.py", {})
+    return Setting(peer, way, choice, command, options={"speed": speed})
 
 
 def test_the_fastest_setting_of_each_way_is_reported():

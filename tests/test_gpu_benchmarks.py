@@ -1,4 +1,4 @@
-"""The scripts for a GPU run on a CPU with tiny models, and a script that fails loses no other."""
+"""The script for a GPU runs on a CPU with tiny models."""
 
 import json
 import os
@@ -9,19 +9,18 @@ from benchmarks.gpu import __main__ as runner
 from benchmarks.render import ROOT
 from tests.integrations.test_light_imports import WITHOUT
 
-TABLES = {"round": ["steps", "rounds"], "data": ["data"]}
-EVERY_SCRIPT = """
+SCRIPT = """
 from pathlib import Path
 import benchmarks.results
 from benchmarks.gpu.__main__ import main
 benchmarks.results.OUTPUTS = Path(sys.argv[1])
-assert main(["--device", "cpu", "--tiny"]) == 0
+main(["--device", "cpu", "--tiny"])
 """
 
 
 def test_every_table_and_every_goal_is_measured_without_training_libraries(tmp_path):
     environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-    command = [sys.executable, "-c", WITHOUT + EVERY_SCRIPT, str(tmp_path)]
+    command = [sys.executable, "-c", WITHOUT + SCRIPT, str(tmp_path)]
     done = subprocess.run(
         command, env=environment, cwd=tmp_path, capture_output=True, text=True, check=False
     )
@@ -29,8 +28,8 @@ def test_every_table_and_every_goal_is_measured_without_training_libraries(tmp_p
     goals, *others = json.loads((tmp_path / "gpu.json").read_text())["tables"]
     assert [row[:3] for row in goals["rows"]] == [[*goal] for goal in runner.GOALS.values()]
     assert all(row[-1] > 0 for row in goals["rows"])
-    assert [table["key"] for table in others] == [key for keys in TABLES.values() for key in keys]
-    steps, rounds = (table["rows"] for table in others[:2])
+    assert [table["key"] for table in others] == ["steps", "rounds"]
+    steps, rounds = (table["rows"] for table in others)
     names = {
         "target alone",
         "verification of 8",

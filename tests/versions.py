@@ -161,7 +161,6 @@ def main() -> None:
             "versions",
             [table],
             command=shlex.join(["python", "tests/versions.py", *words]),
-            split=None,
             keep=given.keep,
         )
     print(text_of(table))

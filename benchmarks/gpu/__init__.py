@@ -1,3 +1,1 @@
-"""What decoding and training cost on a GPU: scripts that each answer one question within eight
-minutes.
-"""
+"""What decoding costs on a GPU."""

@@ -3,7 +3,6 @@
 `peer` says which.
 """
 
-import copy
 import sys
 import time
 from collections.abc import Mapping
@@ -15,7 +14,6 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 import torch
 import transformers
-from transformers import GenerationConfig
 
 from benchmarks.peer_workers.processes import Answer, Generate, serve
 from specheads import SpeculativeDecoder, Warp, load_head, load_pair
@@ -72,22 +70,12 @@ def _specheads(setup: Mapping[str, object], pair: Pair) -> Generate:
 
 
 def _transformers(setup: Mapping[str, object], pair: Pair) -> Generate:
-    """Return what decodes by transformers: the target alone, by prompt lookup, or assisted by the
-    draft and maybe a head.
+    """Return what decodes by transformers: the target alone, or assisted by the draft and maybe a
+    head.
     """
     head = load_head(setup["head"]) if setup["head"] else None
     for model in (pair.target, pair.draft):
         model.generation_config.eos_token_id = None  # no token ends a response
-
-    @cache
-    def assistant(options: frozenset[tuple[str, object]]) -> GenerationConfig:
-        """Return the draft's settings, one object for all calls: the heuristic continues from its
-        last length.
-        """
-        config = copy.deepcopy(pair.draft.generation_config)
-        for name, value in options:
-            setattr(config, name, value)
-        return config
 
     def generate(
         options: Mapping[str, object], prompt: list[int], length: int, seed: int
@@ -101,10 +89,9 @@ def _transformers(setup: Mapping[str, object], pair: Pair) -> Generate:
             chosen |= {**setup["warp"], "repetition_penalty": 1.0}
         settings = dict(options)
         threshold = settings.pop("threshold", None)
-        if "prompt_lookup_num_tokens" in settings:
-            chosen |= settings
-        elif settings:
-            pair.draft.generation_config = assistant(frozenset(settings.items()))
+        if settings:
+            for name, value in settings.items():
+                setattr(pair.draft.generation_config, name, value)
             chosen["assistant_model"] = pair.draft
         ids = torch.tensor([prompt])
         torch.manual_seed(seed)

@@ -16,7 +16,7 @@ import subprocess
 import sys
 import tempfile
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,32 +38,34 @@ class PeerCommand:
     file: str
     setup: Mapping[str, object]
 
+    @property
+    def words(self) -> tuple[str, ...]:
+        """The words of the command line."""
+        path = Path(__file__).with_name(self.file)
+        return (self.python, str(path), json.dumps(self.setup))
+
 
 class Workers:
-    """The workers of some commands, each started when it is first asked.
+    """Workers, each started when it is first asked. All others are stopped meanwhile."""
 
-    All others are stopped meanwhile.
-    """
-
-    def __init__(self, commands: Mapping[str, PeerCommand]) -> None:
-        self.commands = commands
+    def __init__(self) -> None:
         self.versions: dict[str, str] = {}
-        self.warnings: list[str] = []  # what closed workers warned of
-        self._running: dict[str, _PeerProcess] = {}
+        self._running: dict[tuple[str, ...], _PeerProcess] = {}
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
         for worker in self._running.values():
-            self.warnings += worker.close()
+            worker.close()
 
-    def ask(self, name: str, request: Mapping[str, object]) -> Answer:
-        """Return the answer of the worker `name`. Raises PeerError where it failed."""
-        if name not in self._running:
-            self._running[name] = _PeerProcess(self.commands[name])
-            self.versions |= self._running[name].versions
-        return self._running[name].ask(request)
+    def ask(self, command: PeerCommand, request: Mapping[str, object]) -> Answer:
+        """Return the answer of a command's worker. Raises PeerError where it failed."""
+        if command.words not in self._running:
+            worker = _PeerProcess(command.words)
+            self._running[command.words] = worker
+            self.versions |= worker.versions
+        return self._running[command.words].ask(request)
 
 
 class _PeerProcess:
@@ -72,15 +74,10 @@ class _PeerProcess:
     It is stopped (SIGSTOP) whenever it is not asked, so that no waiting thread of its costs time.
     """
 
-    def __init__(self, command: PeerCommand) -> None:
-        self.command = command
+    def __init__(self, words: Sequence[str]) -> None:
         self._log = tempfile.TemporaryFile("w+")  # noqa: SIM115 - as long as this object
         self._process = subprocess.Popen(
-            [
-                command.python,
-                str(Path(__file__).with_name(command.file)),
-                json.dumps(command.setup),
-            ],
+            words,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._log,
@@ -95,32 +92,24 @@ class _PeerProcess:
         self._process.stdin.flush()
         return self._answer()
 
-    def close(self) -> list[str]:
-        """End the process and those that it started.
-
-        Return what it said about models that could not be compiled.
-        """
+    def close(self) -> None:
+        """End the process and those that it started."""
         for sent in (signal.SIGCONT, signal.SIGTERM):
             self._signal(sent)
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(10)
         self._signal(signal.SIGKILL)
         self._process.wait()
-        self._log.seek(0)
-        return [line for line in self._log.read().splitlines() if "runs uncompiled" in line]
 
     def _answer(self) -> Answer:
         line = self._process.stdout.readline()
         if not line:
             self._process.wait()  # until all of its messages are in the log
             self._log.seek(0)
-        answer = (
-            json.loads(line)
-            if line
-            else {"error": "the process ended\n" + self._log.read()[-3000:]}
-        )
+            raise PeerError(f"the process ended\n{self._log.read()[-3000:]}")
+        answer = json.loads(line)
         if "error" in answer:
-            raise PeerError(f"{self.command.file} failed: {answer['error']}")
+            raise PeerError(answer["error"])
         self._signal(signal.SIGSTOP)
         with suppress(ChildProcessError):
             # Until it stands still: a signal takes effect only later
@@ -135,12 +124,8 @@ class _PeerProcess:
 def can_import(python: str, package: str) -> bool:
     """Return whether an interpreter has a package that can be imported."""
     try:
-        return (
-            subprocess.run(
-                [python, "-c", f"import {package}"], check=False, capture_output=True
-            ).returncode
-            == 0
-        )
+        words = [python, "-c", f"import {package}"]
+        return subprocess.run(words, check=False, capture_output=True).returncode == 0
     except OSError:
         return False
 

@@ -1,6 +1,6 @@
 """vLLM on a CPU, for `benchmarks/decoding.py`. Runs where vLLM is installed.
 
-It decodes alone, with n-grams, its draft model, or a head on that; the number of drafted tokens is
+It decodes alone, with its draft model, or a head on that; the number of drafted tokens is
 fixed when it starts.
 """
 
@@ -41,10 +41,7 @@ def _make(setup: Mapping[str, object]) -> tuple[Mapping[str, str], Generate]:
         "dtype": setup["dtype"],
         "max_model_len": setup["window"],
     }
-    options |= {
-        "enable_prefix_caching": False,
-        "disable_log_stats": True,
-    }
+    options |= {"enable_prefix_caching": False, "disable_log_stats": True}
     # No larger KV cache than a request takes, as there are many of these processes.
     options |= {"max_num_seqs": 1, "block_size": BLOCK}
     options["num_gpu_blocks_override"] = setup["window"] // BLOCK + 1
@@ -57,8 +54,6 @@ def _make(setup: Mapping[str, object]) -> tuple[Mapping[str, str], Generate]:
         options |= {"additional_config": {"specheads": given}, "async_scheduling": False}
     if setup["drafted"]:
         drafting = {"method": "draft_model", "model": setup["draft_folder"]}
-        if "copied" in setup:
-            drafting = {"method": "ngram", "prompt_lookup_max": 4}
         options["speculative_config"] = drafting | {"num_speculative_tokens": setup["drafted"]}
     model = vllm.LLM(**options)
     repair_sampling()

@@ -24,9 +24,13 @@ from specheads.data_gen.settings import DataGeneration
 from specheads.errors import UserError
 from specheads.evaluation.candidates import RuleChoice
 from specheads.evaluation.evaluate import evaluate
-from specheads.evaluation.presentation import log_report, print_report, write_report
+from specheads.evaluation.presentation import (
+    log_report,
+    print_probe,
+    print_report,
+    write_report,
+)
 from specheads.evaluation.probe.probe import Probe, Probed, probe
-from specheads.evaluation.probe.report import print_probe, write_probe
 from specheads.evaluation.prompt_sets import PromptData, TestSet, file_source
 from specheads.evaluation.report import Report
 from specheads.evaluation.settings import Evaluation
@@ -38,7 +42,7 @@ from specheads.prompts.sources import prompt_source
 from specheads.replay.calibration import Calibrated
 from specheads.replay.recording import Recorder
 from specheads.replay.response_tree import RecordSettings
-from specheads.storage.files import without_home
+from specheads.storage.files import without_home, write_json
 from specheads.training.heads.calibrate import calibrate
 
 logger = logging.getLogger(__name__)
@@ -204,10 +208,12 @@ def probe_pair(cfg: DictConfig) -> Probed:
         return without_home(next_command(verb, *prompts, *words))  # the report has it, too
 
     context = {"config": _config_text(cfg)}
-    probed = probe(pair, settings, data, Path(cfg.paths.data), following, context)
-    page, numbers = write_probe(probed, Path(cfg.paths.run))
+    run = Path(cfg.paths.run)
+    probed = probe(pair, settings, data, (Path(cfg.paths.data), run), following, context)
+    numbers = run / "probe.json"
+    write_json(numbers, probed.to_dict())
     print_probe(probed)
-    print(f"numbers: {numbers}\nreport: {page}\nnext: {probed.answer.command}")
+    print(f"numbers: {numbers}\nnext: {probed.answer.command}")
     return probed
 
 
@@ -223,5 +229,14 @@ def _probed_prompts(cfg: DictConfig) -> PromptData:
             f"prompts={cfg.prompts}: the chosen data set reads no file; add data=alpaca, for files"
             " with the field instruction (for other fields: data.template=)."
         )
-    test_set = file_source(data.source, str(cfg.prompts), cfg.num_prompts)
-    return PromptData(test_set.source, data.limits, Path(str(cfg.prompts)).stem)
+    file = replace(
+        data.source,
+        path=str(cfg.prompts),
+        revision=None,
+        test_split=None,
+        num_train=0,
+        num_dev=cfg.num_prompts,
+        num_test=0,
+        num_final=0,
+    )
+    return PromptData(file, data.limits, Path(str(cfg.prompts)).stem)

@@ -12,7 +12,7 @@ import numpy as np
 
 from specheads.decoding.decoder import Baseline, Decoder, SpeculativeDecoder
 from specheads.decoding.engine.cuda_graph import GraphEngine
-from specheads.decoding.records import DecodeStats, Generation
+from specheads.decoding.records import DecodeStats
 from specheads.evaluation.candidates import FIXED, TARGET_ALONE, Candidate
 from specheads.evaluation.replayed_sets import Results
 from specheads.evaluation.report import BatchRow, BatchTable, rule_fields
@@ -70,15 +70,7 @@ def decode_batches(setup: Setup, results: Results) -> list[BatchTable]:
     prompts = [ids for _, ids in decoded.prompts]
     requests = dict[int, list[Sequence[int]]]()  # by the number of rows
     for size in evaluation.concurrency:
-        count = max(len(prompts), REQUESTS_PER_ROW * size)
-        requests[size] = _repeated(prompts, count)
-        how = "each prompt once"
-        if count > len(prompts):
-            how = (
-                f"because {len(prompts)} prompts are too few for them: they are repeated, each time"
-                " with another seed"
-            )
-        logger.info("batches of %d: %d requests, %s", size, count, how)
+        requests[size] = _repeated(prompts, max(len(prompts), REQUESTS_PER_ROW * size))
     lengths = _lengths_to_try(results)
     shared = [rule for rule in results.best_of_kinds if rule.family != FIXED]
     settings = dict[int, list[Candidate]]()
@@ -111,12 +103,8 @@ def _repeated(prompts: Sequence[Sequence[int]], count: int) -> list[Sequence[int
 def _lengths_to_try(results: Results) -> list[Candidate]:
     """Return the fixed lengths up to LONGEST_FIXED; if all are longer, the shortest one."""
     fixed = [each for each in results.candidates if each.family == FIXED]
-    short = [each for each in fixed if each.max_tokens <= LONGEST_FIXED]
-    return sorted(short, key=_length_of) or [min(fixed, key=_length_of)]
-
-
-def _length_of(fixed: Candidate) -> int:
-    return fixed.max_tokens
+    fixed.sort(key=lambda each: each.max_tokens)
+    return [each for each in fixed if each.max_tokens <= LONGEST_FIXED] or fixed[:1]
 
 
 def best_fixed(setup: Setup, lengths: Sequence[Candidate], size: int) -> Candidate:
@@ -127,11 +115,6 @@ def best_fixed(setup: Setup, lengths: Sequence[Candidate], size: int) -> Candida
     requests = _repeated([ids for _, ids in dev], REQUESTS_PER_ROW * size)
     journal = setup.journal(
         f"batches-{size}-dev", dev, settings=[each.name for each in lengths], rows=size
-    )
-    logger.info(
-        "batches of %d: %d responses to dev prompts choose a fixed length",
-        size,
-        len(lengths) * len(requests),
     )
     once = Sweep(setup.pair, setup.settings.but(repeats=1), setup.window)
     speeds = list[float]()
@@ -146,13 +129,13 @@ def run_batches(
     requests: Sequence[Sequence[int]],
     size: int,
     journal: Journal,
-    on_generation: Advance = lambda count: None,
+    advance: Advance = lambda count: None,
 ) -> list[list[BatchRun]]:
     """Decode all requests in `size` rows with every setting in turns, as often as the sweep
     repeats; journalled runs are kept.
     """
     done = journal.entries
-    on_generation(len(done) * len(requests))
+    advance(len(done) * len(requests))
     decoders = list[Decoder]()
     if len(done) < sweep.settings.repeats * len(settings):
         decoders = _ready(sweep, settings, requests, size)
@@ -163,8 +146,9 @@ def run_batches(
             number = repeat * len(settings) + index
             entry = done.get(number)
             if entry is None:
-                entry = _decoded(sweep, decoders[index], requests, size, repeat, on_generation)
+                entry = _decoded(sweep, decoders[index], requests, size, repeat)
                 journal.add(number, entry)
+                advance(len(requests))
             stats = [DecodeStats(**part) for part in entry["stats"]]
             runs[index].append(BatchRun(entry["seconds"], stats, entry["rounds"]))
     return runs
@@ -198,35 +182,19 @@ def _ready(
 
 
 def _decoded(
-    sweep: Sweep,
-    decoder: Decoder,
-    requests: Sequence[Sequence[int]],
-    size: int,
-    repeat: int,
-    on_generation: Advance = lambda count: None,
+    sweep: Sweep, decoder: Decoder, requests: Sequence[Sequence[int]], size: int, repeat: int
 ) -> Entry:
-    """Return the seconds of a whole run, and of each request its stats and rounds; `on_generation`
-    is called with the number of responses that are done.
-    """
+    """Return the seconds of a whole run, and of each request its stats and rounds."""
     seeds = [response_seed(sweep.settings.seed, number, repeat) for number in range(len(requests))]
-    made: dict[int, Generation] = {}
     start = time.perf_counter()
-    for number, generation in decoder.generate_batch(
-        requests,
-        max_batch=size,
-        max_new_tokens=sweep.settings.max_new_tokens,
-        seeds=seeds,
-        as_completed=True,
-    ):
-        made[number] = generation
-        on_generation(1)
+    made = decoder.generate_batch(
+        requests, max_batch=size, max_new_tokens=sweep.settings.max_new_tokens, seeds=seeds
+    )
     seconds = time.perf_counter() - start
-    stats = list[dict[str, object]]()
     rounds = list[list[list[float]]]()
-    for number in range(len(requests)):
-        stats.append(asdict(made[number].stats))
-        rounds.append([[len(each.tokens), each.seconds] for each in made[number].rounds])
-    return {"seconds": seconds, "stats": stats, "rounds": rounds}
+    for response in made:
+        rounds.append([[len(each.tokens), each.seconds] for each in response.rounds])
+    return {"seconds": seconds, "stats": [asdict(each.stats) for each in made], "rounds": rounds}
 
 
 def batch_rows(

@@ -166,19 +166,25 @@ class CostTable:
     head_shares: Mapping[str, float] = field(default_factory=dict)
     steps: TimedSteps | None = None  # the steps that were timed here, for MEASURED
 
-    def of_kind(self, step_kind: str, head: str | None, ratio: str) -> StepCosts:
+    def of_kind(self, step_kind: str, head: str | None, ratio: str) -> list[StepCosts]:
         """Return the costs at a ratio of rules of one kind, see `Candidate.step_kind`, with a head
-        given by name, or without one.
+        given by name, or without one: the estimate, then as they would be from resampled steps.
         """
-        costs = self.costs[ratio]
         if ratio == MEASURED and self.steps is not None:
-            return costs.with_rule(self.steps.estimate.rules.get(step_kind, 0.0))
+            timed = (self.steps.estimate, *self.steps.resamples)
+            return [each.costs.with_rule(each.rules.get(step_kind, 0.0)) for each in timed]
+        costs = self.costs[ratio]
         share = 0.0 if head is None else self.head_shares.get(head, 0.0)
-        return costs.with_rule(share * costs.draft_seconds)
+        return [costs.with_rule(share * costs.draft_seconds)]
 
     def of(self, rule: Candidate, ratio: str) -> StepCosts:
         """Return the costs of a rule at a ratio."""
-        return self.costs[ratio] if rule.bound else self.of_kind(rule.step_kind, rule.head, ratio)
+        return self._all_of(rule, ratio)[0]
+
+    def _all_of(self, rule: Candidate, ratio: str, free_head: bool = False) -> list[StepCosts]:
+        if rule.bound or free_head:
+            return self.of_kind("", None, ratio)
+        return self.of_kind(rule.step_kind, rule.head, ratio)
 
     def head_share(self, rule: Candidate, ratio: str) -> float | None:
         """Return a head's cost at a ratio, as a share of a draft step; None without a head."""
@@ -202,22 +208,15 @@ class CostTable:
         Args:
             free_head: exclude what the head adds to a draft step.
         """
-        costs = self.costs[ratio]
-        rule_costs = costs if free_head else self.of(rule, ratio)
-        draft_seconds = np.full(1, rule_costs.draft_seconds)
+        costs = self._all_of(rule, ratio, free_head)
         places = np.zeros(len(resamples), dtype=int)
-        all_costs: Sequence[StepCosts] = [costs]
-        if ratio == MEASURED and self.steps is not None and self.steps.resamples:
-            kind = "" if free_head or rule.bound else rule.step_kind
-            timed = [self.steps.estimate, *self.steps.resamples]
-            all_costs = [each.costs for each in timed]
-            draft_seconds = np.array([each.draft_seconds_of(kind) for each in timed])
-            places[1:] = 1 + np.arange(len(resamples) - 1) % len(self.steps.resamples)
+        if len(costs) > 1:
+            places[1:] = 1 + np.arange(len(resamples) - 1) % (len(costs) - 1)
         longest = counts.rounds.shape[-1]
-        round_seconds = np.array([each.seconds_of_rounds(longest) for each in all_costs])
-        alone_seconds = np.array([each.alone_seconds for each in all_costs])
-        draft_calls = resamples @ counts.drafted
-        drafting = draft_calls * draft_seconds[places]
+        draft_seconds = np.array([each.draft_seconds for each in costs])
+        round_seconds = np.array([each.seconds_of_rounds(longest) for each in costs])
+        alone_seconds = np.array([each.alone_seconds for each in costs])
+        drafting = (resamples @ counts.drafted) * draft_seconds[places]
         verifying = ((resamples @ counts.rounds) * round_seconds[places]).sum(axis=1)
         return (resamples @ counts.tokens) * alone_seconds[places] / (drafting + verifying)
 
@@ -398,7 +397,7 @@ def _fitted(
         )
     table = tuning.cost_table
     for ratio in table.costs:
-        costs = table.of_kind(step_kind(cls, head_name), head_name, ratio)
+        costs, *_ = table.of_kind(step_kind(cls, head_name), head_name, ratio)
         fitted = cls.fit(arguments, RuleFitting(tuning, head, costs))
         if not open_names & cls.fitted_to_costs:
             yield None, fitted

@@ -7,7 +7,7 @@ from math import inf
 from typing import NamedTuple, TypeVar
 
 from specheads.decoding.records import LARGEST_DRIFT, REMEDY
-from specheads.evaluation.candidates import FIXED, TARGET, TARGET_ALONE
+from specheads.evaluation.candidates import FIXED, TARGET, TARGET_ALONE, Candidate
 from specheads.evaluation.report import (
     MEASURED,
     BatchRow,
@@ -114,11 +114,13 @@ def winners_at(data_set: DataSet, ratio: str | None) -> list[Winner]:
 Row = TypeVar("Row", LiveRow, Winner)
 
 
-def _kind_of(row: LiveRow | Winner) -> Kind:
-    kind = (
-        Kind.FIXED if row.rule_name == FIXED else Kind.HEADLESS if row.head is None else Kind.HEAD
-    )
-    return Kind.ALONE if row.family == TARGET else kind
+def kind_of(row: LiveRow | Winner | Candidate) -> Kind:
+    """Return what a setting is, for a reader who chooses."""
+    if row.family == TARGET:
+        return Kind.ALONE
+    if row.rule_name == FIXED:
+        return Kind.FIXED
+    return Kind.HEADLESS if row.head is None else Kind.HEAD
 
 
 def dev_speed(row: LiveRow | Winner) -> float:
@@ -134,7 +136,7 @@ def fastest_by_kind(rows: Iterable[Row]) -> dict[Kind, Row]:
     for row in sorted(rows, key=dev_speed, reverse=True):
         is_usable = row.lossless if isinstance(row, LiveRow) else not row.bound
         if is_usable:
-            found.setdefault(_kind_of(row), row)
+            found.setdefault(kind_of(row), row)
     return found
 
 

@@ -3,13 +3,21 @@ timed by themselves, and the overhead of a round from a few that were decoded.
 """
 
 import logging
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from specheads.decoding.decoder import SpeculativeDecoder
-from specheads.decoding.step_times import CONTEXT, Seconds, StepTimes, TimedSteps, time_steps
+from specheads.decoding.step_costs import StepCosts
+from specheads.decoding.step_times import (
+    CONTEXT,
+    UNDISTURBED,
+    Seconds,
+    StepTimes,
+    TimedSteps,
+    time_steps,
+)
 from specheads.decoding.stopping import StoppingRule
 from specheads.evaluation.candidates import (
     FIXED,
@@ -21,7 +29,7 @@ from specheads.evaluation.candidates import (
 )
 from specheads.evaluation.report import MEASURED
 from specheads.evaluation.setup import Setup
-from specheads.evaluation.sweep import Overheads, decode, overheads_of
+from specheads.evaluation.sweep import Measured, decode
 from specheads.storage.files import read_json, write_json
 from specheads.storage.runs import is_resumed
 
@@ -34,15 +42,46 @@ OVERHEAD_PROMPTS = 4
 OVERHEAD_LENGTH = 4
 
 
-def measured_costs(setup: Setup) -> CostTable:
-    """Return the costs of rules at the cost ratios, and as measured on this machine."""
+def measured_costs(setup: Setup) -> tuple[CostTable, list[Measured]]:
+    """Return the costs of rules at the cost ratios, and as measured on this machine; and the few
+    decoded prompts that gave a round's overhead: by the target alone, and a fixed length.
+    """
     rules = timed_rules(setup)
     steps = TimedSteps.of(_seconds(setup, rules), list(rules))
     prompts = setup.prompts.dev.first(OVERHEAD_PROMPTS).prompts
     fixed = fixed_length(OVERHEAD_LENGTH)
     alone, drafting = decode(setup, "overheads", [TARGET_ALONE, fixed], prompts)
     overheads = overheads_of(alone, drafting, steps.estimate.costs)
-    return cost_table(setup.counted_costs(), steps, overheads, setup.rules)
+    table = cost_table(setup.counted_costs(), steps, overheads, setup.rules)
+    return table, [alone, drafting]
+
+
+@dataclass(frozen=True)
+class Overheads:
+    """The seconds that decoding takes besides its steps: of a round with a draft, and of a token of
+    the target alone.
+    """
+
+    round_seconds: float = 0.0
+    alone_seconds: float = 0.0
+
+
+def overheads_of(alone: Measured, drafting: Measured, costs: StepCosts) -> Overheads:
+    """Return the overheads of the rounds of the target alone, and of a plain rule, by the low
+    quantile of their seconds by which steps are known, too.
+    """
+    longest = max(each.num_drafted for each in drafting.all_rounds)
+    verify = costs.verify_seconds(np.arange(1 + longest))
+    more = []
+    for each in drafting.all_rounds:
+        steps = each.num_draft_calls * costs.draft_seconds + verify[each.num_drafted]
+        more.append(each.seconds - steps)
+    more_alone = [each.seconds - costs.target_seconds for each in alone.all_rounds]
+    return Overheads(_undisturbed(more), _undisturbed(more_alone))
+
+
+def _undisturbed(seconds: Sequence[float]) -> float:
+    return max(0.0, float(np.quantile(seconds, UNDISTURBED)))
 
 
 def timed_rules(setup: Setup) -> dict[str, StoppingRule]:

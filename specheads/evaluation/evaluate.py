@@ -72,8 +72,9 @@ def evaluate(
 def _replayed(setup: Setup) -> Results:
     """Record all prompts, replay every rule at the costs of steps, and choose on dev prompts."""
     dev, *tests = record(setup)
-    is_timed = setup.settings.live != "none"
-    costs = measured_costs(setup) if is_timed else setup.counted_costs()
+    costs = setup.counted_costs()
+    if setup.settings.live != "none":
+        costs, _ = measured_costs(setup)
     tuning = Tuning(dev.recording, costs)
     rules = [*candidates(setup.rules, setup.heads, tuning), ORACLE_BOUND]
     dev, *tests = replay_all([dev, *tests], rules)

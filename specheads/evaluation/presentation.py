@@ -1,4 +1,4 @@
-"""A report on the console, as files, and in Weights & Biases."""
+"""Reports and probes on the console; reports as files, and in Weights & Biases."""
 
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -6,26 +6,32 @@ from pathlib import Path
 
 from rich.console import Console
 
+from specheads.decoding.step_times import VERIFIED
 from specheads.evaluation import conclusions
+from specheads.evaluation.conclusions import change, information_text, percent, times
+from specheads.evaluation.probe.prediction import BETTER, MORE_OVERLAP, Option
+from specheads.evaluation.probe.probe import Probed
 from specheads.evaluation.report import Report, Verdict
-from specheads.evaluation.tables import batch_table, live_table, verdict_table, winners_table
+from specheads.evaluation.tables import (
+    batch_table,
+    estimate_cell,
+    live_table,
+    table_of,
+    verdict_table,
+    winners_table,
+)
 from specheads.storage.files import write_json, write_whole
-from specheads.table import print_table
+from specheads.table import Cell, Table, print_table
 
 
 def write_report(report: Report, folder: Path) -> list[Path]:
     """Write report.html and report.json; return their paths."""
     from specheads.evaluation.page.document import html_of  # imports plotly
 
-    return write_page(folder, "report", html_of(report), asdict(report))
-
-
-def write_page(folder: Path, name: str, html: str, content: object) -> list[Path]:
-    """Write a page as <name>.html and its content as <name>.json; return their paths."""
     folder.mkdir(parents=True, exist_ok=True)
-    written = [folder / f"{name}.html", folder / f"{name}.json"]
-    write_whole(written[0], lambda path: path.write_text(html, encoding="utf-8"))
-    write_json(written[1], content)
+    written = [folder / "report.html", folder / "report.json"]
+    write_whole(written[0], lambda path: path.write_text(html_of(report), encoding="utf-8"))
+    write_json(written[1], asdict(report))
     return written
 
 
@@ -96,3 +102,67 @@ def log_report(report: Report, loggers: Sequence[object]) -> None:
             context = {key: value for key, value in report.context.items() if key != "config"}
             logger.log_hyperparams(context | {"doubts": list(report.doubts)})
             logger.experiment.log({"report": wandb.Html(html_of(report), inject=False)})
+
+
+MICRO = 1e6
+
+
+def print_probe(probed: Probed, console: Console | None = None) -> None:
+    """Print what was measured, what each way to decode is predicted to be worth, and the answer."""
+    console = console or Console()
+    _say(console, *(f"{name}: {text}" for name, text in _measured(probed).items()))
+    print_table(_options(probed), console)
+    _say(console, *(f"unreliable: {doubt}" for doubt in probed.doubts), style="yellow")
+    _say(console, probed.answer.text, style="bold")
+
+
+def _measured(probed: Probed) -> dict[str, str]:
+    """Return what was measured: texts by their titles."""
+    costs = probed.times.costs
+    live = probed.live
+    titled = {
+        "pair": probed.pair,
+        "prompts": f"{probed.num_prompts}, with responses of {probed.num_tokens:,} tokens",
+        "overlap": f"{percent(probed.overlap)}, the expected acceptance of a drafted token",
+    }
+    if probed.unknown is not None:
+        titled["probability of tokens that the draft never proposes"] = f"{probed.unknown:.2%}"
+    if probed.information is not None:
+        uncertainty = information_text(probed.information)
+        titled["uncertainty of a drafted token's acceptance"] = uncertainty
+    titled["a step of the target"] = (
+        f"{costs.target_seconds * MICRO:,.0f} us, {costs.ratio:.1f} draft steps of"
+        f" {costs.draft_seconds * MICRO:,.0f} us"
+    )
+    verified = list[str]()
+    for count in VERIFIED:
+        verified.append(f"{count} {costs.verification[count] / costs.target_seconds:.2f}x")
+    titled["verifying drafted tokens, over such a step"] = ", ".join(verified)
+    heads = list[str]()
+    for width, seconds in probed.heads.items():
+        share = seconds / costs.draft_seconds
+        heads.append(f"{width} wide {f'{share:+.0%}' if share < 1 else 'more than a step'}")
+    titled["what a head adds to a draft step"] = ", ".join(heads)
+    titled[f"decoded as a check ({live.num_prompts} prompts, K={live.length})"] = (
+        f"{live.tokens_per_second:,.0f} tokens/s, {live.speedup:.2f}x the target alone"
+        f" ({live.alone_tokens_per_second:,.0f})"
+    )
+    return titled
+
+
+def _options(probed: Probed) -> Table:
+    def title(option: Option) -> Cell:
+        more = f" ({MORE_OVERLAP:+.0%} overlap)" if option.name == BETTER else ""
+        tag = "bound" if option.is_bound else None
+        if option.name == probed.answer.choice:
+            tag = "best"
+        return Cell(option.name + more, option.name, tag=tag)
+
+    columns = {
+        "way to decode": title,
+        "chosen": lambda option: Cell(option.value or None),
+        "speed-up": lambda option: estimate_cell(times, option.speedup),
+        "over the fixed length": lambda option: estimate_cell(change, option.gain),
+    }
+    caption = "Speed over the target alone, predicted, with 95 % intervals over prompts"
+    return table_of(caption, columns, probed.options, doubtful=False)

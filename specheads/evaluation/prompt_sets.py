@@ -82,19 +82,6 @@ class PromptSet:
         """Return the first prompts as a set of the same name."""
         return replace(self, prompts=self.prompts[:count])
 
-    def spread(self, count: int) -> "PromptSet":
-        """Return `count` prompts of as many groups as there are: the first of each group, then the
-        second of each, and so on.
-        """
-        places = dict[str, int]()  # how many of each group came before
-        order = list[tuple[int, int]]()
-        for number, group in enumerate(self.groups):
-            place = places.get(group, 0)
-            places[group] = place + 1
-            order.append((place, number))
-        chosen = [self.prompts[number] for _, number in sorted(order)[:count]]
-        return replace(self, prompts=chosen)
-
     @property
     def groups(self) -> list[str]:
         """The group of each prompt; a prompt without a group is a group by itself."""
@@ -195,9 +182,7 @@ class PromptSets:
     def _of_split(self, split: str, name: str, role: str, excluded: set[int]) -> PromptSet:
         """Return all prompts of one split of the data set that are not `excluded`."""
         key = f"data.num_{split}"
-        prompts = self._loaded(
-            self.data.source, split, f"set {key}, or use a data set with more rows"
-        )
+        prompts = self._loaded(self.data.source, split, key)
         return self._without(excluded, name, role, self.data.source, prompts, key)
 
     def _of_test_set(
@@ -209,22 +194,21 @@ class PromptSets:
         count = self.settings.num_prompts
         source = test_set.source
         key = f"test_sets={{{name}: <file>}}"
-        remedy = "give a file with more rows" if test_set.is_file else f"give a file: {key}"
-        prompts = self._loaded(source, "test", remedy)
+        prompts = self._loaded(source, "test", key)
         if test_set.is_file and not excluded.isdisjoint(_hashes_of(prompts)):
             assert isinstance(source, DatasetSource)  # `file_source` made it
             longer = replace(source, num_test=count + len(excluded))
-            prompts = self._loaded(longer, "test", remedy)
+            prompts = self._loaded(longer, "test", key)
         return self._without(excluded, title, "test", source, prompts, key).first(count)
 
-    def _loaded(self, source: PromptSource, split: str, remedy: str) -> list[Prompt]:
+    def _loaded(self, source: PromptSource, split: str, key: str) -> list[Prompt]:
         """Return the prompts of one split of a source.
 
-        Raises UserError, which ends with the remedy, if there are none.
+        Raises UserError, which names the key, if there are none.
         """
         prompts = [each for each in unique(source.load(self.pair.chats)) if each.split == split]
         if not prompts:
-            raise UserError(f"the data set has no {split} prompts; {remedy}.")
+            raise UserError(f"the data set has no {split} prompts; give some by {key}.")
         return prompts
 
     def _without(

@@ -2,7 +2,7 @@
 and recommend.
 """
 
-from collections.abc import Collection, Hashable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -10,10 +10,11 @@ from typing import NotRequired, TypedDict
 
 import numpy as np
 
-from specheads.decoding.stopping import MAX_TOKENS, FixedLength, HeadThreshold, StoppingRule
+from specheads.decoding.stopping import MAX_TOKENS, HeadThreshold
 from specheads.decoding.verification import TokenVerification
 from specheads.evaluation.candidates import FIXED, TARGET_ALONE, Candidate, CostTable, Rules
-from specheads.evaluation.report import MEASURED, BatchTable, Report
+from specheads.evaluation.conclusions import kind_of
+from specheads.evaluation.report import MEASURED, BatchTable, Kind, Report
 from specheads.evaluation.setup import Setup
 from specheads.evaluation.sweep import Measured
 from specheads.forecast import Advance, progress
@@ -27,7 +28,7 @@ from specheads.replay.intervals import (
     resample_counts,
 )
 from specheads.replay.recording import Recorder, Recording
-from specheads.replay.replay import Counts, oracle, replay
+from specheads.replay.replay import Counts, oracle, replay_each
 from specheads.replay.response_tree import RecordSettings
 
 # The probability with which chance alone may make the best of some settings clearly faster than
@@ -91,35 +92,21 @@ def counts_of(
 
     `advance` is called with the number of candidates that are done.
     """
-    # By compile key, so that no more rounds are in memory at once than one group of rules has.
-    alike: dict[Hashable, list[int]] = {}
-    for number, candidate in enumerate(candidates):
-        key = None if candidate.rule is None else candidate.rule.compile_key
-        alike.setdefault(key, []).append(number)
+    rules = {
+        number: candidate.rule
+        for number, candidate in enumerate(candidates)
+        if candidate.rule is not None
+    }
+    bounds = [number for number in range(len(candidates)) if number not in rules]
     counts: dict[int, Counts] = {}
-    for numbers in alike.values():
-        known = list[StoppingRule]()
-        for number in numbers:
-            rule = candidates[number].rule
-            if rule is not None:
-                known.append(rule)
-        replayed = replay(recording, known) if known else [oracle(recording)]
-        for number, rounds in zip(numbers, replayed, strict=True):
-            counts[number] = rounds.per_prompt(recording.num_prompts)
-        advance(len(numbers))
+    for number in bounds:
+        counts[number] = oracle(recording).per_prompt(recording.num_prompts)
+        advance(1)
+    numbers = list(rules)
+    for place, rounds in replay_each(recording, list(rules.values())):
+        counts[numbers[place]] = rounds.per_prompt(recording.num_prompts)
+        advance(1)
     return [counts[number] for number in range(len(candidates))]
-
-
-def survival(recording: Recording, num_places: int) -> list[float]:
-    """Return the probability that the first 1, 2, ...
-
-    `num_places` tokens of a draft are all accepted.
-    """
-    (rounds,) = replay(recording, [FixedLength(num_places)])
-    place = np.arange(num_places)
-    accepted = rounds.accepted[:, None] > place
-    reached = (rounds.accepted[:, None] >= place) & (rounds.drafted[:, None] > place)
-    return (accepted.sum(axis=0) / np.maximum(reached.sum(axis=0), 1)).cumprod().tolist()
 
 
 def replay_all(sets: Sequence[RecordedSet], candidates: Sequence[Candidate]) -> list[RecordedSet]:
@@ -164,15 +151,12 @@ class Results:
         """Return the number of a head's best threshold at a ratio: a given one if there is one,
         else the automatic one.
         """
-        automatic = None
+        found = list[int]()
         for number in self.achievable(ratio):
             rule = self.candidates[number]
             if rule.head == head and isinstance(rule.live, HeadThreshold):
-                if not rule.automatic:
-                    return number
-                if automatic is None:
-                    automatic = number
-        return automatic
+                found.append(number)
+        return min(found, key=lambda each: self.candidates[each].automatic, default=None)
 
     def achievable(self, ratio: str) -> list[int]:
         """Return the numbers of the best candidates of all families at a ratio that a decoder can
@@ -185,15 +169,12 @@ class Results:
         """The best fixed length on dev prompts at the main ratio, the best rule with a head, and
         the best other one, where there are.
         """
-        ratio = self.main_ratio
-        found: dict[tuple[bool, bool], int] = {}  # whether it is no fixed length, and has a head
-        for number in self.achievable(ratio):
+        speeds = self.speeds[self.main_ratio]
+        found = dict[Kind, Candidate]()
+        for number in sorted(self.achievable(self.main_ratio), key=lambda each: -speeds[each]):
             rule = self.candidates[number]
-            kind = rule.family != FIXED, rule.head is not None
-            speeds = self.speeds[ratio]
-            if kind not in found or speeds[number] > speeds[found[kind]]:
-                found[kind] = number
-        return [self.candidates[found[kind]] for kind in sorted(found, key=_order_of_kinds)]
+            found.setdefault(kind_of(rule), rule)
+        return [found[kind] for kind in (Kind.FIXED, Kind.HEAD, Kind.HEADLESS) if kind in found]
 
     @property
     def uses(self) -> dict[str, str]:
@@ -226,12 +207,6 @@ class Results:
                 speedup = self.cost_table.speedup(counts, resamples, rule, MEASURED)
                 predicted[rule.name] = interval(speedup)
         return predicted
-
-
-def _order_of_kinds(kind: tuple[bool, bool]) -> int:
-    """Return the place of a kind: fixed lengths, rules with a head, others."""
-    is_other, has_head = kind
-    return 0 if not is_other else 1 if has_head else 2
 
 
 def chosen(

@@ -8,9 +8,9 @@ tokens nothing.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from enum import StrEnum
-from typing import TypedDict
+from typing import Any
 
 from specheads.decoding.step_costs import StepCosts
 from specheads.decoding.step_times import StepTimes
@@ -41,23 +41,9 @@ class RuleFields:
     bound: bool = False  # whether it uses knowledge that no decoder has
 
 
-class RuleValues(TypedDict):
-    """The values of RuleFields by name."""
-
-    rule_name: str
-    head: str | None
-    automatic: bool
-    bound: bool
-
-
-def rule_fields(rule: RuleFields) -> RuleValues:
+def rule_fields(rule: RuleFields) -> dict[str, Any]:
     """Return the values of RuleFields, to make another one with them."""
-    return {
-        "rule_name": rule.rule_name,
-        "head": rule.head,
-        "automatic": rule.automatic,
-        "bound": rule.bound,
-    }
+    return {each.name: getattr(rule, each.name) for each in fields(RuleFields)}
 
 
 @dataclass(frozen=True)

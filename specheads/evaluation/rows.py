@@ -210,10 +210,13 @@ def reliability(recording: Recording, heads: Mapping[str, RecordedHead]) -> list
     """
     rows = []
     for name, head in heads.items():
-        raw, calibrated, labels = _logits_in_rounds(recording, head)
-        rows.append(_reliability(name, torch.sigmoid(raw), labels))
+        logits, accepted, furthest, _ = head_logits(recording, head)
+        token, index = in_rounds(furthest)
+        labels = accepted[token].double()
+        rows.append(_reliability(name, torch.sigmoid(logits[token]), labels))
         if head.config.calibration is not None:
-            rows.append(_reliability(f"{name}, calibrated", torch.sigmoid(calibrated), labels))
+            fitted = IndexCalibration.from_dict(head.config.calibration)(logits[token], index)
+            rows.append(_reliability(f"{name}, calibrated", torch.sigmoid(fitted), labels))
     node, _, accepted, furthest = recording.labels()
     token, _ = in_rounds(furthest)
     labels = accepted[token].double()
@@ -222,22 +225,6 @@ def reliability(recording: Recording, heads: Mapping[str, RecordedHead]) -> list
         probs = recording.features[feature][node[token]].double()
         rows.append(_reliability(name, probs, labels))
     return rows
-
-
-def _logits_in_rounds(
-    recording: Recording, head: RecordedHead
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return raw and calibrated logits (n,) of all tokens at every index in a round, and whether
-    (n,) they were accepted.
-    """
-    logits, accepted, furthest, _ = head_logits(recording, head)
-    token, index = in_rounds(furthest)
-    raw = logits[token]
-    return (
-        raw,
-        IndexCalibration.from_dict(head.config.calibration)(raw, index),
-        accepted[token].double(),
-    )
 
 
 def _reliability(name: str, probs: torch.Tensor, labels: torch.Tensor) -> Reliability:

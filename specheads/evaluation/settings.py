@@ -134,17 +134,11 @@ class Evaluation(Warped):
                 " example ratios=[5,10,20]."
             )
         check_pairing(self.drafting, self.verification)
-        asked = f"concurrency={list(self.concurrency)}"
-        if self.concurrency and not self.can_replay:
+        if self.concurrency and (not self.can_replay or self.live == "none"):
             raise UserError(
-                f"{asked}, but {self.method} cannot be replayed: settings of batches are chosen by"
-                " replaying chains under token verification; use drafting=autoregressive and"
-                " verification=token, or concurrency=[]."
-            )
-        if self.concurrency and self.live == "none":
-            raise UserError(
-                f"{asked} decodes with the best rules of the live evaluation, but live=none leaves"
-                " that out; use live=winners, or concurrency=[]."
+                f"concurrency={list(self.concurrency)} decodes the best rules of a recording, which"
+                " needs drafting=autoregressive, verification=token and live=winners; use these, or"
+                " concurrency=[]."
             )
         if not self.can_replay and self.live == "none":
             raise UserError(f"live=none, but {self.method} can only be decoded; use live=winners.")
@@ -187,11 +181,7 @@ class Evaluation(Warped):
         """Whether the chosen rules are decoded under block verification, too: it accepts more of
         sampled drafts than token's.
         """
-        return (
-            self.warp.temperature > 0
-            and type(self.verification) is TokenVerification
-            and self.can_replay
-        )
+        return self.warp.temperature > 0 and self.can_replay
 
     def _check_decoded(self) -> None:
         """Raise UserError if `live_rules` leaves nothing that drafts."""
@@ -199,12 +189,9 @@ class Evaluation(Warped):
         for name, choice in self.rules.items():
             if name in self.live_rules and (self.head or not choice.cls.uses_head):
                 rules += choice.without_auto().samples()
-        names = list(self.live_rules)
-        how = f"{self.method} are only decoded, rule by rule of live_rules"
         if not rules and self.verification.stopping is None:
-            without = ", and none of them drafts without a head" if self.head is None else ""
             raise UserError(
-                f"live_rules={names} leaves nothing to decode but the target alone: {how}, with the"
-                f" values that stopping= gives{without}; take for example"
+                f"live_rules={list(self.live_rules)} leaves nothing to decode but the target alone:"
+                f" {self.method} are only decoded, rule by rule of live_rules; take for example"
                 " 'live_rules=[fixed_length]'."
             )

@@ -15,8 +15,6 @@ import torch
 from specheads.decoding.decoder import Baseline, SpeculativeDecoder
 from specheads.decoding.engine import compile_ahead
 from specheads.decoding.records import DecodeStats, Generation, Round
-from specheads.decoding.step_costs import StepCosts
-from specheads.decoding.step_times import UNDISTURBED
 from specheads.decoding.stopping import StoppingRule
 from specheads.evaluation.candidates import OF_VERIFICATION, TARGET_ALONE, Candidate
 from specheads.evaluation.settings import Evaluation
@@ -71,12 +69,10 @@ class Measured:
     @property
     def cores_taken(self) -> float:
         """The mean number of cores that other processes took from this one."""
-        core_seconds = 0.0
-        seconds = 0.0
-        for cores, of_prompt in self.load:
-            core_seconds += cores * of_prompt
-            seconds += of_prompt
-        return core_seconds / max(1e-9, seconds)
+        if not self.load:
+            return 0.0
+        cores, seconds = np.array(self.load).T
+        return float(np.average(cores, weights=seconds))
 
     @property
     def token_seconds(self) -> np.ndarray:
@@ -269,34 +265,6 @@ def decode(
         return sweep.run(settings, [ids for _, ids in prompts], journal, advance)
 
 
-@dataclass(frozen=True)
-class Overheads:
-    """The seconds that decoding takes besides its steps: of a round with a draft, and of a token of
-    the target alone.
-    """
-
-    round_seconds: float = 0.0
-    alone_seconds: float = 0.0
-
-
-def overheads_of(alone: Measured, drafting: Measured, costs: StepCosts) -> Overheads:
-    """Return the overheads of the rounds of the target alone, and of a plain rule, by the low
-    quantile of their seconds by which steps are known, too.
-    """
-    longest = max(each.num_drafted for each in drafting.all_rounds)
-    verify = costs.verify_seconds(np.arange(1 + longest))
-    more = []
-    for each in drafting.all_rounds:
-        steps = each.num_draft_calls * costs.draft_seconds + verify[each.num_drafted]
-        more.append(each.seconds - steps)
-    more_alone = [each.seconds - costs.target_seconds for each in alone.all_rounds]
-    return Overheads(_undisturbed(more), _undisturbed(more_alone))
-
-
-def _undisturbed(seconds: Sequence[float]) -> float:
-    return max(0.0, float(np.quantile(seconds, UNDISTURBED)))
-
-
 LARGEST_SPREAD = 1.2  # mean over median of the target's steps
 FEWEST_GROUPS = 8  # an interval over fewer groups of prompts means nothing
 REMEDY = "live figures need a quiet machine"
@@ -311,17 +279,7 @@ def doubts_of(
         predicted: by setting the speed-up on the decoded prompts that a recording predicts.
         groups: those of the decoded prompts.
     """
-    alone = measured[0]
-    busy = "The machine was busy"
-    if alone.cores_taken > NOTABLE:
-        yield (
-            f"{busy}: other processes took {alone.cores_taken:.1f} of its cores while it decoded;"
-            f" {REMEDY}."
-        )
-    spread = alone.pace.mean() / np.median(alone.pace)
-    if spread > LARGEST_SPREAD:
-        what = f"a step of the target alone took {spread:.2f} times its median on average"
-        yield f"{busy}: {what}, normally at most {LARGEST_SPREAD}; {REMEDY}."
+    yield from doubts_of_machine(measured[0])
     num_groups = len(set(groups))
     if num_groups < FEWEST_GROUPS:
         yield (
@@ -338,6 +296,20 @@ def doubts_of(
                 f" [{decoded.low:.2f}, {decoded.high:.2f}], but the recording predicts"
                 f" {expected.value:.2f} [{expected.low:.2f}, {expected.high:.2f}]; {REMEDY}."
             )
+
+
+def doubts_of_machine(alone: Measured) -> Iterator[str]:
+    """Yield why the times of decoded rounds, of the target alone, are those of a busy machine."""
+    busy = "The machine was busy"
+    if alone.cores_taken > NOTABLE:
+        yield (
+            f"{busy}: other processes took {alone.cores_taken:.1f} of its cores while it decoded;"
+            f" {REMEDY}."
+        )
+    spread = alone.pace.mean() / np.median(alone.pace)
+    if spread > LARGEST_SPREAD:
+        what = f"a step of the target alone took {spread:.2f} times its median on average"
+        yield f"{busy}: {what}, normally at most {LARGEST_SPREAD}; {REMEDY}."
 
 
 def speedups_of(measured: Sequence[Measured], groups: Groups) -> dict[str, np.ndarray]:

@@ -131,8 +131,8 @@ class AcceptanceHead(Network, PyTorchModelHubMixin):
         if self.config.hidden_size != size:
             raise UserError(
                 f"the head reads hidden states of size {self.config.hidden_size} of"
-                f" {self.config.draft.get('id', 'another draft')}, but the draft {pair.draft_id} has"
-                f" size {size}; train one for this pair."
+                f" {self.config.draft.get('id', 'another draft')}, but the draft {pair.draft_id}"
+                f" has size {size}; train one for this pair."
             )
         self.check_trained_for(pair.draft_id, pair.draft_revision)
 

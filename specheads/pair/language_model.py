@@ -8,7 +8,7 @@ import logging
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -335,15 +335,9 @@ def load_model(source: ModelSource) -> PreTrainedModel:
     """
     location = source.location
     quantization = source.quantization
-    dtype, stored = chosen_dtype(source)
+    dtype = chosen_dtype(source)
     if source.dtype != dtype:
-        name = "a type that its config does not name" if stored is None else short_name(stored)
-        logger.info(
-            "dtype=auto: %s runs in %s, its weights are stored in %s",
-            location,
-            short_name(dtype),
-            name,
-        )
+        logger.info("dtype=auto: %s runs in %s", location, short_name(dtype))
     if is_synthetic(location):
         if quantization:
             raise UserError(
@@ -452,7 +446,7 @@ def weightless_model(source: ModelSource) -> PreTrainedModel:
     shape.
     """
     config = _config_of(source)
-    (dtype, _) = chosen_dtype(source)
+    dtype = chosen_dtype(source)
     with torch.device("meta"):
         dtype = config.dtype if dtype == "auto" else dtype
         model = transformers.AutoModelForCausalLM.from_config(
@@ -479,33 +473,25 @@ def _config_of(source: ModelSource) -> PreTrainedConfig:
     )
 
 
-def chosen_dtype(source: ModelSource) -> tuple[Any, torch.dtype | None]:
-    """Return the type to load a model in, "auto" where transformers shall take the checkpoint's,
-    and the checkpoint's if known.
+def chosen_dtype(source: ModelSource) -> Any:
+    """Return the type to load a model in, "auto" where transformers shall take the checkpoint's.
 
     On a CPU, "auto" is bfloat16 if it has instructions for products of matrices in it (or only of
     vectors, for checkpoints in it) and else float32. Float64 and quantized checkpoints keep their
     type, as all do on a GPU; weights that are rounded run in float32, the type in which steps store
     them in few bits. Source: docs/measurements/archive.md, bfloat16 on a CPU.
     """
-    if torch.device(source.device).type != "cpu" or (
-        source.device_map and torch.cuda.is_available()
-    ):
-        return source.dtype, None
-    if source.dtype == torch.bfloat16 and not _has_instructions(
-        *_MATRIX_INSTRUCTIONS, *_VECTOR_INSTRUCTIONS
-    ):
-        _warn_of_slow_bfloat16()
-    if source.dtype != "auto":
-        return source.dtype, None
+    on_gpu = torch.device(source.device).type != "cpu"
+    if source.dtype != "auto" or on_gpu or (source.device_map and torch.cuda.is_available()):
+        return source.dtype
     config = _config_of(source)
     stored = config.get_text_config().dtype or config.dtype
     if stored == torch.float64 or getattr(config, "quantization_config", None):
-        return source.dtype, stored
+        return source.dtype
     if source.rounded_form:
-        return torch.float32, stored
+        return torch.float32
     usable = _MATRIX_INSTRUCTIONS + (_VECTOR_INSTRUCTIONS if stored == torch.bfloat16 else ())
-    return torch.bfloat16 if _has_instructions(*usable) else torch.float32, stored
+    return torch.bfloat16 if _has_instructions(*usable) else torch.float32
 
 
 def _has_instructions(*names: str) -> bool:
@@ -517,11 +503,3 @@ def _has_instructions(*names: str) -> bool:
 def short_name(dtype: torch.dtype) -> str:
     """Return the name that `dtype=` has on command lines."""
     return str(dtype).removeprefix("torch.")
-
-
-@cache  # a pair has two models, and one warning is enough
-def _warn_of_slow_bfloat16() -> None:
-    logger.warning(
-        "dtype=bfloat16 is slow on this CPU, which has no instructions for it; dtype=float32 is"
-        " faster"
-    )

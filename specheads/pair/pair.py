@@ -58,40 +58,15 @@ _TEXT = (  # to which both tokenizers must give the same ids
 # What `generate` does to outputs and no warp does, and the value besides None with which it does
 # nothing.
 _UNDONE: dict[str, object] = {
-    **dict.fromkeys(
-        (
-            "repetition_penalty",
-            "encoder_repetition_penalty",
-            "typical_p",
-            "guidance_scale",
-            "num_beams",
-        ),
-        1,
-    ),
-    **dict.fromkeys(
-        ("no_repeat_ngram_size", "encoder_no_repeat_ngram_size", "min_length", "min_new_tokens"), 0
-    ),
-    **dict.fromkeys(("epsilon_cutoff", "eta_cutoff", "penalty_alpha"), 0),
-    **dict.fromkeys(
-        (
-            "bad_words_ids",
-            "suppress_tokens",
-            "begin_suppress_tokens",
-            "sequence_bias",
-            "stop_strings",
-        ),
-        (),
-    ),
-    **dict.fromkeys(
-        (
-            "forced_bos_token_id",
-            "forced_eos_token_id",
-            "exponential_decay_length_penalty",
-            "top_h",
-            "dola_layers",
-        )
-    ),
-    "watermarking_config": None,
+    "repetition_penalty": 1,
+    "typical_p": 1,
+    "num_beams": 1,
+    "no_repeat_ngram_size": 0,
+    "min_length": 0,
+    "min_new_tokens": 0,
+    "bad_words_ids": (),
+    "suppress_tokens": (),
+    "sequence_bias": (),
 }
 
 
@@ -181,15 +156,6 @@ class Pair:
             if value is not None:
                 return frozenset(_end_tokens(value, f"{source} of {self.target_id}"))
         return frozenset()
-
-    @cached_property
-    def appends_end(self) -> bool:
-        """Whether the tokenizer ends every text with an end token; prompts are without it."""
-        ids = self.tokenizer("a", add_special_tokens=True)["input_ids"]
-        plain = self.tokenizer("a", add_special_tokens=False)["input_ids"]
-        if ids[-1:] == plain[-1:] or not ids:
-            return False
-        return ids[-1] in (*self.stop_tokens, self.tokenizer.eos_token_id)
 
     @property
     def chats(self) -> bool:
@@ -320,19 +286,14 @@ class Pair:
         template = self.instruction_format or (None if self.chat is False else self.chat_template)
         keys = dict(self.chat_template_kwargs) if self.reads_chats else {}
         given = json.dumps(keys, sort_keys=True) if keys else ""
-        given += " without end" if self.appends_end else ""
         return hashlib.sha256(f"{rules} {template} {self.chat}{given}".encode()).hexdigest()[:16]
 
     def _ids(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """Return ids with one begin token, and without an end that a tokenizer adds.
-
-        Raises UserError for an unknown token.
-        """
+        """Return ids with one begin token. Raises UserError for an unknown token."""
         # Says nothing of lengths
         ids = self.tokenizer(text, add_special_tokens=add_special_tokens, verbose=False)[
             "input_ids"
         ]
-        ids = ids[:-1] if add_special_tokens and self.appends_end else ids
         if (last := max(ids, default=0)) >= self.vocab_size:
             token = self.tokenizer.decode([last])
             raise UserError(
@@ -477,11 +438,6 @@ def remarks(pair: Pair) -> Iterator[str]:
             f" ({pair.tokenizer.eos_token}), but responses end with {sorted(ends)}, as its"
             f" generation config says; if they do not end in time, add {end} to its eos_token_id"
         )
-    if pair.appends_end:
-        yield (
-            f"the tokenizer of {pair.target_id} appends an end token to every text; prompts go"
-            " without it"
-        )
 
 
 def _end_tokens(value: object, source: str) -> list[int]:
@@ -598,16 +554,15 @@ def _check_spread(device_map: Mapping[str, object], target_id: str) -> None:
     if outside:
         raise UserError(
             f"the target {target_id} does not fit: {len(outside)} of {len(device_map)} parts,"
-            f" {outside[0]!r} first, would lie outside the GPUs and slow down every token. Use more"
-            " or larger GPUs, model.dtype=bfloat16, or move the draft with model.device=cuda:1."
+            f" {outside[0]!r} first, would lie outside the GPUs. Use more or larger GPUs,"
+            " model.dtype=bfloat16, or move the draft with model.device=cuda:1."
         )
     devices = sorted({str(place) for place in device_map.values()})
     if len(devices) > 1:
         logger.warning(
-            "the target %s is spread over %d devices (%s): it runs without compilation, layer by"
-            " layer, with one device busy at a time. Faster are a target that fits one of them"
-            " (model.quantization=fp8 model.device_map=null) and vLLM, which computes each layer on"
-            " all of them.",
+            "the target %s is spread over %d devices (%s): it runs without compilation, with one"
+            " device busy at a time. Faster are a target that fits one of them"
+            " (model.quantization=fp8 model.device_map=null) and vLLM.",
             *(target_id, len(devices), ", ".join(devices)),
         )
 

@@ -18,8 +18,7 @@ from typing import Any
 import torch
 import transformers
 from huggingface_hub import try_to_load_from_cache
-from huggingface_hub.errors import GatedRepoError, HFValidationError, StrictDataclassError
-from safetensors import SafetensorError
+from huggingface_hub.errors import GatedRepoError, HFValidationError
 from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 from transformers.utils.hub import extract_commit_hash
@@ -99,15 +98,7 @@ def _convert(file: Path, folder: Path) -> None:
             file.parent, gguf_file=file.name, dtype=torch.float32
         )
         tokenizer = transformers.AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
-    except (
-        OSError,
-        ValueError,
-        LookupError,
-        TypeError,
-        AttributeError,
-        RuntimeError,
-        NotImplementedError,
-    ) as error:
+    except Exception as error:
         raise UserError(
             f"{file} cannot be read: {' '.join(str(error).split())[:300]}. Give the model's folder"
             " in transformers' format, or its hub id; not every architecture can be read from"
@@ -156,7 +147,7 @@ def from_pretrained(
                 f" https://huggingface.co/{location}, then log in here with `hf auth login`, or set"
                 " HF_TOKEN."
             ) from error
-        if not _is_unreadable(error, bool(kwargs.get("trust_remote_code", False))):
+        if is_out_of_memory(error):
             raise
         if "custom code" in str(error):
             raise UserError(
@@ -190,27 +181,6 @@ def _cached_commit(location: str | Path, revision: str | None = None) -> str | N
     except HFValidationError:  # a folder that does not exist
         return None
     return extract_commit_hash(cached, None) if isinstance(cached, str) else None
-
-
-def _is_unreadable(error: Exception, runs_code: bool) -> bool:
-    """Whether transformers raises this error for a model that is missing or damaged.
-
-    Code of the model raises its own.
-    """
-    if isinstance(error, OSError | ValueError | ImportError | SafetensorError):
-        return True
-    damage = isinstance(
-        error,
-        LookupError
-        | TypeError
-        | AttributeError
-        | RuntimeError
-        | ArithmeticError
-        | AssertionError
-        | StrictDataclassError,
-    )
-    # Tokenizers raise plain Exceptions.
-    return not runs_code and not is_out_of_memory(error) and (damage or type(error) is Exception)
 
 
 def _is_gated(error: BaseException | None) -> bool:

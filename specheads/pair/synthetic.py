@@ -12,57 +12,49 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from specheads.errors import UserError
 
-_SYNTHETIC = "synthetic:"  # how a config names them, `synthetic:llama2-7b`
+_SYNTHETIC = "synthetic:"  # how a config names them, `synthetic:llama3.1-8b`
 _SEED = 0
 Shape = dict[str, object]  # arguments of LlamaConfig
 
 
-def _shape(
-    base: Shape, hidden: int, intermediate: int, layers: int, heads: int, **others: object
-) -> Shape:
-    sizes = {
-        "hidden_size": hidden,
-        "intermediate_size": intermediate,
-        "num_hidden_layers": layers,
-        "num_attention_heads": heads,
-    }
-    return base | sizes | others
-
-
-_SMALL: Shape = {"vocab_size": 2048, "max_position_embeddings": 2048}
-_LLAMA2: Shape = {
-    "vocab_size": 32_000,
-    "max_position_embeddings": 4096,
-    "rms_norm_eps": 1e-5,
-}
 _LLAMA3: Shape = {
     "vocab_size": 128_256,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
     "max_position_embeddings": 131_072,
     "rms_norm_eps": 1e-5,
 }
-_LLAMA3 |= {"num_key_value_heads": 8}
 _ROPE3: Shape = {
     "rope_type": "llama3",
     "rope_theta": 5e5,
     "low_freq_factor": 1.0,
     "high_freq_factor": 4.0,
-}
-_ROPE3 |= {"original_max_position_embeddings": 8192}
-_LLAMA32: Shape = {
-    "head_dim": 64,
-    "tie_word_embeddings": True,
-    "rope_parameters": {**_ROPE3, "factor": 32.0},
+    "original_max_position_embeddings": 8192,
 }
 SHAPES: dict[str, Shape] = {
-    "tiny": _shape({"vocab_size": 256}, 64, 128, 2, 4),
-    "llama-1m": _shape(_SMALL, 128, 384, 2, 2),
-    "llama-21m": _shape(_SMALL, 448, 1280, 8, 7),
-    "llama-18m": _shape(_LLAMA2, 256, 768, 2, 4),
-    "llama-300m": _shape(_LLAMA2, 1024, 2816, 24, 16, num_key_value_heads=8),
-    "llama2-7b": _shape(_LLAMA2, 4096, 11_008, 32, 32),
-    "llama2-13b": _shape(_LLAMA2, 5120, 13_824, 40, 40),
-    "llama3.2-1b": _shape(_LLAMA3, 2048, 8192, 16, 32, **_LLAMA32),
-    "llama3.1-8b": _shape(_LLAMA3, 4096, 14_336, 32, 32, rope_parameters={**_ROPE3, "factor": 8.0}),
+    "tiny": {
+        "vocab_size": 256,
+        "hidden_size": 64,
+        "intermediate_size": 128,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+    },
+    "llama3.2-1b": {
+        **_LLAMA3,
+        "hidden_size": 2048,
+        "intermediate_size": 8192,
+        "num_hidden_layers": 16,
+        "head_dim": 64,
+        "tie_word_embeddings": True,
+        "rope_parameters": {**_ROPE3, "factor": 32.0},
+    },
+    "llama3.1-8b": {
+        **_LLAMA3,
+        "hidden_size": 4096,
+        "intermediate_size": 14_336,
+        "num_hidden_layers": 32,
+        "rope_parameters": {**_ROPE3, "factor": 8.0},
+    },
 }
 
 

@@ -9,7 +9,6 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from specheads.decoding.drafting import Autoregressive
-from specheads.decoding.step_times import bytes_of_step
 from specheads.errors import UserError
 from specheads.pair.initial_draft import PLAIN, logits_differ
 from specheads.pair.language_model import place_of_layers
@@ -52,12 +51,6 @@ class LayerSkip(Autoregressive):
             draft_id=name,
             draft_revision=revision,
         )
-
-    def share(self, pair: Pair) -> float:
-        """Return the share of a step's weights that a draft step reads: not those of skipped
-        layers.
-        """
-        return bytes_of_step(self.pair(pair).draft_lm)[0] / bytes_of_step(pair.target_lm)[0]
 
 
 class _Skipped(nn.Module):

@@ -5,7 +5,7 @@ A token is accepted with its own probability min(1, p/q): the mean entropy of th
 the rest of the entropy is reducible.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,7 +21,6 @@ from specheads.replay.recording import GROUND_TRUTH, Recording
 from specheads.replay.replay import RecordedHead, head_logits
 
 LOGISTIC = "free logistic"  # of the draft's confidence: it needs no forward pass
-OVERLAP = "overlap"
 _INPUTS = ("log_draft_prob", "max_prob", "entropy")
 _SOURCES = ("draft_prob", "max_prob", "entropy")
 _MARGIN = 1e-9
@@ -56,21 +55,19 @@ def information(
     recordings: Sequence[Recording],
     heads: Mapping[str, RecordedHead],
     groups: Groups,
-    overlaps: Sequence[Tensor] = (),
 ) -> Information | None:
     """Return the uncertainty about the drafted tokens of recordings, and what predictors explain.
 
     None where it is not recorded, or nothing is reducible.
 
-    Each predictor gets the slope and offset that fit the other half of the prompts. `overlaps`
-    (N,), before each token of a recording's responses that of both distributions, are another
-    predictor: the probability that a token is accepted before it is drafted.
+    Each predictor gets the slope and offset that fit the other half of the prompts.
     """
     if any(GROUND_TRUTH not in recording.features for recording in recordings):
         return None
     resamples = resample_counts(groups)
     first_half = torch.from_numpy(halves(groups))
-    every = _joined(recordings, [_logistic(recording) for recording in recordings])
+    logistic = [_logistic(recording) for recording in recordings]
+    every = _joined(recordings, logistic)
     entropy, irreducible, _ = _nats(
         every.truth, torch.zeros_like(every.truth), every.prompt, resamples
     )
@@ -79,7 +76,10 @@ def information(
     if not known[0]:
         return None
     shares = dict[str, np.ndarray]()
-    for name, inputs in _predictors(recordings, heads, overlaps):
+    predictors = {LOGISTIC: logistic}
+    for name, head in heads.items():
+        predictors[name] = [_head(recording, head) for recording in recordings]
+    for name, inputs in predictors.items():
         tokens = _joined(recordings, inputs)
         nats = _nats(tokens.truth, _fitted(tokens, first_half), tokens.prompt, resamples)
         most, least, loss = nats[:, known]
@@ -87,8 +87,8 @@ def information(
     over_logistic = dict[str, Interval]()
     for name, share in shares.items():
         if name != LOGISTIC:
-            best_of = len(heads) if name in heads else 1  # people look at the best head
-            over_logistic[name] = interval(share - shares[LOGISTIC], best_of)
+            # People look at the best head
+            over_logistic[name] = interval(share - shares[LOGISTIC], len(heads))
     return Information(
         num_tokens=len(every.truth),
         entropy=interval(entropy[known]),
@@ -102,28 +102,10 @@ def information(
 _Inputs = tuple[Tensor, Tensor]  # of a recording's tokens (n, k), and the tokens' nodes (n,)
 
 
-def _predictors(
-    recordings: Sequence[Recording],
-    heads: Mapping[str, RecordedHead],
-    overlaps: Sequence[Tensor],
-) -> Iterator[tuple[str, list[_Inputs]]]:
-    """Yield the name of each predictor with its inputs in each recording."""
-    yield LOGISTIC, [_logistic(recording) for recording in recordings]
-    if overlaps:
-        yield OVERLAP, [_overlap(*each) for each in zip(recordings, overlaps, strict=True)]
-    for name, head in heads.items():
-        yield name, [_head(recording, head) for recording in recordings]
-
-
 def _logistic(recording: Recording) -> _Inputs:
     node = recording.labels()[0]
     features = {name: recording.features[name][node] for name in _SOURCES}
     return logistic_inputs(_INPUTS, features), node
-
-
-def _overlap(recording: Recording, overlap: Tensor) -> _Inputs:
-    node = recording.labels()[0]
-    return overlap.double().logit(_MARGIN)[_positions(recording)[node], None], node
 
 
 def _head(recording: Recording, head: RecordedHead) -> _Inputs:
@@ -158,16 +140,6 @@ def _fitted(tokens: _Tokens, first_half: Tensor) -> Tensor:
         weights = fit_logistic(tokens.inputs[~here], tokens.truth[~here], ridge=_RIDGE)
         logits[here] = tokens.inputs[here].double() @ weights[:-1] + weights[-1]
     return logits
-
-
-def _positions(recording: Recording) -> Tensor:
-    """Return the position in the responses that their nodes and the first nodes of branches stand
-    for, (nodes,) long.
-    """
-    places = torch.arange(len(recording.tokens))
-    here = recording.branch_length > 0
-    places[recording.branch_first[here]] = torch.arange(here.shape[1]).expand_as(here)[here]
-    return places
 
 
 def _nats(truth: Tensor, logits: Tensor, prompt: Tensor, resamples: np.ndarray) -> np.ndarray:

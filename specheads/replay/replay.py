@@ -6,7 +6,7 @@ rejected token. This is exact for token verification, because its output does no
 length of drafts.
 """
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import cast
@@ -38,11 +38,14 @@ class Replayed:
     tokens: np.ndarray  # emitted
 
     def per_prompt(self, num_prompts: int) -> "Counts":
+        size = int(self.drafted.max(initial=0)) + 1
+        place = self.prompt.astype(int) * size + self.drafted
+        rounds = np.bincount(place, minlength=num_prompts * size).reshape(num_prompts, size)
         return Counts(
             tokens=np.bincount(self.prompt, weights=self.tokens, minlength=num_prompts),
             drafted=np.bincount(self.prompt, weights=self.drafted, minlength=num_prompts),
             accepted=np.bincount(self.prompt, weights=self.accepted, minlength=num_prompts),
-            rounds=rounds_by_length(self.prompt, self.drafted, num_prompts),
+            rounds=rounds,
         )
 
 
@@ -62,17 +65,6 @@ class Counts:
     @property
     def target_calls(self) -> np.ndarray:
         return self.rounds.sum(axis=1)
-
-
-def rounds_by_length(prompt: np.ndarray, drafted: np.ndarray, num_prompts: int) -> np.ndarray:
-    """Return how many rounds of each prompt drafted 0 to n tokens, (P, n + 1), from `prompt` and
-    `drafted` (rounds,).
-    """
-    longest = int(drafted.max(initial=0))
-    place = prompt.astype(int) * (longest + 1) + drafted
-    return np.bincount(place, minlength=num_prompts * (longest + 1)).reshape(
-        num_prompts, longest + 1
-    )
 
 
 class RecordedHead:
@@ -152,29 +144,34 @@ def replay(recording: Recording, rules: Sequence[StoppingRule]) -> list[Replayed
 
     Raises UserError for one that needs more than was recorded.
     """
+    rounds = dict(replay_each(recording, rules))
+    return [rounds[number] for number in range(len(rules))]
+
+
+def replay_each(
+    recording: Recording, rules: Sequence[StoppingRule]
+) -> Iterator[tuple[int, Replayed]]:
+    """Yield the number of each rule with its rounds, those of one compile key together: no more
+    rounds need be in memory at once.
+    """
     for rule in rules:
         if rule.max_tokens > recording.max_tokens:
             raise UserError(
                 f"{type(rule).__name__} drafts up to {rule.max_tokens} tokens, but the recording"
-                f" has branches of {recording.max_tokens}; record with"
-                f" RecordSettings(max_tokens={rule.max_tokens}), or give the rule a smaller"
-                " max_tokens."
+                f" has branches of {recording.max_tokens}; give a smaller max_tokens."
             )
         missing = sorted(rule.needs - recording.features.keys() - {"token"})
         if missing:
             raise UserError(
                 f"{type(rule).__name__} needs {missing[0]!r}, which the recording does not have; it"
-                f" has token, {', '.join(sorted(recording.features))}. Evaluate this rule live, or"
-                " add the head with add_predictions."
+                f" has token, {', '.join(sorted(recording.features))}."
             )
     alike: dict[Hashable, list[int]] = {}  # numbers of rules by compile key
     for number, rule in enumerate(rules):
         alike.setdefault(rule.compile_key, []).append(number)
-    rounds: dict[int, Replayed] = {}
     for numbers in alike.values():
         walk = _Walk(recording, [rules[number] for number in numbers])
-        rounds |= zip(numbers, walk.run(), strict=True)
-    return [rounds[number] for number in range(len(rules))]
+        yield from zip(numbers, walk.run(), strict=True)
 
 
 class _Walk:

@@ -18,7 +18,6 @@ from specheads.evaluation.candidates import (
     Tuning,
     candidates,
     check_rules,
-    fixed_length,
     typed,
 )
 from specheads.heads.metrics import fit_logistic
@@ -240,21 +239,6 @@ def test_values_that_a_rule_refuses_are_named_as_on_the_command_line(arguments, 
         check_rules({"mine": RuleChoice(stopping.FixedLength, arguments)})
 
 
-def test_a_fixed_length_is_replayed_decoded_and_typed():
-    made = fixed_length(3)
-    assert (made.family, made.name, made.rule_name) == (FIXED, "fixed_length(num_tokens=3)", FIXED)
-    assert (
-        made.rule is made.live
-        and made.rule.num_tokens == 3
-        and made.head is made.ratio is made.verification is None
-    )
-    assert (
-        made.parameters == made.arguments == {"num_tokens": 3}
-        and not made.bound
-        and not made.automatic
-    )
-
-
 def test_values_are_written_as_a_command_line_takes_them():
     values = {
         "a": 0.5,
@@ -293,11 +277,6 @@ def test_rules_are_sampled_with_every_value():
     assert weighed.weights == {"max_prob": 0.0, "bias": 0.0}
     (mine,) = RuleChoice(Patient, {"threshold": None}).samples()
     assert mine.threshold == 0.5
-
-
-def test_the_mean_acceptance_is_that_of_proposed_tokens(tuning):
-    accepted = tuning.recording.labels()[2]
-    assert tuning.mean_acceptance == pytest.approx(accepted.sum().item() / len(accepted))
 
 
 def test_a_logistic_of_several_inputs_has_its_offset_last(tuning):
@@ -411,29 +390,3 @@ def test_the_ceiling_drafts_as_far_as_the_rules_and_the_recording(tuning, longes
             {FIXED: RuleChoice(stopping.FixedLength, {"num_tokens": 2})}, {}, without
         )
     )
-
-
-class OfHead(stopping.HeadThreshold):
-    """A rule whose numbers are fitted whatever steps cost."""
-
-    fitted_to_costs = frozenset()
-
-    @classmethod
-    def open_parameters(cls, arguments):
-        return frozenset(name for name, value in arguments.items() if value is None)
-
-    @classmethod
-    def fit(cls, arguments, fitting):
-        return {"threshold": 0.25, "min_tokens": 2}
-
-
-def test_a_rule_may_be_fitted_whatever_steps_cost(heads, tuning):
-    rules = {"mine": RuleChoice(OfHead, {"threshold": None, "min_tokens": None})}
-    check_rules(rules)
-    tried = [each for each in candidates(rules, heads, tuning) if not each.bound]
-    assert [(each.head, each.live.threshold, each.ratio) for each in tried] == [
-        ("next_token", 0.25, None),
-        ("input_token", 0.25, None),
-    ]
-    with pytest.raises(UserError, match="OfHead leaves min_tokens, threshold to be fitted"):
-        candidates(rules, heads, None)

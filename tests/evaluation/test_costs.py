@@ -17,9 +17,9 @@ from specheads.evaluation.candidates import (
     RuleChoice,
     fixed_length,
 )
-from specheads.evaluation.costs import cost_table
+from specheads.evaluation.costs import Overheads, cost_table, overheads_of
 from specheads.evaluation.report import MEASURED
-from specheads.evaluation.sweep import DecodedRound, Measured, Overheads, overheads_of
+from specheads.evaluation.sweep import DecodedRound, Measured
 from specheads.replay.replay import Counts
 
 COUNTED = CostTable({"10": StepCosts.at_ratio(10)}, {"small": 0.1, "middle": 0.2, "large": 0.5})

@@ -317,35 +317,6 @@ def test_nothing_sticks_out_of_the_page(opened):
     )
 
 
-def test_a_table_fits_a_laptop_and_shows_a_speed_up_on_a_phone(opened):
-    """Before anything is scrolled; wider tables scroll by themselves."""
-    boxes = "[...document.querySelectorAll('main .scroll')].filter(one => one.clientWidth)"
-    if opened.execute_script("return innerWidth") > 1000:
-        assert opened.execute_script(
-            f"return {boxes}.every(one => one.scrollWidth <= one.clientWidth)"
-        )
-    first = "return ['#winners', '#live'].map(one => [...document.querySelectorAll("
-    first += "`${one} .panel:not([hidden]) table, #live table`)]"
-    edge = (
-        ".map(one => [...one.tHead.rows[0].cells].find(cell => cell.textContent ==="
-        " 'speed-up')).filter(cell => cell)"
-    )
-    edge += ".every(cell => cell.getBoundingClientRect().right <= innerWidth))"
-    assert opened.execute_script(first + edge) == [True] * 2
-
-
-def test_the_first_screen_holds_the_answer_and_on_a_laptop_the_ratios_too(browser, path):
-    for (width, height, mobile), last in zip(SIZES.values(), (".changes", ".code"), strict=True):
-        size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": mobile}
-        browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
-        browser.get(path.as_uri())
-        edge = browser.execute_script(
-            f"return document.querySelector('{last}').getBoundingClientRect().bottom"
-        )
-        assert edge <= height
-        assert browser.execute_script("return document.documentElement.scrollHeight") < 6000
-
-
 def test_a_table_is_copied_as_markdown_and_the_setting_as_a_command(opened):
     opened.execute_script(
         "window.copied = []; navigator.clipboard.writeText = async (text) => {"

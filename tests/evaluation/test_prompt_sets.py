@@ -229,17 +229,6 @@ def test_prompts_of_the_library_have_its_python_and_their_files(nano_sets):
         assert prompt_set.groups == [of_file[prompt.text] for prompt, _ in prompt_set.prompts]
 
 
-def test_prompts_are_spread_over_their_groups():
-    """The first of each group come first, so that few prompts are of many groups."""
-    encoded = [
-        (Prompt(f"{number:x}", "dev", f"text {number}", group=group), [1])
-        for number, group in enumerate("aaabbacd")
-    ]
-    spread = PromptSet("some", "dev", encoded).spread(6)
-    assert [int(prompt.prompt_id, 16) for prompt, _ in spread.prompts] == [0, 3, 6, 7, 1, 4]
-    assert len(PromptSet("some", "dev", encoded).spread(100).prompts) == 8
-
-
 def test_a_trained_head_is_evaluated_on_rows_that_it_never_saw(folder, nano, capsys):
     """Training names its prompts, calibration adds those that it read, and an evaluation on their
     file leaves both out.

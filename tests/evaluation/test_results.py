@@ -8,11 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from fakes import tiny_pair
 from random_recording import random_recording
 from simulated_evaluations import RATIO, Population, Simulation
 
-from specheads import AcceptanceHead, HeadConfig, Warp, stopping
+from specheads import AcceptanceHead, HeadConfig, stopping
 from specheads.decoding.records import DecodeStats
 from specheads.decoding.step_costs import StepCosts
 from specheads.decoding.step_times import StepTimes, TimedSteps
@@ -37,7 +36,6 @@ from specheads.evaluation.replayed_sets import (
     recommendations,
     replay_all,
     setting_to_use,
-    survival,
 )
 from specheads.evaluation.report import MEASURED, Report
 from specheads.evaluation.rows import (
@@ -54,11 +52,9 @@ from specheads.evaluation.sweep import DecodedRound, Measured
 from specheads.heads.head import LocatedHead
 from specheads.heads.metrics import calibration
 from specheads.papers import BiasedVerification
-from specheads.prompts.prompt import Prompt, ResponseLimits
 from specheads.replay.intervals import Interval
-from specheads.replay.recording import Recorder, Recording, load_recording
+from specheads.replay.recording import Recording
 from specheads.replay.replay import Counts, RecordedHead, Replayed, oracle, replay
-from specheads.replay.response_tree import RecordSettings
 
 
 @pytest.fixture(scope="module")
@@ -434,25 +430,6 @@ def test_candidates_are_counted_in_their_order_and_the_oracle_among_them():
 def test_recorded_drafts_are_long_enough_for_every_rule(lengths, longest):
     rules = {FIXED: RuleChoice(stopping.FixedLength, {"num_tokens": lengths})}
     assert longest_draft(rules) == longest
-
-
-def of_six_prompts(pair, folder):
-    prompts = [(Prompt(str(number), "dev", "a"), [number, 1]) for number in range(6)]
-    settings = RecordSettings(num_samples=2, max_tokens=8)
-    recorder = Recorder(pair, Warp(), ResponseLimits(12), settings, 0, folder)
-    (made,) = recorder.record([prompts])
-    return load_recording(made)
-
-
-def test_the_survival_of_drafts_is_that_of_dev_prompts(tmp_path):
-    same = of_six_prompts(tiny_pair(7, scale=2.0, same=True), tmp_path / "same")
-    assert survival(same, 5) == [1.0] * 5
-    recording = of_six_prompts(tiny_pair(7, scale=2.0), tmp_path / "other")
-    shares = survival(recording, 8)
-    assert len(shares) == 8 and shares == sorted(shares, reverse=True) and 0 < shares[0] < 1
-    (rounds,) = replay(recording, [stopping.FixedLength(8)])
-    drafted = rounds.drafted > 0
-    assert shares[0] == pytest.approx((rounds.accepted[drafted] > 0).mean())
 
 
 @pytest.fixture

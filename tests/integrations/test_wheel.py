@@ -195,7 +195,7 @@ def commands(environment, tmp_path_factory):
             "fixed_lengths=[1,2]",
             "thresholds=[0.5]",
         ],
-        "probe": [*shared, *REPLAYED, "repeats=1"],
+        "probe": [*shared, "num_prompts=2", "max_new_tokens=8"],
         "export": ["head={head}", "format=standalone"],
         "distill": [*shared, *SMALL],
     }
@@ -229,7 +229,7 @@ def test_no_file_names_the_user_or_a_secret(commands, kind):
     assert {
         "report.html",
         "report.json",
-        "probe.html",
+        "probe.json",
         "train.log",
         "evaluate.log",
         "hydra.yaml",

@@ -96,7 +96,6 @@ def test_what_no_warp_does_is_named_where_it_is_on():
         "repetition_penalty": 1.1,
         "no_repeat_ngram_size": 1,
         "suppress_tokens": [3],
-        "forced_bos_token_id": 0,
         "min_length": 5,
     }
     (remark,) = remarks(sampled(**on))

@@ -237,19 +237,18 @@ PLAIN = (  # a chat template that writes no begin token
 BEGINNING = "{{ bos_token }}" + PLAIN
 
 
-def word_pair(begins=True, chat_template=None, has_begin=True, ends=False, **changes):
+def word_pair(begins=True, chat_template=None, has_begin=True, **changes):
     """A tiny pair whose tokenizer knows VOCABULARY, without a pad token.
 
-    `begins`: it puts <s> in front, `ends`: </s> last.
+    `begins`: it puts <s> in front.
     """
     tokenizer = Tokenizer(
         models.WordLevel({token: i for i, token in enumerate(VOCABULARY)}, unk_token="<unk>")
     )
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     if begins:
-        single = "<s> $A </s>" if ends else "<s> $A"
         tokenizer.post_processor = processors.TemplateProcessing(
-            single=single, special_tokens=[("<s>", 0), ("</s>", 1)]
+            single="<s> $A", special_tokens=[("<s>", 0)]
         )
     special = {"bos_token": "<s>"} if has_begin else {}
     fast = PreTrainedTokenizerFast(
@@ -269,12 +268,6 @@ def text_of(ids):
     [
         (word_pair(), False, "<s> say"),
         (word_pair(begins=False), False, "say"),
-        (word_pair(ends=True), False, "<s> say"),
-        (
-            word_pair(ends=True, instruction_format="[INST] {instruction} [/INST]"),
-            True,
-            "<s> [INST] say [/INST]",
-        ),
         (word_pair(has_begin=False, begins=False), False, "say"),
         (word_pair(chat_template=PLAIN), True, "User: say"),
         (word_pair(chat_template=BEGINNING), True, "<s> User: say"),
@@ -321,13 +314,6 @@ def test_an_instruction_is_wrapped_as_the_pair_says(pair, chats, text):
 )
 def test_the_begin_token_is_never_doubled(ids):
     assert text_of(ids) == "<s> say"
-
-
-def test_other_repeated_tokens_stay():
-    pair = word_pair(has_begin=False, begins=False)
-    assert text_of(pair.encode("say say")) == "say say"
-    assert text_of(pair.encode("<s> <s> say")) == "<s> <s> say"  # no begin token of this tokenizer
-    assert pair.encode([0, 0, 6]).tolist() == [0, 0, 6]  # ids are the caller's
 
 
 def test_messages_go_through_the_chat_template_whatever_the_instruction_format():
@@ -428,7 +414,7 @@ def test_a_date_in_prompts_is_that_of_loading_and_in_the_fingerprint():
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"tokenize": True}, "has the argument tokenize, which is set for each prompt"),
+        ({"tokenize": True}, "the chat template of embedded:nano/target reads no tokenize;"),
         (
             {"date_string": date(2026, 11, 5)},
             "Object of type date is not JSON serializable.*put dates in quotes",
@@ -446,18 +432,6 @@ def test_a_date_in_prompts_is_that_of_loading_and_in_the_fingerprint():
 def test_arguments_that_the_chat_template_does_not_take_are_user_errors(given, message):
     with pytest.raises(UserError, match=rf"model\.chat_template_kwargs=.*{message}"):
         load_pair("nano", chat_template_kwargs=given)
-
-
-@pytest.mark.parametrize("instruction_format", ["[INST] [/INST]", "{}", "", 5])
-def test_a_format_without_a_place_for_the_instruction_is_refused(instruction_format):
-    with pytest.raises(
-        UserError,
-        match=(
-            r"model\.instruction_format=.*does not say where the instruction goes; write"
-            r" \{instruction\}"
-        ),
-    ):
-        load_pair("nano", instruction_format=instruction_format)
 
 
 def test_a_pair_is_loaded_with_its_instruction_format(nano):
@@ -537,15 +511,8 @@ def test_a_target_on_several_devices_is_said_to_be_slow_once(caplog):
     assert "model.quantization=fp8" in message and "vLLM" in message
 
 
-def test_a_tokenizer_with_other_ends_than_responses_is_remarked_on_and_ends_no_prompt(
-    nano, copies, caplog
-):
-    usual = word_pair()
-    ending = word_pair(ends=True)
-    assert not [*remarks(usual)] and usual.encoding_fingerprint() != ending.encoding_fingerprint()
-    assert text_of(ending.encode("say </s>")) == "<s> say </s>"  # the user's own
-    (remark,) = remarks(ending)
-    assert "appends an end token to every text; prompts go without it" in remark
+def test_a_tokenizer_with_other_ends_than_responses_is_remarked_on(nano, copies, caplog):
+    assert not [*remarks(word_pair())]
     config = json.loads((copies["target"] / "generation_config.json").read_text()) | {
         "eos_token_id": [5, 7],
         "min_length": 3,

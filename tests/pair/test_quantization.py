@@ -145,7 +145,7 @@ def test_a_rounded_model_runs_in_float32_whatever_the_cpu_has(monkeypatch):
     monkeypatch.setattr(language_model, "_has_instructions", lambda *names: True)
     for quantization, dtype in (("int8", torch.float32), (None, torch.bfloat16)):
         config = pair_config("nano", device="cpu", dtype="auto", quantization=quantization)
-        assert chosen_dtype(config.source("target"))[0] == dtype
+        assert chosen_dtype(config.source("target")) == dtype
 
 
 def test_caches_tell_quantized_models_apart(quantized, nano):

@@ -40,10 +40,3 @@ def test_the_draft_of_the_pair_is_the_target_without_layers():
     assert other.draft is not pair.draft and other.target is pair.target
     # Heads know it by them
     assert other.draft_revision == "r1-1" and other.draft_id == "tiny-target without layers 1"
-
-
-def test_a_draft_step_costs_the_share_of_the_parameters_that_are_read():
-    target = (pair := tiny_pair(4)).target
-    layer = sum(weight.numel() for weight in target.model.layers[0].parameters())
-    read = 2 * layer + target.lm_head.weight.numel() + target.model.norm.weight.numel()
-    assert papers.LayerSkip([1]).share(pair) == pytest.approx(1 - layer / read)

@@ -7,7 +7,7 @@ import pytest
 import torch
 from random_recording import random_recording
 
-from specheads.replay.information import LOGISTIC, OVERLAP, _nats, _positions, information
+from specheads.replay.information import LOGISTIC, _nats, information
 from specheads.replay.intervals import resample_counts
 from specheads.replay.recording import GROUND_TRUTH
 from specheads.replay.replay import RecordedHead
@@ -65,21 +65,6 @@ def test_a_predictor_explains_what_it_knows(found):
     assert shares["half"] == pytest.approx(0.5, abs=0.02)
 
 
-def test_who_knows_the_overlap_knows_what_depends_on_the_place(recording):
-    count = recording.accepted.shape[1]
-    by_place = torch.where(torch.arange(count) % 2 == 0, 0.8, 0.3)
-    places = torch.arange(count).expand_as(recording.accepted)
-    truth = recording.features[GROUND_TRUTH].clone()
-    for here, node in (
-        (recording.accepted, places),
-        (recording.branch_length > 0, recording.branch_first),
-    ):
-        truth[node[here]] = by_place[places[here]]
-    changed = replace(recording, features=recording.features | {GROUND_TRUTH: truth})
-    found = information([changed], {}, range(PROMPTS), [by_place])
-    assert found.explained[OVERLAP].value == pytest.approx(1, abs=1e-3)
-
-
 def test_recordings_are_taken_together(recording):
     heads = {"knows": RecordedHead("knows", "next_token")}
     twice = information([recording, recording], heads, range(2 * PROMPTS))
@@ -128,22 +113,10 @@ def test_what_a_predictor_explains_over_the_logistic_is_the_difference_of_both(r
 
 def test_of_several_heads_each_is_compared_with_the_logistic_by_a_wider_interval(recording):
     heads = {name: RecordedHead(name, "next_token") for name in ("knows", "blind")}
-    overlaps = [torch.where(torch.arange(recording.accepted.shape[1]) % 2 == 0, 0.8, 0.3)]
     one, two = (
-        information([recording], which, range(PROMPTS), overlaps)
+        information([recording], which, range(PROMPTS))
         for which in ({"knows": heads["knows"]}, heads)
     )
-    assert one.over_logistic[OVERLAP] == two.over_logistic[OVERLAP]  # which is no head
-    place = _positions(recording).clamp_max(len(overlaps[0]) - 1)
-    same = replace(
-        recording, features=recording.features | {"same": overlaps[0].double().logit()[place]}
-    )
-    alone = information(
-        [same], {"same": RecordedHead("same", "next_token")}, range(PROMPTS), overlaps
-    ).over_logistic
-    assert alone["same"].low == pytest.approx(alone[OVERLAP].low) and alone[
-        "same"
-    ].high == pytest.approx(alone[OVERLAP].high)
     assert one.explained["knows"] == two.explained["knows"]
     assert one.over_logistic["knows"].value == two.over_logistic["knows"].value
     assert two.over_logistic["knows"].low < one.over_logistic["knows"].low
@@ -204,15 +177,6 @@ def test_nats_are_means_over_the_tokens_of_a_resample():
     assert _nats(truth[:1], logits[:1], torch.tensor([0]), np.ones((1, 1)))[
         1
     ].tolist() == pytest.approx([entropy(0.9)])
-
-
-def test_a_branch_begins_at_the_position_of_the_rejected_token():
-    made = random_recording(num_prompts=2, num_samples=2, seed=1, longest=8)
-    count = made.accepted.shape[1]
-    places = _positions(made)
-    assert places[:count].tolist() == list(range(count))
-    for row, position in (made.branch_length > 0).nonzero().tolist():
-        assert places[made.branch_first[row, position]] == position
 
 
 def test_a_head_of_whose_tokens_nothing_can_be_known_explains_nothing_of_note():

@@ -26,7 +26,7 @@ PLOTS = {  # titles of figures' sections
     "pareto": "Discard rate against verification rate",
     "reliability": "Reliability",
 }
-OPEN = ("texts", "speed", "options")  # sections that are not folded
+OPEN = ("texts", "speed")  # sections that are not folded
 
 Section = Mapping[str, object]  # its key, its title, its template and the values that this needs
 
@@ -53,8 +53,17 @@ def html_of(report: Report) -> str:
     ratios = list[tuple[str, str]]()  # with what a reader calls them
     for ratio in conclusions.ratios_of(report):
         ratios.append((ratio, conclusions.ratio_text(report, ratio)))
-    return rendered(
-        figures,
+    environment = Environment(
+        loader=PackageLoader("specheads.evaluation.page", ""),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    return environment.get_template("page.html").render(
+        # Without a `<` no text within can end the script early.
+        figures=Markup(to_json_plotly(figures).replace("<", "\\u003c")),
+        plotly=Markup(get_plotlyjs()) if figures else "",
         title=f"Speculative decoding: {context.get('model') or ' → '.join(models) or 'evaluation'}",
         doubts=report.doubts,
         notes=conclusions.warnings_of(report),
@@ -69,49 +78,17 @@ def html_of(report: Report) -> str:
     )
 
 
-def rendered(
-    figures: Mapping[str, Figures],
-    title: str,
-    doubts: Sequence[str],
-    notes: Sequence[str],
-    sections: Sequence[Section],
-    **content: object,
-) -> str:
-    """Return a page with `figures`, by name.
-
-    `content` are the other values of page.html: the `overview` of a probe, the verdict of a report.
-    """
-    environment = Environment(
-        loader=PackageLoader("specheads.evaluation.page", ""),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    values = {"verdict": None, "overview": (), "data_sets": ()} | content
-    return environment.get_template("page.html").render(
-        # Without a `<` no text within can end the script early.
-        figures=Markup(to_json_plotly(figures).replace("<", "\\u003c")),
-        plotly=Markup(get_plotlyjs()) if figures else "",
-        title=title,
-        doubts=doubts,
-        notes=notes,
-        sections=sections,
-        **values,
-    )
-
-
 def _sections(report: Report, figures: Mapping[str, Figures]) -> Iterator[Section]:
     """Yield the sections of the report that are not empty, those that are open first."""
     if report.texts:
         prompts: dict[str, list[TextSample]] = {}
         for sample in report.texts:
             prompts.setdefault(sample.prompt, []).append(sample)
-        yield section("texts", "What became of each token", prompts=prompts)
+        yield _section("texts", "What became of each token", prompts=prompts)
     if "speed" in figures:
         yield _plot("speed")
     if panels := _winners(report):
-        yield section("winners", "The best of each family", panels=panels)
+        yield _section("winners", "The best of each family", panels=panels)
     if "pareto" in figures:
         yield _plot("pareto")
     if "reliability" in figures:
@@ -121,15 +98,16 @@ def _sections(report: Report, figures: Mapping[str, Figures]) -> Iterator[Sectio
                 known.append(f"{data.name}: {conclusions.information_text(data.information)}.")
         yield _plot("reliability", known)
     if report.live:
-        yield section("live", "Live measurements", table=live_table(report))
+        yield _section("live", "Live measurements", table=live_table(report))
     if report.batches:
         tables = [batch_table(report, batches) for batches in report.batches]
-        yield section("batches", "Batches", tables=tables)
-    yield from context_section(report.context)
+        yield _section("batches", "Batches", tables=tables)
+    if report.context:
+        yield _context(report.context)
 
 
 def _plot(name: str, texts: Sequence[str] = ()) -> Section:
-    return section(name, PLOTS[name], "plot.html", texts=texts)
+    return _section(name, PLOTS[name], "plot.html", texts=texts)
 
 
 def _winners(report: Report) -> list[Panel]:
@@ -146,7 +124,7 @@ def _winners(report: Report) -> list[Panel]:
     return panels
 
 
-def section(key: str, title: str, template: str | None = None, **content: object) -> Section:
+def _section(key: str, title: str, template: str | None = None, **content: object) -> Section:
     """Return a section of the page: its key, title and template with the values that this needs."""
     return {
         "key": key,
@@ -157,17 +135,13 @@ def section(key: str, title: str, template: str | None = None, **content: object
     }
 
 
-def context_section(context: Mapping[str, object]) -> Iterator[Section]:
-    """Yield the section of the configuration, the versions and the rest of a context, if it has
-    any.
-    """
-    parts = []
-    if config := context.get("config"):
-        parts.append(("Resolved configuration", str(config)))
+def _context(context: Mapping[str, object]) -> Section:
+    """Return the section of the configuration, the versions and the rest of a context."""
     rest = {key: value for key, value in context.items() if key != "config"}
-    if rest:
-        plain = json.loads(json.dumps(rest, default=str))
-        text = yaml.safe_dump(plain, sort_keys=False, allow_unicode=True, width=120)
-        parts.append(("Context and versions", text))
-    if parts:
-        yield section("context", "Configuration and versions", parts=parts)
+    plain = json.loads(json.dumps(rest, default=str))
+    text = yaml.safe_dump(plain, sort_keys=False, allow_unicode=True, width=120)
+    parts = {
+        "Resolved configuration": str(context.get("config", "")),
+        "Context and versions": text,
+    }
+    return _section("context", "Configuration and versions", parts=parts)

@@ -6,6 +6,7 @@ The page colours their text and grid.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
+from itertools import chain
 from math import inf
 
 import plotly.graph_objects as go
@@ -59,10 +60,6 @@ class Style:
     color: str
     symbol: str
 
-    @property
-    def line(self) -> dict[str, object]:
-        return {"color": self.color, "width": 1.5}
-
     def marker(self, size: float | Sequence[float]) -> dict[str, object]:
         return {"color": self.color, "symbol": self.symbol, "size": size}
 
@@ -98,18 +95,12 @@ def _styles_of(report: Report) -> dict[str, Style]:
         CEILING: Style("ceiling", GREY, "star-diamond"),
         ORACLE: Style("oracle", GREY, "star"),
     }
-    with_head = list[tuple[str, str | None]]()
-    without_head = list[tuple[str, str | None]]()
-    for data_set in report.data_sets:
-        for row in data_set.rules:
-            if row.family in styles:
-                continue
-            rule = (row.rule_name, row.head)
-            known = with_head if row.head else without_head
+    known: dict[bool, dict[tuple[str, str | None], int]] = {True: {}, False: {}}
+    for row in chain.from_iterable(data_set.rules for data_set in report.data_sets):
+        if row.family not in styles:
             colors = OF_HEADS if row.head else OF_OTHERS
-            if rule not in known:
-                known.append(rule)
-            number = known.index(rule)
+            alike = known[row.head is not None]
+            number = alike.setdefault((row.rule_name, row.head), len(alike))
             symbol = SYMBOLS[(number + 5 * row.automatic) % len(SYMBOLS)]
             color = colors[number % len(colors)]
             styles[row.family] = Style(f"family{len(styles)}", color, symbol)
@@ -165,7 +156,7 @@ def _speed(report: Report, data_set: DataSet, ratio: str, styles: Mapping[str, S
             hover,
             mode="lines+markers",
             marker=style.marker(8),
-            line=style.line,
+            line={"color": style.color, "width": 1.5},
             **_legend(family, style, main),
         )
     fixed = fastest_by_kind(winners_at(data_set, ratio))[Kind.FIXED].speedup.value
@@ -176,18 +167,18 @@ def _speed(report: Report, data_set: DataSet, ratio: str, styles: Mapping[str, S
 
 
 def _figure(x: str, y: str, height: int) -> go.Figure:
-    figure = go.Figure(
+    axis = {"automargin": True, "zeroline": False}
+    return go.Figure(
         layout={
             "template": go.layout.Template(),
             "height": height,
             "hovermode": "closest",
             "margin": {"l": 10, "r": 10, "t": 40, "b": 10},
             "showlegend": True,
+            "xaxis": axis | {"title": {"text": x, "font": {"size": 13}}},
+            "yaxis": axis | {"title": {"text": y, "font": {"size": 13}}},
         }
     )
-    look = {"automargin": True, "zeroline": False}
-    figure.update_xaxes(title={"text": x, "font": {"size": 13}}, **look)
-    return figure.update_yaxes(title={"text": y, "font": {"size": 13}}, **look)
 
 
 def _draw(
@@ -303,7 +294,7 @@ def _reliability(data_set: DataSet) -> go.Figure:
             curve.observed,
             hover,
             mode="lines+markers",
-            line=style.line,
+            line={"color": style.color, "width": 1.5},
             marker=marker | {"opacity": 0.75, "line": {"width": 0}},
             name=f"{predictor}<br>ECE {curve.ece:.3f}, AUROC {curve.auroc:.3f}",
         )

@@ -3,7 +3,7 @@
 Chosen on other prompts.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 
@@ -11,7 +11,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from specheads.decoding.step_times import TARGET, StepTimes, TimedSteps
 from specheads.decoding.stopping import MAX_TOKENS, FixedLength, Logistic
 from specheads.evaluation.candidates import (
     CEILING,
@@ -25,7 +24,6 @@ from specheads.evaluation.candidates import (
 )
 from specheads.evaluation.replayed_sets import RecordedSet, chosen, counts_of
 from specheads.evaluation.report import MEASURED
-from specheads.evaluation.sweep import LARGEST_SPREAD, Overheads
 from specheads.forecast import Advance
 from specheads.pair.pair import Pair
 from specheads.pair.reading import GivenTexts, read
@@ -61,7 +59,6 @@ HEAD_SHARES = {False: (0.29, 0.32, 0.37), True: (0.38, 0.43, 0.52)}
 MORE_OVERLAP = 0.1  # half of what distillation added to the overlap of nano's and mini's drafts
 
 LARGEST_ERROR = 1.25  # a prediction may be off by so much from a few decoded prompts
-REMEDY = "probe again on a quiet machine, or with more repeats (repeats=, num_live_prompts=)"
 # Of speed, what a more complicated way to decode must gain over the simpler one. Decoded next to
 # predicted gains of the embedded pairs (docs/measurements/archive.md): rules and heads 2 to 6 %
 # less.
@@ -71,20 +68,9 @@ WORTH_TRAINING = 0.05
 WORTH_DISTILLING = 0.05
 
 
-NO_OVERHEADS = Overheads()
-
-
 def head_name(width: int) -> str:
     """Return the name of the option of a head."""
     return f"head of width {width}"
-
-
-@dataclass(frozen=True)
-class Agreement:
-    """How far draft and target agree before each token of the responses of a recording."""
-
-    overlap: Tensor  # (N,), of both distributions: the probability that a drafted token is accepted
-    unknown: Tensor  # (N,), the target's probability of tokens that the draft never proposes
 
 
 @torch.no_grad()
@@ -93,8 +79,13 @@ def agreement(
     recording: Recording,
     warp: Warp,
     advance: Advance = lambda prompts: None,
-) -> Agreement:
-    """Return how far a pair agrees on a recording's responses; `advance` is called per response."""
+) -> tuple[Tensor, Tensor]:
+    """Return how far a pair agrees before each token of a recording's responses, (N,) each:
+    the overlap of both distributions, and the target's probability of tokens that the draft never
+    proposes.
+
+    `advance` is called per response.
+    """
     device = pair.draft_lm.device
     lacking = pair.draft_lm.lacking
     overlaps = list[Tensor]()
@@ -109,7 +100,7 @@ def agreement(
         lost = torch.zeros(len(target)) if lacking is None else target[:, lacking].sum(dim=1)
         unknown.append(lost.double().cpu())
         advance(1)
-    return Agreement(torch.cat(overlaps), torch.cat(unknown))
+    return torch.cat(overlaps), torch.cat(unknown)
 
 
 def better_draft(recording: Recording, gain: float, seed: int = 0) -> Recording:
@@ -124,13 +115,13 @@ def better_draft(recording: Recording, gain: float, seed: int = 0) -> Recording:
 
 @dataclass(frozen=True)
 class LiveCheck:
-    """What decoding took with the target alone and with one fixed length."""
+    """What decoding took with the target alone and with a fixed length, and what is predicted."""
 
-    what: str
+    num_prompts: int
     length: int  # drafted tokens
     alone_tokens_per_second: float
     tokens_per_second: float
-    overheads: Overheads
+    predicted: float  # the speed-up of this length by the recording and the steps
 
     @property
     def speedup(self) -> float:
@@ -151,105 +142,73 @@ class Option:
     width: int | None = None  # the width of its head
 
 
-@dataclass(frozen=True)
-class _Counted:
-    """What one half of the prompts chose for a way to decode, with its counts on the other."""
-
-    rule: Candidate
-    counts: Counts
+Counted = Sequence[tuple[Candidate, Counts]]  # a rule with its counts, for each half of the prompts
 
 
 def predict(
-    halves: Sequence[RecordedSet],
-    times: StepTimes,
-    heads: Mapping[int, float],
-    greedy: bool,
-    overheads: Overheads = NO_OVERHEADS,
+    halves: Sequence[RecordedSet], table: CostTable, heads: Mapping[int, float], greedy: bool
 ) -> list[Option]:
-    """Return every option, the target alone first.
+    """Return every option at the measured costs, the target alone first.
 
     What one half of the prompts chooses is counted on the other, both ways. `heads` are the seconds
     that heads add to a draft step, by width.
     """
-    table = _cost_table(times, overheads)
-    alone = table.costs[MEASURED].alone_seconds
-    groups = list(chain.from_iterable(half.groups for half in halves))
-    resamples = resample_counts(groups)
+    resamples = resample_counts(groups_of_halves(halves))
     counted = _counted(halves, table)
-    speeds = dict[str, np.ndarray]()
+    speeds = {}
     for name, of_halves in counted.items():
-        tokens = list[np.ndarray]()
-        seconds = list[np.ndarray]()
-        for each in of_halves:
-            tokens.append(each.counts.tokens)
-            costs = table.of(each.rule, MEASURED)
-            seconds.append(costs.seconds(each.counts.drafted, each.counts.rounds))
-        all_tokens = resamples @ np.concatenate(tokens)
-        speeds[name] = all_tokens / (resamples @ np.concatenate(seconds)) * alone
+        speeds[name] = speed_of(of_halves, resamples, table)
     fixed = speeds[FIXED]
     options = [Option(PLAIN, Interval(1.0, 1.0, 1.0), interval(1 / fixed))]
     for name, speed in speeds.items():
-        names = dict[str, None]()  # in order
-        is_bound = False
-        for each in counted[name]:
-            names[each.rule.name] = None
-            is_bound = is_bound or each.rule.bound
-        is_chosen = name != ORACLE_BOUND.family
-        options.append(
-            Option(
-                name.replace("_", " "),
-                interval(speed),
-                interval(speed / fixed),
-                " or ".join(names) if is_chosen else "",
-                is_bound=is_bound,
-            )
-        )
+        rules = [rule for rule, _ in counted[name]]
+        value = ""
+        if name != ORACLE_BOUND.family:
+            value = " or ".join(dict.fromkeys(rule.name for rule in rules))
+        title = name.replace("_", " ")
+        gain = interval(speed / fixed)
+        options.append(Option(title, interval(speed), gain, value, is_bound=rules[0].bound))
     # A head's rule takes about as many steps for each emitted token as the ceiling's.
-    drafted = 0.0
-    emitted = 0.0
-    for each in counted[CEILING]:
-        drafted += each.counts.drafted.sum()
-        emitted += each.counts.tokens.sum()
+    drafted = sum(counts.drafted.sum() for _, counts in counted[CEILING])
+    emitted = sum(counts.tokens.sum() for _, counts in counted[CEILING])
     for width, step_seconds in heads.items():
-        slowed = step_seconds * drafted / emitted / alone
+        slowed = step_seconds * drafted / emitted / table.costs[MEASURED].alone_seconds
         options.append(_head_option(width, fixed, speeds[CEILING], slowed, HEAD_SHARES[greedy]))
     return options
 
 
-def _counted(halves: Sequence[RecordedSet], table: CostTable) -> dict[str, list[_Counted]]:
+def groups_of_halves(halves: Sequence[RecordedSet]) -> list[Hashable]:
+    """Return the group of each prompt of both halves."""
+    return list(chain.from_iterable(half.groups for half in halves))
+
+
+def speed_of(counted: Counted, resamples: np.ndarray, table: CostTable) -> np.ndarray:
+    """Return the speed-up (R,) over the target alone at the measured costs, under each row of
+    `resamples` (R, P) of the prompts of both halves.
+    """
+    tokens = np.concatenate([counts.tokens for _, counts in counted])
+    seconds = list[np.ndarray]()
+    for rule, counts in counted:
+        seconds.append(table.of(rule, MEASURED).seconds(counts.drafted, counts.rounds))
+    alone = table.costs[MEASURED].alone_seconds
+    return (resamples @ tokens) / (resamples @ np.concatenate(seconds)) * alone
+
+
+def _counted(
+    halves: Sequence[RecordedSet], table: CostTable
+) -> dict[str, list[tuple[Candidate, Counts]]]:
     """Return by way to decode what each half of the prompts chose, with its counts on the other."""
-    counted = dict[str, list[_Counted]]()
-
-    def count(name: str, rule: Candidate, recording: Recording) -> None:
-        (counts,) = counts_of(recording, [rule])
-        counted.setdefault(name, []).append(_Counted(rule, counts))
-
+    counted = dict[str, list[tuple[Candidate, Counts]]]()
     first, second = (half.recording for half in halves)
     for recording, other in ((first, second), (second, first)):
         rules = [*candidates(RULES, {}, Tuning(other, table)), ORACLE_BOUND]
-        for family, rule in best_rules(other, rules, table).items():
-            count(family, rule, recording)
+        best = best_rules(other, rules, table)
+        for rule, counts in zip(best.values(), counts_of(recording, [*best.values()]), strict=True):
+            counted.setdefault(rule.family, []).append((rule, counts))
         better = best_rules(better_draft(other, MORE_OVERLAP), FIXED_LENGTHS, table)[FIXED]
-        count(BETTER, better, better_draft(recording, MORE_OVERLAP))
+        (counts,) = counts_of(better_draft(recording, MORE_OVERLAP), [better])
+        counted.setdefault(BETTER, []).append((better, counts))
     return counted
-
-
-def _cost_table(times: StepTimes, overheads: Overheads) -> CostTable:
-    costs = replace(
-        times.costs,
-        round_seconds=overheads.round_seconds,
-        alone_overhead=overheads.alone_seconds,
-    )
-    rules = {Logistic.__name__: times.rules[LOGISTIC]}
-    return CostTable({MEASURED: costs}, steps=TimedSteps(StepTimes(costs, rules)))
-
-
-def best_length(half: RecordedSet, times: StepTimes) -> int:
-    """Return the fixed length that is the fastest on some prompts, by the times of steps."""
-    rule = best_rules(
-        half.recording, FIXED_LENGTHS, _cost_table(times, Overheads(times.costs.round_seconds))
-    )[FIXED]
-    return rule.max_tokens
 
 
 def best_rules(
@@ -342,19 +301,11 @@ def _times(speedup: Interval) -> str:
     return f"{speedup.value:.2f}x [{speedup.low:.2f}, {speedup.high:.2f}]"
 
 
-def doubts_of(times: StepTimes, live: LiveCheck, options: Sequence[Option]) -> Iterator[str]:
-    """Yield the reasons why times, and the predictions from them, are unreliable.
-
-    None if they are not.
-    """
-    spread = times.costs.spread[TARGET]
-    if spread > LARGEST_SPREAD:
-        what = f"a step of the target took {spread:.2f} times its median on average"
-        yield f"The machine was busy: {what}, normally at most {LARGEST_SPREAD}; {REMEDY}."
-    predicted = next(option.speedup.value for option in options if option.name == FIXED_NAME)
-    if not 1 / LARGEST_ERROR < predicted / live.speedup < LARGEST_ERROR:
+def doubts_of(live: LiveCheck) -> Iterator[str]:
+    """Yield why predictions are unreliable, if they are."""
+    if not 1 / LARGEST_ERROR < live.predicted / live.speedup < LARGEST_ERROR:
         yield (
-            f"The best fixed length is predicted to be {predicted:.2f} times as fast as the target"
-            f" alone, but K={live.length} was {live.speedup:.2f} times as fast when decoded"
-            f" ({live.what}); {REMEDY}."
+            f"Drafts of {live.length} tokens are predicted to be {live.predicted:.2f} times as fast"
+            f" as the target alone, but were {live.speedup:.2f} times as fast when decoded"
+            f" ({live.num_prompts} prompts); probe again on a quiet machine."
         )

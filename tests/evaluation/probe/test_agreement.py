@@ -32,6 +32,6 @@ def test_the_overlap_is_that_of_both_models_before_each_token():
             draft = warp(pair.draft(text).logits[0, -1:].detach())
             target = warp(pair.target(text).logits[0, -1:].detach())
             expected.append(torch.minimum(draft, target).sum().item())
-    found = agreement(pair, recording, warp)
-    assert found.overlap.tolist() == pytest.approx(expected, abs=1e-6)
-    assert found.unknown.tolist() == [0.0] * 5
+    overlap, unknown = agreement(pair, recording, warp)
+    assert overlap.tolist() == pytest.approx(expected, abs=1e-6)
+    assert unknown.tolist() == [0.0] * 5

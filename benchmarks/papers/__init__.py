@@ -1,1 +1,0 @@
-"""Reproduced experiments and claims of the papers whose methods `specheads.papers` has."""
