@@ -124,13 +124,14 @@ class _Worker:
         stage = cast(Stage, self.stage)
         # The driver shows progress
         _with_host(lambda: stage.make(stage.store.still_missing(lot), lambda *done: None))
+        stage.check_left_out()
         return stage.num_rows(lot)
 
     def complete(self) -> None:
         if isinstance(stage := self.stage, Stage) and not stage.store.still_missing(
             list(stage.shards)
         ):
-            stage.store.complete(list(stage.shards))
+            stage.complete()
 
 
 class _Crew:

@@ -14,13 +14,17 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
+from transformers import PreTrainedTokenizerBase
 
 from specheads.data_gen.server_runner import server_responses
 from specheads.data_gen.settings import RESPONSE_LIMITS, DataGeneration, OwnPrompts
 from specheads.data_gen.shard_rows import (
     LABELS,
     Shard,
+    elements_at_once,
     label_rows,
     plan_shards,
     respond,
@@ -33,6 +37,7 @@ from specheads.decoding.responses import Responder, Response
 from specheads.errors import UserError
 from specheads.forecast import Advance, progress
 from specheads.pair.config import INSTRUCTION
+from specheads.pair.needs import memory_of, memory_parts
 from specheads.pair.pair import Pair
 from specheads.pair.sampling import Warp, computing_with
 from specheads.prompts.prompt import (
@@ -49,6 +54,8 @@ from specheads.storage.files import write_whole
 from specheads.storage.shards import MANIFEST, ShardStore, fingerprint
 
 logger = logging.getLogger(__name__)
+
+MOST_LEFT_OUT = 20  # of so many rows one may be left out, whose logits were NaN
 
 
 def generate_data(
@@ -69,8 +76,37 @@ def generate_data(
     prompts = unique(source if isinstance(source, Sequence) else source.load(pair.chats))
     while isinstance(stage := next_stage(pair, prompts, settings, root, splits, labelled), Stage):
         stage.run()
+    tell_cut_thoughts(pair.tokenizer, stage)
     logger.info("data: complete in %s", stage)
     return stage
+
+
+def tell_cut_thoughts(tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
+    """Warn if responses of a complete cache were cut while the target was thinking, after <think>
+    and before </think>.
+    """
+    begin = tokenizer.get_vocab().get("<think>")
+    end = tokenizer.get_vocab().get("</think>")
+    if begin is None or end is None:
+        return
+    paths = sorted(folder.glob("*.parquet"))
+    cut = 0
+    for path in paths:
+        rows = pq.read_table(
+            path, columns=["prompt_ids", "response_ids"], filters=[("finished", "==", False)]
+        ).to_pylist()
+        for row in rows:
+            text = row["prompt_ids"] + row["response_ids"]
+            marks = [token for token in text if token in (begin, end)]
+            cut += marks[-1:] == [begin]
+    if cut:
+        logger.warning(
+            "data: %d of %d responses end within <think>, without an answer: raise"
+            " data.max_new_tokens, or have the target not think (for many models"
+            " model.chat_template_kwargs.enable_thinking=false)",
+            cut,
+            sum(pq.read_metadata(path).num_rows for path in paths),
+        )
 
 
 def next_stage(
@@ -110,16 +146,27 @@ def next_stage(
 
 
 def _check_answered(pair: Pair, folder: Path) -> None:
-    """Raise UserError where every response of a complete cache is an end token alone."""
-    for path in sorted(folder.glob("*.parquet")):
-        for row in pq.read_table(path, columns=["response_ids", "finished"]).to_pylist():
-            if len(row["response_ids"]) > 1 or not row["finished"]:
-                return
-    raise UserError(
-        f"all responses of {pair.target_id} in {folder} are an end token alone, so there is nothing"
-        " to learn from; look at its chat template (or model.chat, model.instruction_format) and at"
-        " the end tokens of its generation config."
+    """Warn where half of a complete cache's responses are an end token alone.
+
+    Raises UserError where all are.
+    """
+    paths = sorted(folder.glob("*.parquet"))
+    rows = pa.concat_tables(
+        [pq.read_table(path, columns=["response_ids", "finished"]) for path in paths]
     )
+    count = pc.sum(
+        pc.and_(rows["finished"], pc.less_equal(pc.list_value_length(rows["response_ids"]), 1))
+    ).as_py()
+    if 2 * (count or 0) < len(rows):
+        return
+    text = (
+        f"{count} of {len(rows)} responses of {pair.target_id} are an end token alone; look at its"
+        " chat template (or model.chat, model.instruction_format) and at the end tokens of its"
+        " generation config"
+    )
+    if count == len(rows):
+        raise UserError(f"{text}: there is nothing to learn from. The responses are in {folder}.")
+    logger.warning("data: %s", text)
 
 
 class Stage(ABC):
@@ -151,7 +198,37 @@ class Stage(ABC):
             with progress(*self.amount(missing)) as advance:
                 for lot in self.lots(missing):
                     self.make(lot, advance)
-            self.store.complete(list(self.shards))
+                    self.check_left_out()
+            self.complete()
+
+    def check_left_out(self) -> int:
+        """Return how many rows are left out of the shards that exist.
+
+        Raises UserError where that is more than one in MOST_LEFT_OUT of all.
+        """
+        left_out = 0
+        for name, entry in self.store.shards.items():
+            if name in self.shards:
+                left_out += len(self.shards[name].prompts) - entry["rows"]
+        num_rows = self.num_rows(self.shards)
+        if left_out * MOST_LEFT_OUT > num_rows:
+            raise UserError(
+                f"{left_out} of {num_rows} rows are left out of {self.name}, as a model's logits"
+                f" were NaN or infinite: more than one in {MOST_LEFT_OUT}, so the model does not"
+                " work in this type. Use model.dtype=float32, or bfloat16 in place of float16."
+            )
+        return left_out
+
+    def complete(self) -> None:
+        """Declare the cache complete; the manifest and the log say how many rows are left out."""
+        if left_out := self.check_left_out():
+            logger.warning(
+                "data: %d of %d rows are left out of %s; the log names them",
+                left_out,
+                self.num_rows(self.shards),
+                self.name,
+            )
+        self.store.complete(list(self.shards), left_out)
 
     def num_rows(self, names: Collection[str]) -> int:
         return sum(len(self.shards[name].prompts) for name in names)
@@ -161,14 +238,27 @@ class Stage(ABC):
         return self.name, self.num_rows(names)
 
     def announce(self, missing: Collection[str]) -> None:
-        """Log how many responses are to be made or labelled."""
-        logger.info(
-            "data: %s of %d prompts, %d still to do, in %s",
-            self.name,
-            self.num_rows(self.shards),
-            self.num_rows(missing),
-            self.store.folder,
+        """Log how many responses are to be made or labelled, and the memory for it.
+
+        Their size follows with the first shard.
+        """
+        rows = self.num_rows(missing)
+        memory = self.memory()
+        whole = self.num_rows(self.shards)
+        how = (
+            f"{whole - rows} reused, {rows} still to do" if rows < whole else f"{rows} still to do"
         )
+        logger.info(
+            "data: %s of %d prompts, %s, in %s%s", self.name, whole, how, self.store.folder, memory
+        )
+        self.store.announce(self.name, [len(self.shards[name].prompts) for name in missing])
+
+    @abstractmethod
+    def memory(self) -> str:
+        """Return how much memory making shards takes, for the log.
+
+        Nothing where another program makes them.
+        """
 
     def lots(self, missing: Collection[str]) -> list[list[str]]:
         return [[name] for name in missing]
@@ -223,6 +313,13 @@ class ResponseStage(Stage):
             return super().amount(names)
         return f"{self.name}, in tokens", self.num_rows(names) * self.settings.max_new_tokens
 
+    def memory(self) -> str:
+        return (
+            ""
+            if self.settings.elsewhere
+            else ", " + memory_of(self.name, self.pair.target_lm, self._responder.memory())
+        )
+
     def make(self, names: Sequence[str], advance: Advance) -> None:
         shards = {name: self.shards[name] for name in names}
         if self.settings.runner == "server":
@@ -272,6 +369,13 @@ class LabelStage(Stage):
         super().__init__(pair, prompts, settings, root)
         self.responses = responses
 
+    def memory(self) -> str:
+        models = self.pair.target_lm, self.pair.draft_lm
+        most = elements_at_once(models[0].device)
+        return ", " + memory_of(
+            self.name, models[0], *(memory_parts(lm, most=most) for lm in models)
+        )
+
     def make(self, names: Sequence[str], advance: Advance) -> None:
         operations = bulk_operations(self.pair.target_lm.device)
         columns = ["prompt_ids", "sample", "response_ids", "finished"]
@@ -281,14 +385,26 @@ class LabelStage(Stage):
             rows = list[dict[str, Any]]()
             if self.responses.has(name):
                 rows = pq.read_table(path, columns=columns).to_pylist()
-            answered = [(row["prompt_ids"], row["sample"]) for row in rows]
-            if answered != [(ids, shard.sample) for _, ids in shard.prompts]:
+            answered = _answered(shard, rows)
+            if len(answered.prompts) != len(rows):
                 raise UserError(f"{path} has changed since it was written; run the command again.")
             responses = [Response(row["response_ids"], row["finished"]) for row in rows]
             with computing_with(operations):
                 self.store.write(
-                    name, label_rows(self.pair, shard, responses, self.settings, advance)
+                    name, label_rows(self.pair, answered, responses, self.settings, advance)
                 )
+
+
+def _answered(shard: Shard, rows: Sequence[Mapping[str, Any]]) -> Shard:
+    """Return the part of a shard whose prompts have responses: rows, in the shard's order."""
+    left = iter(shard.prompts)
+    found = []
+    for row in rows:
+        for prompt, ids in left:
+            if (ids, shard.sample) == (row["prompt_ids"], row["sample"]):
+                found.append((prompt, ids))
+                break
+    return replace(shard, prompts=found)
 
 
 def cache_provenance(

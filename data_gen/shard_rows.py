@@ -5,6 +5,7 @@ Both models read prompt and response once; probabilities are in memory for a sli
 time.
 """
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -16,12 +17,13 @@ from torch import Tensor
 
 from specheads.data_gen.settings import DataGeneration
 from specheads.decoding.responses import Responder, Response, row_uniforms
-from specheads.errors import UserError
 from specheads.pair.padding import BATCH_TOKENS, batches_of_tokens, slices
 from specheads.pair.pair import Pair
 from specheads.pair.reading import GivenTexts, read
 from specheads.pair.sampling import Warp, accept_prob, has_nan, nan_message, tokens_at
 from specheads.prompts.prompt import SPLITS, EncodedPrompt
+
+logger = logging.getLogger(__name__)
 
 # Probabilities of one model that are held at once on a CPU, whose cache takes about as many
 SLICE_ELEMENTS = 2**22
@@ -29,6 +31,9 @@ _DEVICE_ELEMENTS = 2**26  # other devices would wait for weights and launches wi
 # The columns of a response's labels: index i is response position i. Where several tokens were
 # sampled at each position, the columns `more_` have a list for each sample after the first.
 LABELS = ("draft_ids", "accept_prob", "more_draft_ids", "more_accept_prob")
+
+
+Labels = Mapping[str, Sequence]  # of a response, by column
 
 
 @dataclass(frozen=True)
@@ -76,15 +81,19 @@ def respond(
 
 
 def response_rows(
-    shard: Shard, responses: Sequence[Response], labels: Sequence[Mapping[str, Sequence]] = ()
+    shard: Shard, responses: Sequence[Response], labels: Sequence[Labels | str] = ()
 ) -> list[dict]:
-    """Return the rows of one shard, in the order of its prompts.
+    """Return the rows of one shard, in the order of its prompts, without those that failed.
 
     Without labels, the columns of the draft are empty.
     """
     rows = list[dict]()
-    of_rows = labels or [dict.fromkeys(LABELS, ())] * len(responses)
+    of_rows: Sequence[Labels | str] = labels or [dict.fromkeys(LABELS, ())] * len(responses)
     for (prompt, ids), response, columns in zip(shard.prompts, responses, of_rows, strict=True):
+        failure = columns if isinstance(columns, str) else response.failure
+        if failure is not None or isinstance(columns, str):
+            logger.warning("data: %s is left out: %s", prompt.where, failure)
+            continue
         row = {
             "prompt_id": prompt.prompt_id,
             "sample": shard.sample,
@@ -158,34 +167,40 @@ def label_responses(
     uniform: np.ndarray,
     warp: Warp,
     advance: Callable[[int], object] = lambda rows: None,
-) -> list[dict[str, list]]:
+) -> list[Labels | str]:
     """Return the labels of each response, which is not empty, by the names of their columns,
-    LABELS.
+    LABELS; where a model's logits have a NaN, in words which.
 
     `uniform` (B, samples, >= longest response) in [0, 1) has a number per drafted token. `advance`
     takes how much more is done, in responses of mean length: short ones come first.
     """
-    results: dict[int, dict[str, list]] = {}  # the key is the row
+    results: dict[int, Labels | str] = {}  # the key is the row
     lengths = [len(p) + len(r) for p, r in zip(prompts, responses, strict=True)]
     reported = 0
     done = 0
-    for rows in batches_of_tokens(lengths, BATCH_TOKENS):
+
+    def labels_of(rows: Sequence[int]) -> dict[int, Labels | str]:
         texts = GivenTexts.with_responses(
             [prompts[row] for row in rows], [responses[row] for row in rows]
         )
         uniforms = [uniform[row, :, : len(responses[row])] for row in rows]
-        labels = _labels_of(pair, texts, torch.from_numpy(np.concatenate(uniforms, axis=1)), warp)
-        results |= zip(rows, labels, strict=True)
+        numbers = torch.from_numpy(np.concatenate(uniforms, axis=1))
+        return dict(zip(rows, _labels_of(pair, texts, numbers, warp), strict=True))
+
+    for rows in batches_of_tokens(lengths, BATCH_TOKENS):
+        results |= labels_of(rows)
+        for row in rows:
+            # What is NaN in one text may spread to those that are read with it.
+            if len(rows) > 1 and isinstance(results[row], str):
+                results |= labels_of([row])
         done += sum(lengths[row] for row in rows)
         advance(len(prompts) * done // sum(lengths) - reported)
         reported = len(prompts) * done // sum(lengths)
     return [results[row] for row in range(len(prompts))]
 
 
-def _labels_of(
-    pair: Pair, texts: GivenTexts, uniforms: Tensor, warp: Warp
-) -> list[dict[str, list]]:
-    """Return the labels of the N positions of `texts`, by text.
+def _labels_of(pair: Pair, texts: GivenTexts, uniforms: Tensor, warp: Warp) -> list[Labels | str]:
+    """Return the labels of the N positions of `texts`, by text, or which model had a NaN there.
 
     `uniforms` (samples, N) decide the drafted tokens.
     """
@@ -194,22 +209,23 @@ def _labels_of(
     uniforms = uniforms.T.contiguous().to(device)
     ids = []
     accept_probs = []
-    nan = torch.zeros(2, dtype=torch.bool, device=device)
+    nans = []
     for piece in slices(len(texts.row), pair.vocab_size, elements_at_once(device)):
         target_probs = warp(pair.target_lm.logits(states.target[piece]))
         draft_probs = warp(pair.draft_lm.logits(states.draft[piece])).to(device)
-        nan |= torch.stack([has_nan(target_probs).any(), has_nan(draft_probs).any()])
+        nans.append(torch.stack([has_nan(target_probs), has_nan(draft_probs)], dim=1))
         drafted = tokens_at(draft_probs, uniforms[piece])
         ids.append(drafted)
         accept_probs.append(
             accept_prob(target_probs.gather(1, drafted), draft_probs.gather(1, drafted))
         )
-    for model_id, has in zip((pair.target_id, pair.draft_id), nan.tolist(), strict=True):
-        if has:
-            raise UserError(nan_message(model_id))
-    labels = []
-    by_text = (texts.of_rows(torch.cat(each).cpu()) for each in (ids, accept_probs))
-    for drafted, accepted in zip(*by_text, strict=True):
+    labels = list[Labels | str]()
+    by_text = (texts.of_rows(torch.cat(each).cpu()) for each in (ids, accept_probs, nans))
+    for drafted, accepted, nan in zip(*by_text, strict=True):
+        if nan.any():
+            of_target = bool(nan[:, 0].any())
+            labels.append(nan_message(pair.target_id if of_target else pair.draft_id))
+            continue
         first_ids, *more_ids = drafted.T.tolist()  # one list per sample
         first_probs, *more_probs = accepted.T.tolist()
         labels.append(

@@ -23,22 +23,28 @@ _ROUNDING = 0.3  # of a core that others may use of one that a thread still take
 NOTABLE = 0.25
 
 
-def available_memory() -> float:
+def available_memory(root: Path = Path("/")) -> float:
     """Return the bytes of memory that this process may still take.
 
-    Infinity where the system does not say.
+    Infinity where the system, whose files are in `root`, does not say.
     """
     limits = [float("inf")]
-    information = Path("/proc/meminfo")
+    information = root / "proc" / "meminfo"
     if information.is_file() and (
         free := re.search(r"MemAvailable: *(\d+)", information.read_text())
     ):
         limits.append(int(free[1]) * 1024)
-    most = Path("/sys/fs/cgroup/memory.max")
-    used = Path("/sys/fs/cgroup/memory.current")
+    most = root / "sys" / "fs" / "cgroup" / "memory.max"
+    used = most.with_name("memory.current")
     if most.is_file() and used.is_file() and most.read_text().strip() != "max":
         limits.append(int(most.read_text()) - int(used.read_text()))
     return min(limits)
+
+
+def memory_in_use() -> int:
+    """Return the bytes of memory that this process has; 0 where the system does not say."""
+    pages = Path("/proc/self/statm")
+    return int(pages.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") if pages.is_file() else 0
 
 
 class OthersLoad:

@@ -44,7 +44,6 @@ settings.load_profile("suite")
 # The files that take ten seconds or more, the longest first, so that processes that share the tests
 # end together.
 LONGEST = (
-    "test_rows",
     "test_pipeline",
     "test_wheel",
     "test_decoder",

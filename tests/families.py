@@ -11,6 +11,7 @@ from transformers import (
     LlamaConfig,
     OPTConfig,
     PretrainedConfig,
+    PreTrainedModel,
     Qwen2Config,
     Qwen3Config,
 )
@@ -19,18 +20,9 @@ from specheads.pair.pair import Pair
 
 VOCAB_SIZE = 29
 WINDOW = 160
-_SHAPE = {
-    "hidden_size": 32,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "vocab_size": VOCAB_SIZE,
-}
-_SHAPE |= {
-    "bos_token_id": None,
-    "eos_token_id": None,
-    "pad_token_id": None,
-    "max_position_embeddings": WINDOW,
-}
+_SHAPE = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
+_SHAPE |= {"vocab_size": VOCAB_SIZE, "max_position_embeddings": WINDOW}
+_SHAPE |= {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
 _GROUPED = {**_SHAPE, "num_key_value_heads": 2, "intermediate_size": 48, "head_dim": 8}
 _OPT = {**_SHAPE, "ffn_dim": 48, "dropout": 0.0}
 CONFIGS = {
@@ -66,11 +58,8 @@ def tiny_model(config: PretrainedConfig, seed: int, gain: float = 2.0):
         AutoModelForCausalLM.from_config(config, dtype=torch.float64).eval().requires_grad_(False)
     )
     scale = getattr(model.get_input_embeddings(), "embed_scale", None)
-    if (
-        scale is not None
-        # Float32 as in a model that is loaded; the compiler has no place for a single float64
-        # number
-    ):
+    if scale is not None:
+        # Float32 as in a model that is loaded; the compiler has no place for a float64 number.
         model.get_input_embeddings().embed_scale = scale.float()
     for name, weight in model.named_parameters():
         if weight.ndim == 2:
@@ -93,22 +82,18 @@ def family_pair(name: str) -> Pair:
     """
     if name == CUT:
         return cut(family_pair("llama"), range(0, VOCAB_SIZE, 2))
-    config = CONFIGS[name]
-    target = tiny_model(config, seed=4)
-    draft = tiny_model(config, seed=4)
+    target, draft = (tiny_model(CONFIGS[name], seed=4) for _ in range(2))
+    return noisy_pair(name, target, draft)
+
+
+def noisy_pair(name: str, target: PreTrainedModel, draft: PreTrainedModel) -> Pair:
+    """Return a pair of two equal models, of which noise is added to the draft."""
     torch.manual_seed(2)
     for weight in draft.parameters():
-        weight += 0.05 * weight.abs().mean() * torch.randn_like(weight)
-    return Pair(
-        target,
-        draft,
-        CountingTokenizer(VOCAB_SIZE),
-        name,
-        f"{name}-target",
-        "r1",
-        f"{name}-draft",
-        "r2",
-    )
+        if weight.is_floating_point():
+            weight += 0.05 * weight.abs().mean() * torch.randn_like(weight)
+    roles = (f"{name}-target", "r1", f"{name}-draft", "r2")
+    return Pair(target, draft, CountingTokenizer(VOCAB_SIZE), name, *roles)
 
 
 def families_compiled(*always: str) -> list:

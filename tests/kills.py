@@ -29,25 +29,16 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
-PAIR = [
-    "model=nano",
-    "data=nano",
-    "data.max_new_tokens=16",
-    "data.num_train=32",
-    "data.num_dev=8",
-    "data.num_test=8",
-]
+PAIR = ["model=nano", "data=nano", "data.max_new_tokens=16"]
+PAIR += ["data.num_train=32", "data.num_dev=8", "data.num_test=8"]
 SHARDS = ["generation.batch_size=8", "generation.rows_per_shard=8"]
-REPLAYED = [
-    "num_prompts=8",
-    "num_dev_prompts=8",
-    "stopping=[fixed_length,head_threshold]",
-    "fixed_lengths=[1,2,4]",
-]
+REPLAYED = ["num_prompts=8", "num_dev_prompts=8", "fixed_lengths=[1,2,4]", "live=none"]
+REPLAYED += ["stopping=[fixed_length,head_threshold]", "thresholds=[0.3,0.6]"]
 TRAINED = ["checkpoint.every_steps=3", "trainer.log_every_n_steps=1", "loader.batch_size=8"]
 DISTILLED = ["trainer.max_epochs=2", "validation.num_prompts=4"]
 CUT = ["model.draft=null", "init_layers=1", "draft_vocabulary=200", "embedding=target"]
 DECODED = ["verification=block", "fixed_lengths=[1,2,4]", "thresholds=[0.5]", "num_live_prompts=6"]
+DECODED += ["timing_seconds=2"]
 PROBED = ["num_prompts=8", "generation.batch_size=4"]
 WRITTEN = ("data", "outputs")
 
@@ -70,9 +61,7 @@ TRIALS = {
     ),
     "distill": Trial(("distill", *PAIR, *SHARDS, *TRAINED, *DISTILLED), ("data",)),
     "distill, cut": Trial(("distill", *PAIR, *SHARDS, *TRAINED, *DISTILLED, *CUT), ("data",)),
-    "evaluate": Trial(
-        ("evaluate", *PAIR, *SHARDS, *REPLAYED, "thresholds=[0.3,0.6]", "live=none"), WRITTEN
-    ),
+    "evaluate": Trial(("evaluate", *PAIR, *SHARDS, *REPLAYED), WRITTEN),
     "evaluate, decoded": Trial(
         ("evaluate", *PAIR, *SHARDS, *DECODED),
         WRITTEN,
@@ -157,12 +146,8 @@ def started(trial: Trial, folder: Path, prepared: Path) -> Iterator[subprocess.P
     for part in trial.needs:
         if not (folder / part).exists():
             shutil.copytree(prepared / part, folder / part)
-    environment = os.environ | {
-        "PYTHONPATH": str(ROOT),
-        "OMP_NUM_THREADS": "1",
-        "WANDB_MODE": "disabled",
-    }
-    environment |= {"SPECHEADS_ENGINE": "eager", "HF_HUB_OFFLINE": "1"}
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    environment |= {"WANDB_MODE": "disabled", "SPECHEADS_ENGINE": "eager", "HF_HUB_OFFLINE": "1"}
     before = files_of(folder)
     with (folder / "said.log").open("a") as said:
         words = [sys.executable, "-m", "specheads", *trial.words]
@@ -224,22 +209,18 @@ def values_of(folder: Path) -> dict[str, Any]:
     dates = {match[0] for path in files for match in DATE.finditer(str(path))}
     runs = {date: f"<run {number}>" for number, date in enumerate(sorted(dates))}
 
-    def plain(value: Any) -> Any:
-        if not isinstance(value, str):
-            return value
-        return SECONDS.sub(
-            "<time>",
-            DATE.sub(lambda match: runs.get(match[0], "<a date>"), value.replace(str(folder), ".")),
-        )
+    def plain(text: str) -> str:
+        text = DATE.sub(lambda match: runs.get(match[0], "<a date>"), text)
+        return SECONDS.sub("<time>", text.replace(str(folder), "."))
 
-    found = {(path, place): value for path in files for place, value in values_in(path)}
     return {
         plain(f"{path.relative_to(folder)} {place}"): plain(value)
-        for (path, place), value in found.items()
+        for path in files
+        for place, value in values_in(path)
     }
 
 
-def values_in(path: Path) -> Iterator[tuple[str, Any]]:
+def values_in(path: Path) -> Iterator[tuple[str, str]]:
     """Yield the places in a file with their values."""
     content = path.read_bytes()
     if path.suffix in (".json", ".jsonl"):
@@ -247,30 +228,21 @@ def values_in(path: Path) -> Iterator[tuple[str, Any]]:
         for number, line in enumerate(lines):
             yield from flat(json.loads(line), str(number))
     elif path.suffix in TEXTS:
-        yield from (
-            (str(number), line) for number, line in enumerate(content.decode().splitlines())
-        )
+        for number, line in enumerate(content.decode().splitlines()):
+            yield str(number), line
     else:
         yield "", hashlib.sha256(content).hexdigest()
 
 
-def flat(value: Any, place: str) -> Iterator[tuple[str, Any]]:
+def flat(value: Any, place: str) -> Iterator[tuple[str, str]]:
     """Yield the places in nested JSON with their values."""
     if isinstance(value, dict | list) and value:
         for key, each in value.items() if isinstance(value, dict) else enumerate(value):
             yield from flat(each, f"{place}.{key}")
+    elif isinstance(value, float) and (place.endswith("seconds") or ".load." in place):
+        yield place, "<time>"
     else:
-        is_time = isinstance(value, float) and (place.endswith("seconds") or ".load." in place)
-        yield (
-            place,
-            (
-                "<time>"
-                if is_time
-                else repr(value)
-                if isinstance(value, float | dict | list)
-                else value
-            ),
-        )
+        yield place, value if isinstance(value, str) else repr(value)
 
 
 def differences(values: dict[str, Any], whole: dict[str, Any], compared: set[str]) -> list[str]:

@@ -16,63 +16,38 @@ from transformers import (
 )
 
 
-def _llama(
-    hidden_size,
-    intermediate_size,
-    layers,
-    heads,
-    key_value_heads=None,
-    tied=False,
-    vocab_size=32_000,
-    **more,
-):
+def _llama(hidden_size, intermediate_size, layers, heads, kv_heads=None, tied=False, **more):
     return LlamaConfig(
         hidden_size=hidden_size,
         intermediate_size=intermediate_size,
         num_hidden_layers=layers,
         num_attention_heads=heads,
-        num_key_value_heads=key_value_heads or heads,
+        num_key_value_heads=kv_heads or heads,
         tie_word_embeddings=tied,
-        vocab_size=vocab_size,
-        **more,
+        **{"vocab_size": 32_000} | more,
     )
 
 
-def _opt(hidden_size, layers, heads, **more):
-    sizes = {
-        "hidden_size": hidden_size,
-        "ffn_dim": 4 * hidden_size,
-        "word_embed_proj_dim": hidden_size,
-        "dropout": 0.0,
-    }
-    return OPTConfig(
-        num_hidden_layers=layers, num_attention_heads=heads, vocab_size=50_272, **(sizes | more)
-    )
+def _opt(size, layers, heads, **more):
+    sizes = {"hidden_size": size, "ffn_dim": 4 * size, "word_embed_proj_dim": size} | more
+    sizes |= {"num_hidden_layers": layers, "num_attention_heads": heads, "vocab_size": 50_272}
+    return OPTConfig(**sizes, dropout=0.0)
 
 
 def _bloom(hidden_size, layers, heads):
     return BloomConfig(hidden_size=hidden_size, n_layer=layers, n_head=heads, vocab_size=250_880)
 
 
-def _pythia(hidden_size, layers, heads):
-    sizes = {
-        "hidden_size": hidden_size,
-        "intermediate_size": 4 * hidden_size,
-        "num_hidden_layers": layers,
-    }
-    return GPTNeoXConfig(
-        **sizes, num_attention_heads=heads, vocab_size=50_304, tie_word_embeddings=False
-    )
+def _pythia(size, layers, heads):
+    sizes = {"hidden_size": size, "intermediate_size": 4 * size, "num_hidden_layers": layers}
+    sizes |= {"num_attention_heads": heads, "vocab_size": 50_304}
+    return GPTNeoXConfig(**sizes, tie_word_embeddings=False)
 
 
-def _qwen3(hidden_size, intermediate_size, layers, heads, tied=False):
-    sizes = {
-        "hidden_size": hidden_size,
-        "intermediate_size": intermediate_size,
-        "num_hidden_layers": layers,
-    }
-    heads = {"num_attention_heads": heads, "num_key_value_heads": 8, "head_dim": 128}
-    return Qwen3Config(**sizes, **heads, vocab_size=151_936, tie_word_embeddings=tied)
+def _qwen3(size, intermediate_size, layers, heads, tied=False):
+    sizes = {"hidden_size": size, "intermediate_size": intermediate_size}
+    sizes |= {"num_hidden_layers": layers, "num_attention_heads": heads, "vocab_size": 151_936}
+    return Qwen3Config(**sizes, num_key_value_heads=8, head_dim=128, tie_word_embeddings=tied)
 
 
 _LLAMA_7B = _llama(4096, 11_008, 32, 32)
@@ -122,38 +97,17 @@ def tiny(config: PretrainedConfig, hidden_size: int, vocab_size: int, seed: int)
     """
     content = config.to_dict()
     heads = 4
-    sizes = {
-        "hidden_size": hidden_size,
-        "num_hidden_layers": 2,
-        "num_attention_heads": heads,
-        "vocab_size": vocab_size,
-    }
-    sizes |= {
-        "intermediate_size": 2 * hidden_size,
-        "ffn_dim": 2 * hidden_size,
-        "head_dim": hidden_size // heads,
-    }
-    sizes["num_key_value_heads"] = (
-        heads if content.get("num_key_value_heads") == content.get("num_attention_heads") else 2
-    )
-    sizes["word_embed_proj_dim"] = (
-        hidden_size * content.get("word_embed_proj_dim", 0) // config.hidden_size
-    )
-    sizes |= {
-        "max_position_embeddings": WINDOW,
-        "seq_length": WINDOW,
-        "n_layer": 2,
-        "n_head": heads,
-    }
-    sizes |= {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
-    kept = {
-        key: value
-        for key, value in content.items()
-        if key not in ("model_type", "architectures", "dtype", "layer_types")
-    }
-    names = {key for key in sizes if key in content} | {
-        "bos_token_id",
-        "eos_token_id",
-        "pad_token_id",
-    }
-    return tiny_model(type(config)(**(kept | {key: sizes[key] for key in names})), seed)
+    is_grouped = content.get("num_key_value_heads") != content.get("num_attention_heads")
+    sizes = {"hidden_size": hidden_size, "vocab_size": vocab_size, "head_dim": hidden_size // heads}
+    sizes |= dict.fromkeys(("num_hidden_layers", "n_layer"), 2)
+    sizes |= dict.fromkeys(("num_attention_heads", "n_head"), heads)
+    sizes |= dict.fromkeys(("intermediate_size", "ffn_dim"), 2 * hidden_size)
+    sizes |= dict.fromkeys(("max_position_embeddings", "seq_length"), WINDOW)
+    sizes["num_key_value_heads"] = 2 if is_grouped else heads
+    sizes["word_embed_proj_dim"] = hidden_size * content.get("word_embed_proj_dim", 0)
+    sizes["word_embed_proj_dim"] //= config.hidden_size
+    for name in ("model_type", "architectures", "dtype", "layer_types"):
+        content.pop(name, None)
+    sizes = {key: size for key, size in sizes.items() if key in content}
+    ends = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"))
+    return tiny_model(type(config)(**content | sizes | ends), seed)

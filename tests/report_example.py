@@ -23,17 +23,18 @@ from specheads.replay.intervals import Interval
 
 RATIOS = ("measured", "5", "10", "20")
 NASTY = "Say \"</script><b>bold</b>\" & 'quote' — naïve 日本語 {x} %{y}\nsecond line"
+GRID = (0.1, 0.3, 0.5, 0.7, 0.9)
 FAMILIES = {  # how much faster than the best fixed length at ratio 10, and the thresholds, if any
     "fixed_length": (1.0, None),
-    "head_threshold shallow": (1.03, (0.1, 0.3, 0.5, 0.7, 0.9)),
-    "head_threshold <deep>": (1.06, (0.1, 0.3, 0.5, 0.7, 0.9)),
-    "logistic": (1.045, (0.1, 0.3, 0.5, 0.7, 0.9)),
-    "logistic3": (1.04, (0.1, 0.3, 0.5, 0.7, 0.9)),
-    "draft_product": (1.035, (0.1, 0.3, 0.5, 0.7, 0.9)),
-    "max_probability": (1.01, (0.1, 0.3, 0.5, 0.7, 0.9)),
+    "head_threshold shallow": (1.03, GRID),
+    "head_threshold <deep>": (1.06, GRID),
+    "logistic": (1.045, GRID),
+    "logistic3": (1.04, GRID),
+    "draft_product": (1.035, GRID),
+    "max_probability": (1.01, GRID),
     "confidence": (0.99, (0.2, 0.4, 0.6)),
     "online_logistic": (0.9, None),
-    "ceiling": (1.18, (0.1, 0.3, 0.5, 0.7, 0.9)),
+    "ceiling": (1.18, GRID),
     "oracle": (1.35, None),
 }
 
@@ -73,12 +74,10 @@ def report_example() -> Report:
         "versions": {"python": "3.11.7", "torch": "2.13.0"},
         "config": "seed: 0\nmodel:\n  name: <tiny>\n",
     }
+    costs = StepCosts(0.0021, 0.0113, 0.00004, round_seconds=0.0002, verification=(0.0113, 0.0114))
     report = Report(
         context,
-        StepTimes(
-            StepCosts(0.0021, 0.0113, 0.00004, round_seconds=0.0002, verification=(0.0113, 0.0114)),
-            {"HeadThreshold of shallow": 0.0003},
-        ),
+        StepTimes(costs, {"HeadThreshold of shallow": 0.0003}),
         ["The machine was <busy>."],
         ratio=Interval(5.4, 5.2, 5.5),
         live=_live(rng),
@@ -98,11 +97,10 @@ def with_verdict(report: Report) -> Report:
     used at ratio 20.
     """
     verdict = verdict_of(report, {"20": "logistic 0.5"})
-    return replace(
-        report,
-        verdict=verdict
-        and replace(verdict, command="specheads evaluate 'x=<y>'", python="print('<y>')"),
-    )
+    if verdict is not None:
+        changes = {"command": "specheads evaluate 'x=<y>'", "python": "print('<y>')"}
+        verdict = replace(verdict, **changes)
+    return replace(report, verdict=verdict)
 
 
 def _fields(family: str) -> dict[str, object]:
@@ -124,62 +122,46 @@ def _rules(rng: random.Random, family: str) -> list[RuleRow]:
     factor, thresholds = FAMILIES[family]
     values = {"fixed_length": (1, 2, 3, 5, 8, 12)}.get(family, thresholds or (1,))
     key = "num_tokens" if family == "fixed_length" else "threshold" if thresholds else "start"
+    title = {"fixed_length": "fixed K="}.get(family, family.replace("_", " ") + " ")
     rows = []
-    for value in values:
-        place = (values.index(value) + 0.5) / len(values)
-        discard = 2.0 * place**1.5 / factor**4 + 0.05
+    for number, value in enumerate(values):
+        place = (number + 0.5) / len(values)
+        discard = about(2.0 * place**1.5 / factor**4 + 0.05, 0.05)
         verification = (0.62 - 0.33 * place**0.6) / factor
+        lost = 0.5 * (place - 0.45) ** 2
         speedup = {
-            ratio: about(
-                factor * rng.gauss(1.7, 0.01) - 0.5 * (place - 0.45) ** 2 - 0.3 / len(ratio)
-            )
+            ratio: about(factor * rng.gauss(1.7, 0.01) - lost - 0.3 / len(ratio))
             for ratio in RATIOS
         }
-        title = {"fixed_length": "fixed K="}.get(family, family.replace("_", " ") + " ")
-        rates = (about(discard, 0.05), about(verification))
-        row = RuleRow(
-            family,
-            f"{title}{value}",
-            {key: value},
-            *rates,
-            1 / verification,
-            0.7,
-            speedup,
-            **_fields(family),
-        )
-        rows.append(row)
+        rates = (discard, about(verification), 1 / verification, 0.7)
+        names = (family, f"{title}{value}", {key: value})
+        rows.append(RuleRow(*names, *rates, speedup, **_fields(family)))
     return rows
 
 
 def _winners(rules: list[RuleRow]) -> list[Winner]:
     winners = []
     for ratio in RATIOS:
-        tops = {
-            f: max((r for r in rules if r.family == f), key=lambda r: r.speedup[ratio].value)
-            for f in FAMILIES
-        }
-        fixed, ceiling = (
-            tops[family].speedup[ratio].value for family in ("fixed_length", "ceiling")
-        )
-        for family, row in tops.items():
-            speed = row.speedup[ratio]
-            gap = (
-                None
-                if family == "fixed_length"
-                else about((speed.value - fixed) / (ceiling - fixed), 0.25)
-            )
-            head = (0.15,) if family.startswith("head") else ()
-            values = (
+        tops: dict[str, RuleRow] = {}
+        for rule in sorted(rules, key=lambda rule: rule.speedup[ratio].value):
+            tops[rule.family] = rule
+        fixed = tops["fixed_length"].speedup[ratio].value
+        ceiling = tops["ceiling"].speedup[ratio].value
+        for family in FAMILIES:
+            speed = tops[family].speedup[ratio]
+            gap = about((speed.value - fixed) / (ceiling - fixed), 0.25)
+            gains = (about(speed.value / fixed, 0.015), None if family == "fixed_length" else gap)
+            shares = (0.15,) if family.startswith("head") else ()
+            winner = Winner(
                 family,
-                row.name,
+                tops[family].name,
                 ratio,
                 speed,
-                about(speed.value / fixed, 0.015),
-                gap,
+                *gains,
                 speed.value,
-                *head,
+                *shares,
+                **_fields(family),
             )
-            winner = Winner(*values, **_fields(family))
             winners.append(replace(winner, over_headless=about(1.01) if winner.head else None))
     return winners
 
@@ -196,38 +178,24 @@ def _texts(rng: random.Random) -> list[TextSample]:
         "The quick brown fox jumps over the lazy dog , and then it rests .\n Then a </pre> tag"
         " appears , quite harmless ."
     )
-    words = text.split(" ")
+    words = [f" {word}" for word in text.split(" ") * 3]
+    outcomes = ("accepted", "accepted", "accepted", "rejected", "target")
     samples = []
     for prompt in (NASTY, "Write a short story about a fox."):
         for rule in ("fixed_length(num_tokens=5)", "head_threshold <deep> 0.5"):
-            kinds = rng.choices(
-                ("accepted", "accepted", "accepted", "rejected", "target"), k=len(words) * 3
-            )
-            samples.append(
-                TextSample(
-                    rule,
-                    prompt,
-                    [(kind, f" {word}") for kind, word in zip(kinds, words * 3, strict=True)],
-                )
-            )
+            kinds = rng.choices(outcomes, k=len(words))
+            samples.append(TextSample(rule, prompt, list(zip(kinds, words, strict=True))))
     return samples
 
 
 def _live(rng: random.Random) -> list[LiveRow]:
     rows = [_live_row("target alone", "target", 88.0, None)]
     for k in (1, 2, 3, 5, 8):
-        rows.append(
-            _live_row(
-                f"fixed_length(num_tokens={k})",
-                "fixed_length",
-                120 + 6 * k - k**2 + rng.random(),
-                0.99,
-            )
-        )
-    rows += [
-        _live_row(f"head {t:g}", "head_threshold", 135 - 30 * (t - 0.5) ** 2, 1.03)
-        for t in (0.3, 0.5, 0.7)
-    ]
+        speed = 120 + 6 * k - k**2 + rng.random()
+        rows.append(_live_row(f"fixed_length(num_tokens={k})", "fixed_length", speed, None))
+    for threshold in (0.3, 0.5, 0.7):
+        speed = 135 - 30 * (threshold - 0.5) ** 2
+        rows.append(_live_row(f"head {threshold:g}", "head_threshold", speed, 1.03))
     return [*rows, _live_row("<lossy> K=5", "typical", 160, None, lossless=False)]
 
 
@@ -247,9 +215,7 @@ def _live_row(
         block_efficiency=2.9,
         acceptance_rate=None if family == "target" else 0.71,
         milliseconds={"p50": 3.1, "p90": 18.4, "p99": 25.0},
-        replayed_tokens_per_second=(
-            None if off is None or family == "fixed_length" else speed * off * 0.995
-        ),
+        replayed_tokens_per_second=None if off is None else speed * off * 0.995,
         lossless=lossless,
         gain=about(speed / 130),
         over_headless=about(1.01) if family == "head_threshold" else None,

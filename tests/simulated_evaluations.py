@@ -47,10 +47,11 @@ from specheads.evaluation.candidates import (
     step_kind,
 )
 from specheads.evaluation.conclusions import verdict_of
-from specheads.evaluation.costs import MOST_SECONDS, Overheads, cost_table
+from specheads.evaluation.costs import Overheads, cost_table
 from specheads.evaluation.replayed_sets import RecordedSet, Results, chosen
 from specheads.evaluation.report import DataSet, Kind, Report
 from specheads.evaluation.rows import live_rows, winners_of
+from specheads.evaluation.settings import Evaluation
 from specheads.evaluation.sweep import (
     DecodedRound,
     Measured,
@@ -413,7 +414,7 @@ class Simulation:
             steps,
             lambda: machine.now,
             None,
-            MOST_SECONDS,
+            Evaluation().timing_seconds,
             lambda taken: TimedSteps.of(taken, kinds).is_narrow,
         )
         return TimedSteps.of(taken, kinds)

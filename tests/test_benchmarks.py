@@ -8,6 +8,7 @@ import shutil
 
 import pytest
 
+from benchmarks import gains
 from benchmarks import results as benchmark_results
 from benchmarks.render import BLOCK, DOCUMENTS, RESULTS, ROOT, main, source, update
 from benchmarks.results import Column, Table, text_of, write_result
@@ -79,3 +80,67 @@ def test_written_results_are_rendered(tmp_path, monkeypatch):
     )
     assert source(content).startswith(f"<sub>`{content['command']}`; {content['date']}; ")
     assert source(content).endswith(". One.</sub>")
+
+
+def gains_report(seed, gain, explained):
+    """A report of an evaluation with one set of test prompts: a head, a logistic, and a faster rule
+    that no decoder can use.
+    """
+
+    def about(value):
+        return {"value": value, "low": value - 0.01, "high": value + 0.01}
+
+    def row(rule, head, dev, gain, **more):
+        fields = {
+            "ratio": "10",
+            "bound": False,
+            "rule_name": rule,
+            "head": head,
+            "dev_speedup": dev,
+            "gain": about(gain),
+        }
+        return fields | {"gain_uncharged": None, "gap_ceiling": about(10 * (gain - 1))} | more
+
+    head = "next_token-d3-r1"
+    winners = [
+        row("fixed_length", None, 9.0, 1.0),
+        row("head_threshold", head, 1.0, 2.0),  # better on these prompts, and not chosen
+        row("head_threshold", head, 2.0, gain, gain_uncharged=about(gain + 0.01)),
+        row("logistic", None, 1.5, 1.02),
+        row("ceiling", None, 9.0, 3.0, bound=True),
+    ]
+    known = {
+        "reducible": about(0.36),
+        "irreducible": about(0.12),
+        "explained": {head: about(explained), gains.LOGISTIC: about(0.2)},
+    }
+    data = {"name": "mini, final", "role": "test", "information": known, "winners": winners}
+    warp = {"temperature": 0.5, "top_k": 50, "top_p": 1.0}
+    return {
+        "context": {"model": "mini", "warp": warp, "seed": seed, "split": "final"},
+        "data_sets": [data],
+    }
+
+
+def test_gains_are_means_over_seeds_of_what_dev_prompts_chose(tmp_path, monkeypatch, capsys):
+    paths = [tmp_path / f"{seed}.json" for seed in (0, 1)]
+    for path, seed, gain in zip(paths, (0, 1), (1.04, 1.06), strict=True):
+        path.write_text(json.dumps(gains_report(seed, gain, 10 * (gain - 1))))
+    monkeypatch.setattr(benchmark_results, "OUTPUTS", tmp_path / "outputs")
+    monkeypatch.setattr("sys.argv", ["gains.py", *map(str, paths)])
+    gains.main()
+    written = json.loads((tmp_path / "outputs" / "gains.json").read_text())
+    gained, known, relation = written["tables"]
+    values = {}
+    for table in (gained, known):
+        for column, value in zip(table["columns"], table["rows"][0], strict=True):
+            values[column["name"]] = value
+    assert values["warp"] == "T = 0.5, top-k 50" and len(gained["rows"]) == len(known["rows"]) == 1
+    of_head = values["look-ahead head at 10"]
+    assert (of_head["value"], of_head["low"], of_head["high"]) == pytest.approx((0.05, 0.03, 0.07))
+    assert values["excluding its overhead, at 10"]["value"] == pytest.approx(0.06)
+    assert values[f"{gains.LOGISTIC} at 10"]["value"] == pytest.approx(0.02)
+    assert values["look-ahead head explains"]["value"] == pytest.approx(0.5)
+    assert values["SpecDec++ head at 10"] is None
+    # Each closes the share that it explains.
+    assert relation["rows"][0][1:5] == pytest.approx([2, 1.0, 1.0, 0.0], abs=1e-9)

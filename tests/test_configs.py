@@ -34,10 +34,9 @@ SHOWN_IN = [
     *(ROOT / "docs").glob("*.md"),
     *config_folder().rglob("*.yaml"),
     *ROOT.glob("*.py"),
-]
-SHOWN_IN += [path for path in (ROOT / "examples" / "cluster").iterdir() if path.is_file()]
-SHOWN_IN += [
-    path for folder in ("data_gen", "specheads/evaluation") for path in (ROOT / folder).glob("*.py")
+    *(ROOT / "data_gen").glob("*.py"),
+    *(ROOT / "specheads" / "evaluation").glob("*.py"),
+    *filter(Path.is_file, (ROOT / "examples" / "cluster").iterdir()),
 ]
 # keys with quotes around them or within; <...> and ... stand for what the reader fills in
 COMMAND = re.compile(
@@ -58,14 +57,10 @@ def shown_commands():
     return sorted((names[command], overrides.strip()) for command, overrides in lines)
 
 
-def composed(name, overrides=()):
-    return command_config(name, overrides)
-
-
 @pytest.mark.parametrize("trial", TRIALS.values(), ids=TRIALS)
 def test_commands_that_are_killed_have_keys_that_exist(trial):
     verb, *overrides = trial.words
-    assert composed({"data": "data_gen"}.get(verb, verb), overrides).model.name == "nano"
+    assert command_config({"data": "data_gen"}.get(verb, verb), overrides).model.name == "nano"
 
 
 def test_commands_are_shown():
@@ -81,7 +76,7 @@ def test_shown_command_lines_compose(command, overrides):
     ]
     # The first value of each swept key.
     words = [re.sub(r"=(?![\[\x22])([^,]+),.*", r"=\1", word) for word in words]
-    composed(command, words)
+    command_config(command, words)
 
 
 MODELS = sorted(path.stem for path in (config_folder() / "model").glob("*.yaml"))
@@ -96,8 +91,9 @@ def models_of_commands():
 
 @pytest.mark.parametrize(("command", "model"), list(models_of_commands()))
 def test_every_model_composes_with_every_command(command, model):
-    cfg = composed(command, [f"model={model}"])
-    assert cfg.model.name == model
+    named = ["model.draft=a", "model.target=b"] if model == "mine" else []
+    cfg = command_config(command, [f"model={model}", *named])
+    assert cfg.model.name == model and model_config(cfg).target
     source = prompt_source(plain(cfg.data))
     assert (type(source).__name__ == "NanoSource") == (model in ("nano", "mini"))
 
@@ -107,12 +103,12 @@ DATA = sorted((config_folder() / "data").glob("*.yaml"))
 
 @pytest.mark.parametrize("path", DATA, ids=lambda path: path.stem)
 def test_every_prompt_set_passes_its_own_check(path):
-    source_of(composed("data_gen", [f"data={path.stem}"]))
+    source_of(command_config("data_gen", [f"data={path.stem}"]))
 
 
 @pytest.mark.parametrize(("name", "cls"), [("train", HeadTraining), ("data_gen", DataGeneration)])
 def test_defaults_of_a_class_are_those_of_the_configs(name, cls):
-    cfg = composed(name, ["data=alpaca"])
+    cfg = command_config(name, ["data=alpaca"])
     assert settings_of(cls, cfg) == cls()
     keys = fields_of(cls).keys()
     for group in {key.rpartition(".")[0] for key in keys} - {"", "data"}:
@@ -120,44 +116,37 @@ def test_defaults_of_a_class_are_those_of_the_configs(name, cls):
 
 
 def test_nested_objects_of_the_trainer_are_instantiated():
-    strategy = (
-        "+trainer.strategy={_target_: lightning.pytorch.strategies.SingleDeviceStrategy, device:"
-        " cpu}"
-    )
-    settings = settings_of(HeadTraining, composed("train", [strategy]))
-    assert type(settings.trainer.values()["strategy"]).__name__ == "SingleDeviceStrategy"
-    again = settings_of(HeadTraining, composed("train", [strategy]))
+    def settings(key, cls):
+        place = f"+trainer.{key}={{_target_: lightning.pytorch.{cls}}}"
+        return settings_of(HeadTraining, command_config("train", [place]))
+
+    strategy = "strategies.SingleDeviceStrategy, device: cpu"
+    made = [settings("strategy", strategy) for _ in range(2)]
+    assert type(made[0].trainer.values()["strategy"]).__name__ == "SingleDeviceStrategy"
     # It says where a run trains.
-    assert settings.cache_key() == again.cache_key() == HeadTraining().cache_key()
-    profiler = "+trainer.profiler={_target_: lightning.pytorch.profilers.PassThroughProfiler}"
-    keys = [settings_of(HeadTraining, composed("train", [profiler])).cache_key() for _ in range(2)]
+    assert made[0].cache_key() == made[1].cache_key() == HeadTraining().cache_key()
+    keys = [settings("profiler", "profilers.PassThroughProfiler").cache_key() for _ in range(2)]
     assert keys[0] == keys[1] != HeadTraining().cache_key()
 
 
 def test_a_template_on_the_command_line_replaces_the_list_of_templates():
-    source = source_of(composed("data_gen", ["data=alpaca", 'data.template="{question}"']))
+    source = source_of(command_config("data_gen", ["data=alpaca", 'data.template="{question}"']))
     assert source.template == "{question}"
-    source = source_of(composed("data_gen", ["data=alpaca", "data.template=['{a} {b}','{a}']"]))
+    source = source_of(
+        command_config("data_gen", ["data=alpaca", "data.template=['{a} {b}','{a}']"])
+    )
     assert list(source.template) == ["{a} {b}", "{a}"]
 
 
 def test_the_papers_recipe_is_the_papers():
-    cfg = composed("train", ["experiment=specdecpp", "model=llama2-7b"])
+    cfg = command_config("train", ["experiment=specdecpp", "model=llama2-7b"])
     assert (cfg.heads, cfg.head.depth, cfg.loss.reject_weight) == ("specdecpp", 3, 6)
-    assert (
-        cfg.trainer.max_epochs,
-        cfg.loader.batch_size,
-        cfg.optimizer.lr,
-        cfg.optimizer.warmup_share,
-    ) == (3, 32, 5e-5, 0.03)
-    assert (
-        cfg.warp.temperature,
-        cfg.warp.top_k,
-        cfg.data.max_new_tokens,
-        cfg.mixing.response_share,
-    ) == (1, 50, 512, 0.15)
+    assert (cfg.trainer.max_epochs, cfg.loader.batch_size) == (3, 32)
+    assert (cfg.optimizer.lr, cfg.optimizer.warmup_share) == (5e-5, 0.03)
+    assert (cfg.warp.temperature, cfg.warp.top_k) == (1, 50)
+    assert (cfg.data.max_new_tokens, cfg.mixing.response_share) == (512, 0.15)
     assert (cfg.data.num_train, cfg.data.num_dev, cfg.data.num_test) == (40000, 10000, 2000)
-    evaluation = composed("evaluate")
+    evaluation = command_config("evaluate")
     assert {2, 4, 6, 8, 10, 12, 14} <= set(evaluation.fixed_lengths)
     assert list(evaluation.thresholds) == ["auto", *(t / 10 for t in range(1, 10))]
 
@@ -194,16 +183,10 @@ def test_every_key_of_an_object_is_its_argument(path):
 
 @pytest.mark.parametrize("experiment", names_of("experiment"))
 def test_every_recipe_composes_and_all_its_keys_are_read(experiment):
-    cfg = composed("train", [f"experiment={experiment}", "paths.run=run"])
+    cfg = command_config("train", [f"experiment={experiment}", "paths.run=run"])
     check_keys(cfg, verb_of("train").settings())
 
 
 @pytest.mark.parametrize("command", PROGRAMS)
 def test_every_key_of_a_command_is_read(command):
-    check_keys(composed(command, ["paths.run=run"]), verb_of(command).settings())
-
-
-@pytest.mark.parametrize("name", MODELS)
-def test_every_key_of_a_pair_is_read(name):
-    models = ["model.draft=a", "model.target=b"] if name == "mine" else []
-    assert model_config(composed("train", [f"model={name}", *models])).target
+    check_keys(command_config(command, ["paths.run=run"]), verb_of(command).settings())

@@ -15,27 +15,16 @@ from specheads.commands.verbs import VERBS
 from specheads.heads.head import AcceptanceHead, HeadConfig, save_head
 
 ROOT = Path(__file__).parents[1]
-PAGES = [
-    ROOT / "README.md",
-    ROOT / "CONTRIBUTING.md",
-    ROOT / "benchmarks" / "README.md",
-    *sorted((ROOT / "docs").rglob("*.md")),
-]
-PAGES = [
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "benchmarks" / "README.md"]
+PAGES += [
     page
-    for page in PAGES
+    for page in sorted((ROOT / "docs").rglob("*.md"))
     if "_build" not in page.parts and not page.is_relative_to(ROOT / "docs" / "commands")
 ]
 VARIABLE = re.compile(r"[A-Z][A-Z0-9]*_[A-Z0-9_]+")
 # Torchrun's and srun's, for their processes; bash's, for what completes words.
-OF_LAUNCHERS = (
-    "TORCHELASTIC_",
-    "COMP_",
-    "SLURM_",
-    "WORLD_SIZE",
-    "LOCAL_WORLD_SIZE",
-    "LOCAL_RANK",
-)
+OF_LAUNCHERS = ("TORCHELASTIC_", "COMP_", "SLURM_", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "LOCAL_RANK")
+OF_OTHER_PACKAGES = {"OMP_NUM_THREADS", "HF_HOME", "HF_HUB_OFFLINE", "HF_TOKEN"}
 SNIPPET = re.compile(r"^( *)```python\n(.*?)^ *```", re.DOTALL | re.MULTILINE)
 # What a snippet leaves to the reader, and sizes that take seconds.
 FILLED = {
@@ -47,7 +36,8 @@ FILLED = {
         'HeadTraining(heads="lookahead", trainer={"max_epochs": 1}, calibration=None)'
     ),
     "Evaluation(num_prompts=32)": (
-        "Evaluation(num_prompts=2, num_dev_prompts=2, num_live_prompts=1, max_new_tokens=8)"
+        "Evaluation(num_prompts=2, num_dev_prompts=2, num_live_prompts=1, max_new_tokens=8,"
+        " timing_seconds=1)"
     ),
     "specheads.Distillation()": (
         'specheads.Distillation(trainer={"max_epochs": 1}, num_dev_prompts=2)'
@@ -107,19 +97,15 @@ def anchors(page):
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_links_lead_somewhere(page):
-    for target, anchor in re.findall(r"\]\(([^)#]*)#?([^)]*)\)", page.read_text()):
+def test_links_lead_somewhere_and_named_files_exist(page):
+    text = page.read_text()
+    for target, anchor in re.findall(r"\]\(([^)#]*)#?([^)]*)\)", text):
         if not target.startswith("https://"):
             leads_to = page.parent / target if target else page
             assert leads_to.exists(), target
             assert not anchor or anchor in anchors(leads_to), f"{target}#{anchor}"
-
-
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_named_files_exist(page):
-    for name in re.findall(
-        r"`((?:specheads|data_gen|benchmarks|conf|examples|tests)/[\w/.-]+)`", page.read_text()
-    ):
+    folders = "specheads|data_gen|benchmarks|conf|examples|tests"
+    for name in re.findall(rf"`((?:{folders})/[\w/.-]+)`", text):
         assert (ROOT / name).exists(), name
 
 
@@ -131,58 +117,20 @@ def test_every_verb_has_a_page():
     assert set(listed) == VERBS.keys() - {"runs"}  # a line of help
 
 
-def environment_variables():
-    """Return the names of environment variables that the packages' code reads or sets, and those
-    that the tests have.
+def test_every_environment_variable_is_explained():
+    """A page names all that the packages' code and the tests read or set, and none that is not
+    there, but for those that other packages read.
     """
-    names = set()
+    names = set(re.findall(r"SPECHEADS_[A-Z_]+\b", (ROOT / "tests" / "vllm" / "run").read_text()))
     for folder in ("specheads", "data_gen"):
         for path in (ROOT / folder).rglob("*.py"):
             text = path.read_text()
             # Names are constants there, some in a table or a module's variable.
-            if "environ" in text:
-                strings = [
-                    node.value
-                    for node in ast.walk(ast.parse(text))
-                    if isinstance(node, ast.Constant)
-                ]
-                names |= {
-                    name for name in strings if isinstance(name, str) and VARIABLE.fullmatch(name)
-                }
-    return names | set(
-        re.findall(r"SPECHEADS_[A-Z_]+\b", (ROOT / "tests" / "vllm" / "run").read_text())
-    )
-
-
-def test_every_environment_variable_is_explained():
-    """A page names them all, and none that is not there, but for those that other packages read."""
-    explained = set(
-        re.findall(r"`([A-Z][A-Z0-9]*_[A-Z0-9_]+)`", (ROOT / "docs" / "environment.md").read_text())
-    )
-    assert {
-        "SPECHEADS_ENGINE",
-        "SPECHEADS_CACHE",
-        "TORCHINDUCTOR_CACHE_DIR",
-    } <= environment_variables()
-    ours = {name for name in environment_variables() if not name.startswith(OF_LAUNCHERS)}
-    assert ours <= explained
-    assert explained - environment_variables() == {
-        "OMP_NUM_THREADS",
-        "HF_HOME",
-        "HF_HUB_OFFLINE",
-        "HF_TOKEN",
-    }
-
-
-def test_readme_and_pages_are_short():
-    assert len((ROOT / "README.md").read_text().splitlines()) <= 110
-    pages = [page for page in PAGES if page.is_relative_to(ROOT / "docs")]
-    assert sum(len(page.read_text().splitlines()) for page in pages) <= 2500
-
-
-def test_every_page_is_listed():
-    listed = (ROOT / "docs" / "index.md").read_text()
-    for page in (ROOT / "docs").rglob("*.md"):
-        name = page.relative_to(ROOT / "docs").with_suffix("")
-        if page in PAGES and name.name != "index":
-            assert re.search(rf"^({name}|{name.name})$", listed, re.MULTILINE), name
+            nodes = ast.walk(ast.parse(text)) if "environ" in text else []
+            strings = [str(node.value) for node in nodes if isinstance(node, ast.Constant)]
+            names |= set(filter(VARIABLE.fullmatch, strings))
+    assert {"SPECHEADS_ENGINE", "SPECHEADS_CACHE", "TORCHINDUCTOR_CACHE_DIR"} <= names
+    page = (ROOT / "docs" / "environment.md").read_text()
+    explained = set(re.findall(r"`([A-Z][A-Z0-9]*_[A-Z0-9_]+)`", page))
+    assert {name for name in names if not name.startswith(OF_LAUNCHERS)} <= explained
+    assert explained - names == OF_OTHER_PACKAGES

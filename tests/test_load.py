@@ -29,32 +29,18 @@ def machine(monkeypatch, tmp_path):
         part = round(busy[0] * TICKS / 5)
         idle = round(1000 * now[0])
         # Niced, idle and waiting make room.
-        numbers = [
-            part,
-            round(niced * TICKS),
-            part,
-            idle,
-            idle,
-            part,
-            part,
-            part,
-            0,
-            0,
-        ]
-        lines = [
-            f"cpu  {' '.join(map(str, numbers))}",
-            *(f"cpu{n} 0 0 0 0 0 0 0 0 0 0" for n in range(4)),
-            "intr 1",
-        ]
-        counters.write_text("\n".join(lines))
+        numbers = [part, round(niced * TICKS), part, idle, idle, part, part, part, 0, 0]
+        lines = ["cpu  " + " ".join(map(str, numbers))]
+        lines += [f"cpu{n} 0 0 0 0 0 0 0 0 0 0" for n in range(4)]
+        counters.write_text("\n".join([*lines, "intr 1"]))
 
     passes(0, 0, 0)
     monkeypatch.setattr(load, "_COUNTERS", counters)
     monkeypatch.setattr(time, "perf_counter", lambda: now[0])
     monkeypatch.setattr(os, "nice", {0: 0}.__getitem__)
-    # Also of children.
+    # Of this process in two modes, of its children, and the clock.
     monkeypatch.setattr(
-        os, "times", lambda: (own[0] / 2, own[0] / 2, 3 * own[0], 3 * own[0], now[0])
+        os, "times", lambda: (own[0] / 2, own[0] / 2, 9 * own[0], 9 * own[0], now[0])
     )
     return passes
 
@@ -114,40 +100,28 @@ def test_threads_are_as_many_as_cores_are_left(machine, threads, caplog, others,
 
 def test_memory_is_known():
     assert 2**20 < load.available_memory() < 2**50
+    before = load.memory_in_use()
+    kept = torch.ones(2**27, dtype=torch.uint8)
+    assert 0.8 * kept.nbytes < load.memory_in_use() - before < 1.2 * kept.nbytes
 
 
 @pytest.mark.parametrize(
-    ("files", "expected"),
+    ("most", "used", "expected"),
     [
-        ({"meminfo": "MemTotal: 4000 kB\nMemFree:  10 kB\nMemAvailable:    1000 kB\n"}, 1_024_000),
-        (
-            {
-                "meminfo": "MemAvailable: 1000 kB",
-                "memory.max": "900000\n",
-                "memory.current": "100000\n",
-            },
-            800_000,
-        ),
-        (
-            {
-                "meminfo": "MemAvailable: 1000 kB",
-                "memory.max": "max\n",
-                "memory.current": "100000\n",
-            },
-            1_024_000,
-        ),
-        ({"meminfo": "MemAvailable: 1000 kB", "memory.max": "900000\n"}, 1_024_000),
+        (None, None, 1_024_000),
+        ("900000\n", "100000\n", 800_000),
+        ("max\n", "100000\n", 1_024_000),
+        ("900000\n", None, 1_024_000),
     ],
 )
-def test_memory_is_the_least_that_the_machine_and_the_group_leave(
-    monkeypatch, tmp_path, files, expected
-):
-    names = {
-        "/proc/meminfo": "meminfo",
-        "/sys/fs/cgroup/memory.max": "memory.max",
-        "/sys/fs/cgroup/memory.current": "memory.current",
-    }
-    monkeypatch.setattr(load, "Path", lambda path: tmp_path / names[path])
-    for name, text in files.items():
-        (tmp_path / name).write_text(text)
-    assert load.available_memory() == expected
+def test_memory_is_the_least_that_the_machine_and_the_group_leave(tmp_path, most, used, expected):
+    group = tmp_path / "sys" / "fs" / "cgroup"
+    group.mkdir(parents=True)
+    assert load.available_memory(tmp_path) == float("inf")
+    (tmp_path / "proc").mkdir()
+    lines = "MemTotal: 4000 kB\nMemFree:  10 kB\nMemAvailable:    1000 kB\n"
+    (tmp_path / "proc" / "meminfo").write_text(lines)
+    for name, text in (("memory.max", most), ("memory.current", used)):
+        if text is not None:
+            (group / name).write_text(text)
+    assert load.available_memory(tmp_path) == expected

@@ -9,42 +9,21 @@ import signal
 import sys
 
 import pytest
-import torch
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 
 from specheads.commands.command import NoteRunKey
 from specheads.commands.main import VERB_OF_PARENT, main
-from specheads.decoding import responses as generate
-from specheads.heads.head import AcceptanceHead, HeadConfig, save_head
-from specheads.prompts import sources as nano_source
 
 SMALL = ["data.num_train=4", "data.num_dev=2", "data.num_test=2", "data.max_new_tokens=4"]
-GOOD = """{"instruction": "a", "input": ""}
-{"instruction": "b", "input": "c"}
-{"instruction": "d", "input": ""}
-"""
-FILES = {
-    "good.jsonl": GOOD,
-    "broken.jsonl": '{"instruction": "a"}\n{"instruction": "b"}\n{"instruction": \n',
-    "a_file": "",
-}
-
-
-@pytest.fixture(scope="module")
-def library():
-    return {side: list(nano_source.standard_library(side))[::8] for side in ("dev", "test")}
 
 
 @pytest.fixture
-def folder(tmp_path, monkeypatch, library):
-    """The working folder of a command, with files to be wrong about.
-
-    Reading the standard library takes seconds.
-    """
-    monkeypatch.setattr(nano_source, "standard_library", lambda side: iter(library[side]))
-    for name, content in FILES.items():
-        (tmp_path / name).write_text(content)
+def folder(tmp_path, monkeypatch):
+    """The working folder of a command, with files to be wrong about."""
+    rows = ['{"instruction": "a"}', '{"instruction": "b"}', '{"instruction": ']
+    (tmp_path / "broken.jsonl").write_text("\n".join([*rows, ""]))
+    (tmp_path / "a_file").touch()
     (tmp_path / "a_folder").mkdir()
     (tmp_path / "adapter").mkdir()
     (tmp_path / "adapter" / "adapter_config.json").write_text('{"peft_type": "LORA"}')
@@ -171,59 +150,11 @@ def test_a_file_size_limit_is_reported_and_no_half_written_shard_is_left(run, fo
     assert run("data", *SMALL)[0] == 0
 
 
-@pytest.mark.parametrize(
-    "error",
-    [
-        torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB"),
-        MemoryError(),
-        RuntimeError(
-            "[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to allocate 9"
-            " bytes"
-        ),
-    ],
-)
-def test_running_out_of_memory_says_what_to_make_smaller(error, run, monkeypatch):
-    def fail(*args, **kwargs):
-        raise error
-
-    monkeypatch.setattr(generate.BatchDecoder, "request", fail)
-    assert_told(
-        run("data", *SMALL), r"out of memory.*generation\.batch_size=.*data\.max_new_tokens="
-    )
-
-
-@pytest.fixture
-def head(nano, folder):
-    """A head for nano that was never trained, but is none that says the same of every token."""
-    models = {
-        role: {"id": getattr(nano, f"{role}_id"), "revision": getattr(nano, f"{role}_revision")}
-        for role in ("draft", "target")
-    }
-    head = AcceptanceHead(
-        HeadConfig(hidden_size=nano.draft_lm.hidden_size, predicts="input_token", depth=0, **models)
-    )
-    return save_head(
-        head,
-        folder / "head",
-        torch.randn(32, nano.draft_lm.hidden_size, generator=torch.Generator().manual_seed(0)),
-    )
-
-
-@pytest.mark.parametrize(
-    ("launcher", "environment"),
-    [
-        (
-            "torchrun",
-            {"TORCHELASTIC_RUN_ID": "a", "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "4", "RANK": "0"},
-        ),
-    ],
-)
-def test_a_launcher_of_several_processes_is_refused_where_one_does_the_work(
-    launcher, environment, run, monkeypatch
-):
-    for name, value in environment.items():
+def test_a_launcher_of_several_processes_is_refused_where_one_does_the_work(run, monkeypatch):
+    processes = {"TORCHELASTIC_RUN_ID": "a", "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "4"}
+    for name, value in {**processes, "RANK": "0"}.items():
         monkeypatch.setenv(name, value)
     assert_told(
         run("evaluate"),
-        f"{launcher} has started 4 processes of this command, which is one process; start it once",
+        "torchrun has started 4 processes of this command, which is one process; start it once",
     )

@@ -1,5 +1,4 @@
-"""Which versions this project runs with: a part of the tests in environments with the oldest and
-the newest packages.
+"""Run a part of the tests with the oldest, the pinned and the newest packages.
 
     python tests/versions.py oldest=python3.11 pinned=python3.11 newest=python3.12
 
@@ -40,13 +39,8 @@ PARTS = (
     "tests/training/distill/test_distillation.py",
     "tests/commands/test_help.py",
 )
-COLUMNS = [
-    Column("packages"),
-    Column("Python"),
-    *(Column(name) for name in SHOWN),
-    Column("passed", "fixed:0"),
-]
-COLUMNS += [Column("failed", "fixed:0")]
+COLUMNS = [Column(name) for name in ("packages", "Python", *SHOWN)]
+COLUMNS += [Column(name, "fixed:0") for name in ("passed", "failed")]
 TESTS_RAN = (0, 1)  # exit codes of pytest: all passed, some failed
 
 
@@ -76,50 +70,31 @@ def measured(kind: str, python: str) -> list[Any]:
     with tempfile.TemporaryDirectory(prefix="specheads-versions-") as name:
         folder = Path(name)
         subprocess.run([python, "-m", "venv", folder / "env"], check=True)
-        inside = str(folder / "env" / "bin" / "python")
         variables = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
         variables["OMP_NUM_THREADS"] = "1"
-        install = [
-            inside,
-            "-m",
-            "pip",
-            "install",
-            "-q",
-            "-e",
-            f"{ROOT}[test]",
-            *constraints(kind, folder),
-        ]
-        subprocess.run(install, check=True, env=variables)
-        listed = json.loads(
-            subprocess.check_output(
-                [inside, "-m", "pip", "list", "--format", "json"], env=variables
+
+        def run(*words: str, check: bool = True) -> subprocess.CompletedProcess[str]:
+            command = [str(folder / "env" / "bin" / "python"), *words]
+            return subprocess.run(
+                command, cwd=ROOT, env=variables, capture_output=True, text=True, check=check
             )
-        )
+
+        run("-m", "pip", "install", "-q", "-e", f"{ROOT}[test]", *constraints(kind, folder))
+        listed = json.loads(run("-m", "pip", "list", "--format", "json").stdout)
         versions = {each["name"].lower(): each["version"] for each in listed}
-        command = [inside, "-m", "pytest", "-q", "-n", "2", "-p", "no:cacheprovider", *PARTS]
-        done = subprocess.run(
-            command, cwd=ROOT, env=variables, capture_output=True, text=True, check=False
-        )
-        number = subprocess.check_output(
-            [inside, "-c", "import platform; print(platform.python_version())"], text=True
-        ).strip()
+        done = run("-m", "pytest", "-q", "-n", "2", "-p", "no:cacheprovider", *PARTS, check=False)
+        printed = run("-c", "import platform; print(platform.python_version())").stdout
+        number = printed.strip()
     print(done.stdout[-6000:], file=sys.stderr)
     if done.returncode not in TESTS_RAN:
         raise RuntimeError(
             f"{kind} on Python {number}: pytest ended with"
             f" {done.returncode}\n{done.stdout}\n{done.stderr}"
         )
-    counts = {
-        word: int(count)
-        for count, word in re.findall(r"(\d+) (passed|failed|error)", done.stdout.splitlines()[-1])
-    }
-    return [
-        kind,
-        number,
-        *(versions[name] for name in SHOWN),
-        counts["passed"],
-        counts.get("failed", 0) + counts.get("error", 0),
-    ]
+    last = done.stdout.splitlines()[-1]
+    counts = {word: int(n) for n, word in re.findall(r"(\d+) (passed|failed|error)", last)}
+    failed = counts.get("failed", 0) + counts.get("error", 0)
+    return [kind, number, *(versions[name] for name in SHOWN), counts["passed"], failed]
 
 
 def environment(word: str) -> tuple[str, str]:
@@ -140,12 +115,7 @@ def kept(keep: str | None) -> list[list[Any]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=(
-            "Run a part of the tests in environments with the oldest, the pinned and the newest"
-            " packages."
-        )
-    )
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument(
         "environments", nargs="+", type=environment, metavar="{oldest,pinned,newest}=INTERPRETER"
     )
@@ -157,12 +127,8 @@ def main() -> None:
         rows = [other for other in rows if other[:2] != row[:2]] + [row]
         table = Table("environments", "Parts of the tests, by environment", COLUMNS, rows)
         words = [f"{kind}=python{number.rpartition('.')[0]}" for kind, number, *_ in rows]
-        write_result(
-            "versions",
-            [table],
-            command=shlex.join(["python", "tests/versions.py", *words]),
-            keep=given.keep,
-        )
+        command = shlex.join(["python", "tests/versions.py", *words])
+        write_result("versions", [table], command=command, keep=given.keep)
     print(text_of(table))
 
 

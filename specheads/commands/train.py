@@ -13,6 +13,7 @@ from omegaconf import DictConfig
 from specheads.commands.command import next_command
 from specheads.commands.compose import (
     load_configured_pair,
+    model_config,
     open_loggers,
     settings_of,
     source_of,
@@ -76,8 +77,10 @@ def distill_draft(cfg: DictConfig, pair: Pair | None = None) -> "DistilledDraft"
     run = Path(cfg.paths.run)
     with open_loggers(cfg, run) as loggers:
         from specheads.training.distill.distillation import distill
+        from specheads.training.distill.memory import check_config
 
         if pair is None:
+            check_config(model_config(cfg), settings)
             # A draft that lacks some of the target's tokens learns them.
             pair = replace(
                 load_configured_pair(cfg, new_draft=settings.initial_draft), known_to_draft=None

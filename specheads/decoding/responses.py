@@ -16,13 +16,16 @@ from specheads.decoding.batching import BatchDecoder
 from specheads.decoding.engine import (
     CompiledEngine,
     Engine,
+    bytes_to_pack,
     make_engine,
     resolve_engine,
 )
 from specheads.decoding.request import Request
 from specheads.decoding.rounds import TargetRounds
-from specheads.errors import UserError, is_out_of_memory
+from specheads.decoding.step_inputs import TOGETHER
+from specheads.errors import is_out_of_memory
 from specheads.pair.language_model import LanguageModel
+from specheads.pair.needs import memory_parts
 from specheads.pair.padding import by_length
 from specheads.pair.pair import Pair
 from specheads.pair.sampling import GivenUniforms, Warp
@@ -36,6 +39,7 @@ logger = logging.getLogger(__name__)
 # larger models take minutes to compile, so they count as small.
 SMALL = 5e6
 WORK_WORTH_COMPILING = 4e10
+COMPILER_BYTES = 150e6  # of the compiler's modules, and of steps
 SHARED_BYTES = 2**31  # of KV cache, up to which it is made larger than it need be
 
 KEPT_SECONDS = 30.0  # of work on responses that a killed process loses
@@ -45,10 +49,14 @@ OnStep = Callable[[int, float], None]
 
 @dataclass(frozen=True)
 class Response:
-    """A response: `ids` with the stop token, if there is one; `finished` says whether there is."""
+    """A response: `ids` with the stop token, if there is one; `finished` says whether there is.
+
+    `failure` says why there is none, where the model's logits had a NaN.
+    """
 
     ids: list[int]
     finished: bool
+    failure: str | None = None
 
 
 def row_uniforms(
@@ -119,9 +127,10 @@ class _Kept:
             finished = None
             if request.has_ended:
                 finished = request.finish_reason == "stop"
-                self.ended[request.number] = Response(ids, finished)
+                self.ended[request.number] = Response(ids, finished, request.failure)
             if self._journal is not None and (request.has_ended or is_due):
-                self._journal.add(self._keys[request.number], {"ids": ids, "finished": finished})
+                entry = {"ids": ids, "finished": finished, "failure": request.failure}
+                self._journal.add(self._keys[request.number], entry)
         if is_due:
             self._due = time.perf_counter() + KEPT_SECONDS
 
@@ -162,6 +171,17 @@ class Responder:
         self._num_tokens_made = 0
         self._num_stopped = 0
 
+    def memory(self) -> dict[str, float]:
+        """Return the bytes that the first responses allocate, by name."""
+        lm = self._lm
+        is_eager = self._engine_name == "eager"
+        spare = 0 if is_eager else 2 * CompiledEngine.bucket
+        positions = (self._num_rows + 1) * (self.capacity + spare)
+        parts = memory_parts(lm, positions, TOGETHER, self._num_rows)
+        if lm.device.type == "cpu" and not is_eager:
+            parts |= {"packed copies": bytes_to_pack(lm), "compiler": COMPILER_BYTES}
+        return parts
+
     def respond(
         self,
         prompts: Sequence[Sequence[int]],
@@ -174,7 +194,7 @@ class Responder:
         """Return the response to each prompt.
 
         Where memory does not suffice, half as many rows go on together; the responses are the same,
-        up to the rounding of sums. Raises UserError where the model's logits have a NaN.
+        up to the rounding of sums. One whose logits had a NaN says so.
 
         Args:
             uniform: (B, max_new_tokens) in [0, 1), one number per sampled token.
@@ -234,9 +254,7 @@ class Responder:
     def _rounds(
         self, prompts: Sequence[Sequence[int]], kept: _Kept, uniform: np.ndarray, warp: Warp
     ) -> Iterator[list[Request]]:
-        """Yield, after each round, the requests that took it; raises UserError for one that
-        failed.
-        """
+        """Yield, after each round, the requests that took it."""
         if len(kept.ended) == len(prompts):
             return
         decoder = self._decoder(warp)
@@ -252,11 +270,7 @@ class Responder:
                 text = [*prompts[number], *begun]
                 yield decoder.request(number, text, most - len(begun), 0, None, numbers)
 
-        for decoding in decoder.decode(requests(), None):
-            for request in decoding:
-                if request.failure is not None:
-                    raise UserError(request.failure)
-            yield decoding
+        yield from decoder.decode(requests(), None)
 
     def _decoder(self, warp: Warp) -> BatchDecoder:
         """Return the decoder of a warp; all have the same memory."""

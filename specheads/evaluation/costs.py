@@ -35,7 +35,6 @@ from specheads.storage.runs import is_resumed
 
 logger = logging.getLogger(__name__)
 
-MOST_SECONDS = 20.0  # that steps are timed
 STEP_TIMES = "step-times.json"  # the seconds of all steps, in the run's folder
 # The number of dev prompts that are decoded for a round's overhead, and of drafted tokens
 OVERHEAD_PROMPTS = 4
@@ -112,12 +111,13 @@ def _seconds(setup: Setup, rules: Mapping[str, StoppingRule]) -> Seconds:
         kept: Seconds = read_json(path)
         if rules.keys() <= kept.keys():
             return kept
-    logger.info("timing steps until they are known to 1 %%, for %.0f s at most", MOST_SECONDS)
     settings = setup.settings
+    patience = settings.timing_seconds
+    logger.info("timing steps until they are known to 1 %%, for %.0f s at most", patience)
     decoder = SpeculativeDecoder(
         setup.pair, warp=settings.warp, engine=settings.engine, window=setup.window
     )
-    seconds = time_steps(decoder, rules, min(CONTEXT, setup.window // 2), patience=MOST_SECONDS)
+    seconds = time_steps(decoder, rules, min(CONTEXT, setup.window // 2), patience=patience)
     setup.run_folder.mkdir(parents=True, exist_ok=True)
     write_json(path, seconds)
     return seconds

@@ -12,7 +12,16 @@ from specheads.decoding.verification import TokenVerification, VerificationRule
 from specheads.errors import UserError, is_number
 from specheads.evaluation.candidates import FIXED, RuleChoice, Rules, check_rules
 from specheads.pair.generation_config import Warped
-from specheads.settings import Flag, PositiveCount, Seed, Settings, Text, number, setting
+from specheads.settings import (
+    Flag,
+    PositiveCount,
+    PositiveNumber,
+    Seed,
+    Settings,
+    Text,
+    number,
+    setting,
+)
 
 
 def _threshold(value: object) -> object:
@@ -108,6 +117,9 @@ class Evaluation(Warped):
     num_live_prompts: PositiveCount = setting(32, "prompts of the split to decode")
     repeats: PositiveCount = setting(
         1, "times that each prompt is decoded, each time with another seed"
+    )
+    timing_seconds: PositiveNumber = setting(
+        20.0, "time steps until they are known to 1 %, for at most so many seconds"
     )
     concurrency: tuple[PositiveCount, ...] = setting(
         (),

@@ -1,4 +1,4 @@
-"""Methods of papers.
+"""Methods, theory and experiments of papers.
 
 They use the core as a user's own code does, and the core does not know them.
 """
@@ -6,7 +6,7 @@ They use the core as a user's own code does, and the core does not know them.
 from specheads.papers.biased import BiasedVerification, BigLittle
 from specheads.papers.gsd import Graph, Tree
 from specheads.papers.layer_skip import LayerSkip
-from specheads.papers.mjsd import Beam, JointVerification
+from specheads.papers.mjsd import Beam, BlockSearch, JointVerification
 from specheads.papers.spectr import Multi, SpecTr
 from specheads.papers.trees.verification import MultiRound, TreeMatch
 
@@ -14,6 +14,7 @@ __all__ = [
     "Beam",
     "BiasedVerification",
     "BigLittle",
+    "BlockSearch",
     "Graph",
     "JointVerification",
     "LayerSkip",

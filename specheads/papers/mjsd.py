@@ -3,6 +3,7 @@ by joint probabilities.
 
 The draft is the best of several beams. Joint verification is lossy by design: a likely token may
 make up for an unlikely one before it, and the output is more likely than samples are.
+`BlockSearch`, which it approximates, searches with the target alone.
 """
 
 from collections.abc import Sequence
@@ -12,13 +13,19 @@ from math import log
 import torch
 from torch import Tensor
 
-from specheads.decoding.records import CHAIN
-from specheads.decoding.request import Request
+from specheads.decoding.batching import BatchDecoder
+from specheads.decoding.decoder import Decoder
+from specheads.decoding.engine import Engine, make_engine
+from specheads.decoding.records import CHAIN, Clock, Mark, Round
+from specheads.decoding.request import Request, checked_window
 from specheads.decoding.rounds import ChainRounds, Drafter, RoundParts, Rounds
 from specheads.decoding.step_inputs import DraftMemory
+from specheads.decoding.stopping import FixedLength
 from specheads.decoding.stopping.rule import State
 from specheads.decoding.verification import AcceptanceDistribution, Block, VerificationRule
-from specheads.pair.sampling import Uniforms
+from specheads.errors import UserError
+from specheads.pair.pair import Pair
+from specheads.pair.sampling import Uniforms, Warp
 from specheads.papers.trees.growth import (
     Frontier,
     Proposal,
@@ -27,7 +34,7 @@ from specheads.papers.trees.growth import (
     usual_length,
 )
 from specheads.papers.trees.verification import BEAM, ROOT, Draft, TreeVerification
-from specheads.settings import PositiveCount, Probability, argument
+from specheads.settings import PositiveCount, Probability, argument, check
 
 
 @dataclass(eq=False)
@@ -194,3 +201,78 @@ class _BeamChains(Drafter):
 
     def keep(self, row: Request, num_accepted: int) -> None:
         self.search.keep(range(num_accepted))
+
+
+class BlockSearch(Decoder):
+    """The target alone, `block` tokens at a time: the most likely ones that a beam search finds.
+
+    Seeds have no effect.
+
+    Args:
+        block: K, the tokens that are chosen together.
+        beams: B, the beams of the search.
+
+    Source: Qin et al. 2024, section 3.
+    """
+
+    lossless = False
+
+    def __init__(
+        self,
+        pair: Pair,
+        block: int = 4,
+        beams: int = 8,
+        warp: Warp | None = None,
+        engine: str = "auto",
+        window: int | None = None,
+    ) -> None:
+        check("block", block, PositiveCount)
+        check("beams", beams, PositiveCount)
+        self._choices = {
+            "pair": pair,
+            "block": block,
+            "beams": beams,
+            "warp": warp,
+            "engine": engine,
+            "window": window,
+        }
+        self.pair = pair
+        window = checked_window(pair, window)
+        search_engine = make_engine(engine, pair.target_lm, window, Beam(beams).most_read(block))
+        self.single = BatchDecoder(
+            pair, _SearchRounds(pair, search_engine, block, beams, warp or Warp())
+        )
+
+    def _batch_of(self, num_rows: int) -> BatchDecoder:
+        raise UserError("BlockSearch decodes one prompt at a time; use max_batch=1.")
+
+
+class _SearchRounds(Rounds):
+    def __init__(self, pair: Pair, engine: Engine, block: int, beams: int, warp: Warp) -> None:
+        super().__init__((engine,))
+        self._model_id = pair.target_id
+        self._rule = FixedLength(block)
+        lm = engine.lm
+        memory = DraftMemory(block, lm.vocab_size, lm.probs_dtype, lm.device)
+        self._search = Beam(beams).drafter(
+            RoundParts(pair, self.engines, self._rule, None, warp, memory)
+        )
+
+    def warm_up(self, ends: Tensor) -> None:
+        self._search.warm_up()
+
+    def start(self, rows: Sequence[Request]) -> None:
+        self._state = self._rule.start_prompt(1, self.engines.target.lm.device)
+
+    def take(self, rows: Sequence[Request], ends: Tensor, clock: Clock) -> tuple[list[Round], Mark]:
+        (row,) = rows
+        drafted = clock.mark()
+        block = self._search.draft(
+            row.committed, self._state, row.most_drafted + 1, row.verify_uniforms, ends
+        )
+        # As far as it was read: its last token is read with the next block, as a decoder's is read
+        # in the next round.
+        self._search.keep(range(len(block.tokens)))
+        if block.nan:
+            row.fail_by_nan(self._model_id)
+        return [Round(block.tokens, num_target_calls=block.num_draft_calls)], drafted

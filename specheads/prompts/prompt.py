@@ -41,6 +41,11 @@ class Prompt:
     is_chat: bool = False  # the text is JSON of the arguments of `Pair.encode_chat`
     place: str | None = field(default=None, compare=False)  # that of the row in its data set
 
+    @property
+    def where(self) -> str:
+        """What messages call it: its place, or else its beginning."""
+        return self.place or f"the prompt {self.text[:40]!r}"
+
 
 def unique(prompts: Iterable[Prompt]) -> list[Prompt]:
     """Return the prompts without repeated ids, a text in its first split.
@@ -130,7 +135,7 @@ def encode_prompts(
             )
             encoded.append((prompt, ids))
         except UserError as error:
-            refused.append(f"{prompt.place or 'a prompt'}: {error}")
+            refused.append(f"{prompt.where}: {error}")
     _warn_of_rendered(pair, prompts)
     if refused:
         logger.warning(
@@ -175,7 +180,7 @@ def _warn_of_rendered(pair: "Pair", prompts: Sequence[Prompt]) -> None:
             " text again; give texts without it, or messages, or set model.chat=false",
             len(rendered),
             len(prompts),
-            rendered[0].place or "a prompt",
+            rendered[0].where,
             mark,
         )
 

@@ -15,11 +15,13 @@ import pyarrow.parquet as pq
 import torch
 from torch import Tensor
 
-from specheads.decoding.branches import Branches
+from specheads.decoding.branches import LOGITS_ELEMENTS, Branches
 from specheads.decoding.engine import bulk_operations
 from specheads.decoding.responses import Responder, row_uniforms
+from specheads.errors import UserError
 from specheads.forecast import Advance, progress
 from specheads.heads.features import RECORDED
+from specheads.pair.needs import memory_of, memory_parts
 from specheads.pair.padding import BATCH_TOKENS, batches_of_tokens
 from specheads.pair.pair import Pair
 from specheads.pair.sampling import Warp, computing_with
@@ -226,6 +228,11 @@ class Recorder:
         responder = Responder(self.pair, prompt_lengths, self.limits)
         # As much memory as a batch of branches of the longest text takes.
         num_positions = self.limits.batch_size * (responder.capacity + self._settings.max_tokens)
+        rows = num_positions / responder.capacity
+        branches = memory_parts(
+            draft, num_positions + BATCH_TOKENS, rows=rows, most=LOGITS_ELEMENTS
+        )
+        logger.info("recording: %s", memory_of("recording", draft, responder.memory(), branches))
         in_bulk = bulk_operations(draft.device)
         with computing_with(in_bulk):
             responses = self._respond(responder, unfinished)
@@ -234,6 +241,7 @@ class Recorder:
             num_tokens += sum(len(response) for response in made.values())
         with computing_with(in_bulk), progress("recording, in tokens", num_tokens) as advance:
             for each, made in zip(unfinished, responses, strict=True):
+                each.store.announce("recording", [len(each.shards[name]) for name in each.missing])
                 for name in each.missing:
                     numbers = each.shards[name]
                     prompts = [each.prompts[number] for number in numbers]
@@ -268,6 +276,9 @@ class Recorder:
                 )
                 of_set = dict[int, list[int]]()
                 for number, response in zip(each.numbers, made, strict=True):
+                    if response.failure is not None:
+                        place = each.prompts[number][0].where
+                        raise UserError(f"{place} cannot be recorded: {response.failure}")
                     of_set[number] = response.ids
                 responses.append(of_set)
         return responses

@@ -6,6 +6,7 @@ import json
 import logging
 import os
 import re
+import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -93,6 +94,24 @@ def noted(kind: str, key: Sequence[object], make: Callable[[], Any]) -> Any:
 def amount(number: float, billions: str = "GB", millions: str = "MB") -> str:
     """Return a number with three digits in one of two units, "6.74 billion" or "53.3 MB"."""
     return f"{number / 1e9:.3g} {billions}" if number >= 1e9 else f"{number / 1e6:.3g} {millions}"
+
+
+def space_of(what: str, num_bytes: float, folder: Path) -> str:
+    """Return how much disk `what` takes in a folder, which may not exist yet, for the log.
+
+    Warn where less is free.
+    """
+    free = shutil.disk_usage(
+        next(each for each in (folder.absolute(), *folder.absolute().parents) if each.exists())
+    ).free
+    if num_bytes > free:
+        logger.warning(
+            "%s: only %s are free in %s; choose another folder with paths.data=",
+            what,
+            amount(free),
+            folder,
+        )
+    return f"about {amount(num_bytes)} on disk"
 
 
 def without_home(text: str) -> str:

@@ -18,6 +18,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from specheads.forecast import progress
+from specheads.storage.files import space_of
 from specheads.storage.shards import ShardStore, fingerprint
 
 logger = logging.getLogger(__name__)
@@ -70,11 +71,13 @@ class RowStore:
             and self.num_bytes - present <= shutil.disk_usage(self.folder.parent).free
         )
 
-    def fill(self, compute: Compute, batches: Batches = lambda start, rows: [rows]) -> None:
+    def fill(
+        self, compute: Compute, memory: str, batches: Batches = lambda start, rows: [rows]
+    ) -> None:
         """Make the shards that are missing or damaged; another process that needs them, too, waits.
 
         `compute` returns the tensors (n, ...) of each of some rows, `batches` which rows of a shard
-        it gets together.
+        it gets together; `memory` is for the log.
         """
         store = ShardStore(self.folder, self.provenance)
         names = list(self.parts)
@@ -87,7 +90,15 @@ class RowStore:
                 int(self.sizes[start][rows].sum())
                 for start, rows in (self.parts[name] for name in missing)
             )
-            logger.info("%s: %d of %d shards to do", self.what, len(missing), len(names))
+            space = space_of(self.what, to_do, self.folder)
+            logger.info(
+                "%s: %d of %d shards to do, %s, %s",
+                self.what,
+                len(missing),
+                len(names),
+                space,
+                memory,
+            )
             with progress(f"{self.what}, in MB", to_do / 1e6) as advance:
                 for name in missing:
                     (start, rows) = self.parts[name]

@@ -21,12 +21,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from specheads.errors import UserError
-from specheads.storage.files import checksum, locked, read_json, write_json, write_whole
+from specheads.storage.files import checksum, locked, read_json, space_of, write_json, write_whole
 
 logger = logging.getLogger(__name__)
 
 FORMAT_VERSION = 2
 MANIFEST = "manifest.json"
+FILE_BYTES = 8192  # of a Parquet file of many columns, without its rows
 
 # `rows` and `sha256` of a shard; in a note also `of`, the fingerprint of its cache.
 Entry = dict[str, Any]
@@ -54,6 +55,7 @@ class ShardStore:
         folder.mkdir(parents=True, exist_ok=True)
         # Time, size and number tell whether a file is the same.
         self._checksum = cache(lambda path, *status: checksum(path))
+        self._announced: tuple[str, Sequence[int]] | None = None
         self._writer = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(2)}"
         self._read()
 
@@ -112,6 +114,12 @@ class ShardStore:
         self._read()
         return [name for name in names if not self.has(name)]
 
+    def announce(self, what: str, counts: Sequence[int]) -> None:
+        """Log the size of shards with so many rows, as soon as one of them tells how many bytes a
+        row takes.
+        """
+        self._announced = what, counts
+
     def write(self, name: str, rows: Sequence[Mapping[str, object]]) -> None:
         table = pa.Table.from_pylist(list(rows), schema=self.schema)
         self.put(
@@ -137,6 +145,14 @@ class ShardStore:
         write_json(_note_of(path), entry, self._writer)
         self.shards[name] = entry
         self.journal(name).unlink(missing_ok=True)
+        if self._announced:
+            (what, counts) = self._announced
+            self._announced = None
+            size = path.stat().st_size
+            fixed = min(FILE_BYTES, size)
+            total = sum(counts)
+            needed = fixed * len(counts) + (size - fixed) / max(1, num_rows) * total
+            logger.info("%s: %s for %d rows", what, space_of(what, needed, self.folder), total)
 
     def journal(self, name: str) -> Path:
         """Return the file of what a shard needs that has been made already.
@@ -145,16 +161,19 @@ class ShardStore:
         """
         return self.folder / f".{name}.jsonl"
 
-    def complete(self, names: Sequence[str]) -> None:
-        """Declare the cache complete with exactly these shards."""
+    def complete(self, names: Sequence[str], left_out: int = 0) -> None:
+        """Declare the cache complete with exactly these shards.
+
+        The manifest says how many rows were `left_out` of them.
+        """
         self.shards = {name: self.shards[name] for name in names}
-        self._write_manifest(complete=True)
+        self._write_manifest(complete=True, left_out=left_out)
         for name in names:
             _note_of(self.folder / name).unlink(missing_ok=True)
             # A process was killed right after it had written the shard.
             self.journal(name).unlink(missing_ok=True)
 
-    def _write_manifest(self, complete: bool) -> None:
+    def _write_manifest(self, complete: bool, left_out: int = 0) -> None:
         shards = {
             name: {key: entry[key] for key in ("rows", "sha256")}
             for name, entry in sorted(self.shards.items())
@@ -165,6 +184,8 @@ class ShardStore:
             "provenance": self.provenance,
             "shards": shards,
         }
+        if left_out:
+            content["left_out"] = left_out
         write_json(self.folder / MANIFEST, content, self._writer)
         self._is_known = True
 

@@ -2,6 +2,7 @@
 without.
 """
 
+import re
 from dataclasses import replace
 
 import pyarrow.parquet as pq
@@ -14,6 +15,7 @@ from specheads.decoding.responses import Responder
 from specheads.errors import UserError
 from specheads.pair.sampling import Warp
 from specheads.prompts.prompt import Prompt
+from specheads.prompts.sources import NanoSource
 
 SIZES = {
     "max_new_tokens": 6,
@@ -144,12 +146,34 @@ def test_responses_alone_depend_on_the_drafts_window(pairs, tmp_path):
     assert only_responses(pairs[0], tmp_path) != only_responses(narrow, tmp_path)
 
 
-@pytest.mark.parametrize(("ends", "all_end"), [(range(8), True), (range(5), False)])
-def test_a_target_that_ends_at_once_is_told_before_labels_are_made(tmp_path, ends, all_end):
+def test_announced_sizes_are_those_on_disk(nano, tmp_path, caplog):
+    settings = DataGeneration(max_new_tokens=24, batch_size=4, rows_per_shard=6)
+    with caplog.at_level("INFO"):
+        labels = generate_data(nano, NanoSource(18, 3, 3), settings, tmp_path)
+    (responses,) = set(tmp_path.iterdir()) - {labels}
+    announced = dict(
+        re.findall(
+            r"^.*(responses|labels): about (\S+) MB on disk for 24 rows", caplog.text, re.MULTILINE
+        )
+    )
+    for stage, folder in {"responses": responses, "labels": labels}.items():
+        written = sum(path.stat().st_size for path in folder.glob("*.parquet"))
+        assert written / 1.5 < 1e6 * float(announced[stage]) < 1.5 * written
+    assert re.search(
+        r"data: labels of 24 prompts, 24 still to do, .* about .* of memory \(weights and all"
+        r" in use",
+        caplog.text,
+    )
+
+
+@pytest.mark.parametrize(("ends", "all_end"), [(range(8), True), (range(5), False), ([0], None)])
+def test_a_target_that_ends_at_once_is_told_before_labels_are_made(tmp_path, caplog, ends, all_end):
     pair = tiny_pair(8, scale=0.5)
     pair.target.generation_config.eos_token_id = list(ends)
+    text = "12 responses of tiny-target are an end token alone; look at its chat template"
     if all_end:
-        with pytest.raises(UserError, match="all responses of tiny-target .* an end token alone"):
+        with pytest.raises(UserError, match=f"12 of {text}.*: there is nothing to learn from"):
             make(pair, tmp_path)
     else:
         make(pair, tmp_path)
+        assert (f"of {text}" in caplog.text) == (all_end is False)

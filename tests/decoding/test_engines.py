@@ -39,7 +39,7 @@ def fail(*args, **kwargs):
     "engine", ["cuda_graph", pytest.param("compiled", marks=[needs_compiler, pytest.mark.full])]
 )
 def test_every_verification_rule_decides_the_same_in_every_engine(rule, engine):
-    """In every run, `test_rows.py` has the rule compiled in which there is most to get wrong."""
+    """In every run, `test_batching.py` compiles the rule in which there is most to get wrong."""
     outputs = []
     for name in ("eager", engine):
         decoder = SpeculativeDecoder(

@@ -81,7 +81,10 @@ def check_greedy(pair, references, engine, rule):
 
 @pytest.mark.parametrize(
     ("rule", "engine"),
-    [("fixed", "eager"), ("next_token", "cuda_graph")]  # heads in the eager engine: `test_rows.py`
+    [
+        ("fixed", "eager"),
+        ("next_token", "cuda_graph"),
+    ]  # heads in the eager engine: `test_batching.py`
     + [
         pytest.param(rule, "eager", marks=pytest.mark.full)
         for rule in ("input_token", "next_token")

@@ -31,6 +31,7 @@ SMALL = {
 }
 LIVE = {
     "num_live_prompts": 3,
+    "timing_seconds": 0.5,
     "record": RecordingSettings(num_samples=2),
     "engine": "eager",
     "ratios": (10,),

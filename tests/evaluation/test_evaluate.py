@@ -43,6 +43,7 @@ SMALL = {
     "max_new_tokens": 8,
     "fixed_lengths": (1, 3),
     "thresholds": (0.4, "auto"),
+    "timing_seconds": 0.5,
 }
 
 

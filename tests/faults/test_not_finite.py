@@ -28,12 +28,8 @@ from specheads.training.distill.draft_quality import overlaps_at
 from specheads.training.distill.samples import held_out
 
 PROMPT = [0, 1, 2]
-WARPS = {
-    "plain": Warp(),
-    "greedy": Warp(temperature=0),
-    "top-k": Warp(top_k=2),
-    "top-p": Warp(top_p=0.8),
-}
+GREEDY = Warp(temperature=0)
+WARPS = {"plain": Warp(), "greedy": GREEDY, "top-k": Warp(top_k=2), "top-p": Warp(top_p=0.8)}
 
 
 @pytest.fixture
@@ -71,11 +67,10 @@ def broken(pair, monkeypatch):
     return give
 
 
-def decode(warp=WARPS["plain"], drafts=None, verify=None, rule=None, most=8):
+def decode(warp, drafts=None, verify=None):
     def run(pair, folder):
-        SpeculativeDecoder(
-            pair, drafts, rule or stopping.FixedLength(2), verify, warp, engine="eager"
-        ).generate(PROMPT, most, 1)
+        rule = stopping.FixedLength(2)
+        SpeculativeDecoder(pair, drafts, rule, verify, warp, "eager").generate(PROMPT, 8, 1)
 
     return run
 
@@ -86,17 +81,14 @@ def decode_batch(pair, folder):
 
 
 def respond(pair, folder):
-    uniform = np.stack([row_uniforms(0, "ab", 6)[0]])
-    Responder(pair, [len(PROMPT)], ResponseLimits(6), engine="eager").respond(
-        [PROMPT], uniform, Warp()
-    )
+    responder = Responder(pair, [len(PROMPT)], ResponseLimits(6), engine="eager")
+    responder.respond([PROMPT], np.stack([row_uniforms(0, "ab", 6)[0]]), Warp())
 
 
 def record(pair, folder):
     prompts = [(Prompt(f"{number:04x}", "test", ""), [0, 1, number]) for number in range(2)]
-    return Recorder(pair, Warp(), ResponseLimits(5), RecordSettings(2, 4), 0, folder).record(
-        [prompts]
-    )[0]
+    recorder = Recorder(pair, Warp(), ResponseLimits(5), RecordSettings(2, 4), 0, folder)
+    return recorder.record([prompts])[0]
 
 
 def label(pair, folder):
@@ -104,14 +96,10 @@ def label(pair, folder):
 
 
 RUNS = {f"decoding, {name}": decode(warp) for name, warp in WARPS.items()} | {
-    "decoding by block verification": decode(verify=verification.BlockVerification()),
-    "decoding of a tree": decode(
-        drafts=papers.Tree(), verify=papers.TreeMatch(), warp=WARPS["greedy"]
-    ),
-    "decoding of a beam": decode(
-        drafts=papers.Beam(3), verify=papers.JointVerification(), warp=WARPS["greedy"]
-    ),
-    "decoding of several drafts": decode(drafts=papers.Multi(2), verify=papers.MultiRound()),
+    "decoding by block verification": decode(Warp(), verify=verification.BlockVerification()),
+    "decoding of a tree": decode(GREEDY, papers.Tree(), papers.TreeMatch()),
+    "decoding of a beam": decode(GREEDY, papers.Beam(3), papers.JointVerification()),
+    "decoding of several drafts": decode(Warp(), papers.Multi(2), papers.MultiRound()),
     "the target alone": lambda pair, folder: Baseline(pair, Warp(), "eager").generate(PROMPT, 6),
     "a batch": decode_batch,
     "responses": respond,

@@ -30,39 +30,49 @@ def responses(pair, on_step=lambda made, left: None):
     )
 
 
-@pytest.mark.parametrize("where", ["memory", "steps"])
-@pytest.mark.parametrize("error", ERRORS, ids=["gpu", "cpu"])
-def test_fewer_rows_are_decoded_together_with_the_same_responses(where, error, monkeypatch, caplog):
-    pair = tiny_pair(4, scale=1.5)
-    calls = []
-    whole = responses(pair)
+@pytest.fixture
+def memory(monkeypatch):
+    """What is allowed: rows in a KV cache, rows in a later step, and the error of more of them.
+
+    Returns how many rows each step had.
+    """
+    allowed = {"rows": 99, "together": 99, "error": None}
+    steps = []
     take = TargetRounds.take
     init = BatchDecoder.__init__
 
     def taken(self, rows, *args):
-        calls.append(len(rows))
-        if where == "steps" and len(rows) > 2 and len(calls) > 3:
-            raise error
+        steps.append(len(rows))
+        if len(rows) > allowed["together"] and len(steps) > 3:
+            raise allowed["error"]
         return take(self, rows, *args)
 
     def allocated(self, pair, rounds):
-        if where == "memory" and rounds.engines[0].num_rows > 3:
-            raise error
+        if rounds.engines[0].num_rows > allowed["rows"]:
+            raise allowed["error"]
         init(self, pair, rounds)
 
     monkeypatch.setattr(TargetRounds, "take", taken)
     monkeypatch.setattr(BatchDecoder, "__init__", allocated)
+    return allowed, steps
+
+
+@pytest.mark.parametrize("limits", [{"rows": 3}, {"together": 2}], ids=str)
+@pytest.mark.parametrize("error", ERRORS, ids=["gpu", "cpu"])
+def test_fewer_rows_are_decoded_together_with_the_same_responses(limits, error, memory, caplog):
+    pair = tiny_pair(4, scale=1.5)
+    whole = responses(pair)
+    allowed, steps = memory
+    steps.clear()
+    allowed |= {**limits, "error": error}
     counted = []
     assert responses(pair, lambda made, left: counted.append(made)) == whole
     assert caplog.text.count("5 rows do not fit into memory; 2 are decoded together") == 1
     assert sum(counted) == sum(len(response.ids) for response in whole)  # no token is made again
-    assert max(calls[-3:]) <= 2
+    assert max(steps[-3:]) <= 2
 
 
-def test_a_single_row_that_does_not_fit_is_an_error(monkeypatch):
-    def full(self, rows, *args):
-        raise torch.OutOfMemoryError("CUDA out of memory")
-
-    monkeypatch.setattr(TargetRounds, "take", full)
+def test_a_single_row_that_does_not_fit_is_an_error(memory):
+    memory[0].update(rows=0, error=ERRORS[0])
     with pytest.raises(torch.OutOfMemoryError):
         responses(tiny_pair(4))

@@ -16,9 +16,16 @@ COMMANDS = {verb: [str(ROOT / "specheads" / "__main__.py"), *verb.split()] for v
 COMMANDS |= {
     path: [str(ROOT / path)] for path in ("train.py", "evaluate.py", "data_gen/__main__.py")
 }
+IN_EVERY_RUN = ("train", "runs", "evaluate.py")
 
 
-@pytest.mark.parametrize("name", COMMANDS)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[] if name in IN_EVERY_RUN else pytest.mark.full)
+        for name in COMMANDS
+    ],
+)
 def test_a_signal_during_imports_ends_a_command_without_a_traceback(name, tmp_path):
     rng = random.Random(name)
     words = COMMANDS[name]

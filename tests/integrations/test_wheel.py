@@ -67,21 +67,15 @@ def environment(tmp_path_factory):
     folder = tmp_path_factory.mktemp("wheel")
     source = folder / "source"
     source.mkdir()
+    others = shutil.ignore_patterns("mini", "smollm2", "__pycache__")  # larger pairs
     for name in SOURCES:  # copied, as building writes into the tree
-        copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copy
-        copy(ROOT / name, source / name)
-    built = run(
-        sys.executable,
-        "-m",
-        "pip",
-        "wheel",
-        "--no-deps",
-        "--no-build-isolation",
-        "-w",
-        folder,
-        source,
-        cwd=folder,
-    )
+        if (ROOT / name).is_dir():
+            shutil.copytree(ROOT / name, source / name, ignore=others)
+        else:
+            shutil.copy(ROOT / name, source / name)
+    pip = [sys.executable, "-m", "pip"]
+    words = ["--no-deps", "--no-build-isolation", "-w", folder, source]
+    built = run(*pip, "wheel", *words, cwd=folder)
     assert built.returncode == 0, built.stderr
     (wheel,) = folder.glob("*.whl")
     made = run(sys.executable, "-m", "venv", "--without-pip", folder / "env", cwd=folder)
@@ -92,18 +86,8 @@ def environment(tmp_path_factory):
     (packages / "dependencies.pth").write_text(
         "".join(f"{path}\n" for path in site.getsitepackages())
     )
-    installed = run(
-        sys.executable,
-        "-m",
-        "pip",
-        "--python",
-        programs / "python",
-        "install",
-        "--no-deps",
-        "--no-index",
-        wheel,
-        cwd=folder,
-    )
+    words = ["--python", programs / "python", "install", "--no-deps", "--no-index", wheel]
+    installed = run(*pip, *words, cwd=folder)
     assert installed.returncode == 0, installed.stderr
     return programs
 
@@ -141,42 +125,39 @@ def test_every_path_decodes_the_same_tokens_in_the_same_rounds(environment, tmp_
 
 
 @pytest.fixture(scope="module")
-def server(environment):
-    """Runs the programs of the environment."""
-    server = Server(environment / "python", PYTHONPATH="")
+def home(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("home") / USER
+    folder.mkdir()
+    return folder
+
+
+@pytest.fixture(scope="module")
+def server(environment, home):
+    """Runs the programs of the environment, for a user."""
+    user = {"HOME": str(home), "HF_HOME": str(home / "hub"), "SPECHEADS_CACHE": ""}
+    user |= dict.fromkeys(("USER", "LOGNAME", "USERNAME"), USER)
+    user |= {"HF_TOKEN": TOKEN, "WANDB_API_KEY": KEY}
+    user["MPLCONFIGDIR"] = str(home.parent / "matplotlib")
+    server = Server(environment / "python", PYTHONPATH="", **user)
     assert server.package.is_relative_to(environment.parent)
     return server
 
 
 @pytest.fixture(scope="module")
-def commands(environment, tmp_path_factory):
+def commands(environment, home, server):
     """The home folder of a user, after every kind of installed command has run in it, and what each
     printed.
 
     Models and prompts lie there, too, and are given by absolute paths: a pair without a config goes
     through every stage, and evaluate is the command that train names.
     """
-    home = tmp_path_factory.mktemp("home") / USER
     project = home / "project"
-    project.mkdir(parents=True)
+    project.mkdir()
     nano = shutil.copytree(
         ROOT / "specheads" / "nano", home / "nano", ignore=shutil.ignore_patterns("*.py")
     )
     rows = [json.dumps({"question": f"def add_{number}(a, b):\n"}) for number in range(40)]
     (home / "mine.jsonl").write_text("\n".join(rows))
-    user = {
-        "HOME": str(home),
-        "USER": USER,
-        "LOGNAME": USER,
-        "USERNAME": USER,
-        "HF_TOKEN": TOKEN,
-        "WANDB_API_KEY": KEY,
-    }
-    user |= {
-        "SPECHEADS_CACHE": "",
-        "HF_HOME": str(home / "hub"),
-        "MPLCONFIGDIR": str(home.parent / "matplotlib"),
-    }
     pair = [f"model.{role}={nano / role}" for role in ("draft", "target")]
     shared = [
         "model=mine",
@@ -194,13 +175,13 @@ def commands(environment, tmp_path_factory):
             "stopping=[fixed_length,head_threshold]",
             "fixed_lengths=[1,2]",
             "thresholds=[0.5]",
+            "timing_seconds=1",
         ],
         "probe": [*shared, "num_prompts=2", "max_new_tokens=8"],
         "export": ["head={head}", "format=standalone"],
         "distill": [*shared, *SMALL],
     }
     printed = {}
-    server = Server(environment / "python", PYTHONPATH="", **user)
     for verb, words in lines.items():
         heads = [str(path.parent) for path in project.glob("outputs/head/*/heads/*/config.json")]
         if verb == "evaluate":

@@ -1,6 +1,7 @@
 """The kinds of files that this project reads: how a small one is made, and all that reads it."""
 
 import json
+import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -26,8 +27,9 @@ from specheads.heads.head import AcceptanceHead, HeadConfig, load_head, save_hea
 from specheads.heads.head_folder import store_in_config
 from specheads.heads.portable.standalone_head import DraftRound, StandaloneHead
 from specheads.heads.train_prompts import TrainPrompts
-from specheads.pair.config import ModelSource, config_folder
+from specheads.pair.config import ModelSource, config_folder, pair_config
 from specheads.pair.language_model import LanguageModel, load_model, load_tokenizer
+from specheads.pair.revisions import resolve
 from specheads.pair.sampling import Warp
 from specheads.prompts.data_set_source import DatasetSource
 from specheads.prompts.prompt import Prompt, ResponseLimits
@@ -62,17 +64,14 @@ class Kind:
 
 def _plain(value: Any) -> Any:
     """Return tensors and arrays as bytes, for comparisons."""
-    if isinstance(value, Tensor):
-        return (
-            value.shape,
-            value.dtype,
-            (
-                value.detach().contiguous().view(torch.uint8).numpy().tobytes()
-                if value.dim()
-                else value.item()
-            ),
-        )
-    return value
+    if not isinstance(value, Tensor):
+        return value
+    data = value.detach().contiguous().reshape(-1).view(torch.uint8)
+    return value.shape, value.dtype, data.numpy().tobytes()
+
+
+def _weights(head: torch.nn.Module) -> dict[str, Any]:
+    return {name: _plain(tensor) for name, tensor in head.state_dict().items()}
 
 
 # --- heads
@@ -100,19 +99,14 @@ def _head(config: HeadConfig = HEAD) -> AcceptanceHead:
 def make_head(folder: Path) -> None:
     head = _head()
     head.train_prompts = TrainPrompts.of(["a", "b", "c"], ["d"])
-    save_head(
-        head, folder, torch.randn(16, HEAD.input_size, generator=torch.Generator().manual_seed(1))
-    )
+    save_head(head, folder, torch.randn(16, HEAD.input_size))
 
 
 def read_head(folder: Path) -> Any:
     head = load_head(folder)
     known = head.train_prompts
-    seen = {name: _plain(tensor) for name, tensor in head.state_dict().items()}
-    seen |= {
-        "config": vars(head.config),
-        "prompts": None if known is None else (known.train.tolist(), known.dev.tolist()),
-    }
+    seen = _weights(head) | {"config": vars(head.config)}
+    seen["prompts"] = None if known is None else (known.train.tolist(), known.dev.tolist())
     assert head.score(torch.randn(3, head.config.input_size)).isfinite().all()
     export.run([f"head={folder}"])
     store_in_config(folder, recommended=head.config.recommended)
@@ -128,27 +122,19 @@ def read_standalone(folder: Path) -> Any:
     features = {"hidden": torch.ones(1, size), "embedding": torch.ones(1, size)}
     features |= {name: torch.full((1,), 0.5) for name in ("draft_prob", "max_prob", "entropy")}
     DraftRound(head).stops(features)
-    return {name: _plain(tensor) for name, tensor in head.state_dict().items()}
+    return _weights(head)
 
 
 def make_authors_head(folder: Path) -> None:
-    shapes = {
-        "model.0.linear.weight": (8, 8),
-        "model.0.linear.bias": (8,),
-        "model.1.weight": (2, 8),
-        "model.1.bias": (2,),
-    }
-    generator = torch.Generator().manual_seed(0)
-    save_file(
-        {name: torch.randn(*shape, generator=generator) for name, shape in shapes.items()},
-        folder / "model.safetensors",
-    )
+    shapes = {"0.linear.weight": (8, 8), "0.linear.bias": (8,), "1.weight": (2, 8), "1.bias": (2,)}
+    torch.manual_seed(0)
+    weights = {f"model.{name}": torch.randn(shape) for name, shape in shapes.items()}
+    save_file(weights, folder / "model.safetensors")
     (folder / "config.json").write_text(json.dumps({"hidden_size": 8, "num_layers": 1}))
 
 
 def read_authors_head(folder: Path) -> Any:
-    head = load_head(folder)
-    return {name: _plain(tensor) for name, tensor in head.state_dict().items()}
+    return _weights(load_head(folder))
 
 
 # --- shards
@@ -157,27 +143,20 @@ NAMES = ("dev-00000.parquet", "train-00000.parquet", "train-00001.parquet")
 
 
 def _rows(name: str) -> list[dict[str, Any]]:
-    rows = []
-    for number in range(2):
-        row: dict[str, Any] = {
+    probs = [
+        key for key in SCHEMA.names if SCHEMA.field(key).type == SCHEMA.field("accept_prob").type
+    ]
+    row = {"sample": 0, "split": name.partition("-")[0], "finished": True, "draft_ids": [5, 6]}
+    row |= {"response_ids": [3, 4], **{name: [0.25, 0.5] for name in probs}}
+    return [
+        {
+            **row,
             "prompt_id": f"{number:016x}",
-            "sample": 0,
-            "split": name.partition("-")[0],
             "prompt": f"{name} {number}",
-        }
-        row |= {
             "prompt_ids": [1, 2, number],
-            "response_ids": [3, 4],
-            "finished": True,
-            "draft_ids": [5, 6],
         }
-        row |= {
-            key: [0.25, 0.5]
-            for key in SCHEMA.names
-            if SCHEMA.field(key).type.equals(SCHEMA.field("accept_prob").type)
-        }
-        rows.append(row)
-    return rows
+        for number in range(2)
+    ]
 
 
 def make_data_set(folder: Path) -> None:
@@ -208,20 +187,16 @@ def make_tensors(folder: Path) -> RowStore:
             for length in (2, 3)
         ]
 
-    store = RowStore(
-        folder / "features", {"seed": 0}, {name: np.array([1, 1]) for name in "ab"}, "features"
-    )
+    sizes = {name: np.array([1, 1]) for name in "ab"}
+    store = RowStore(folder / "features", {"seed": 0}, sizes, "features")
     store.fill(compute)
     return store
 
 
 def read_tensors(folder: Path) -> Any:
     store = make_tensors(folder)
-    return [
-        {key: value.tolist() for key, value in store.row(name, row).items()}
-        for name in "ab"
-        for row in (0, 1)
-    ]
+    rows = [store.row(name, row) for name in "ab" for row in (0, 1)]
+    return [{key: value.tolist() for key, value in row.items()} for row in rows]
 
 
 @cache
@@ -232,9 +207,8 @@ def _pair() -> Any:
 def record(folder: Path) -> Any:
     pair = _pair()
     prompts = [(Prompt(f"{number:04x}", "test", ""), [1, 2, number]) for number in range(2)]
-    made = Recorder(pair, Warp(1.0), ResponseLimits(4), RecordSettings(1, 4), 0, folder).record(
-        [prompts]
-    )[0]
+    recorder = Recorder(pair, Warp(1.0), ResponseLimits(4), RecordSettings(1, 4), 0, folder)
+    made = recorder.record([prompts])[0]
     head = _head(HeadConfig(hidden_size=16, depth=0, inputs=("hidden",)))
     heads = {head_fingerprint(head): head}
     return load_recording(made, add_predictions(made, pair, heads, ground_truth=True))
@@ -248,41 +222,30 @@ def read_recording(folder: Path) -> Any:
 
 # --- journals, reports, profiles, costs
 
-STATS = {"num_tokens": 3, "num_drafted": 4, "seconds": 0.5}
-
-
-def make_journal(folder: Path) -> None:
-    journal = Journal(folder / "generations.jsonl", {"seed": 0, "prompts": [[1, 2], [3]]})
-    for number in range(3):
-        journal.add(
-            number, {"stats": [[STATS | {"num_tokens": number}]], "rounds": [[[1, 2, 0.5]]]}
-        )
-
 
 def read_journal(folder: Path) -> Any:
     journal = Journal(folder / "generations.jsonl", {"seed": 0, "prompts": [[1, 2], [3]]})
     for number in range(3):  # as a resumed sweep does
         if number not in journal.entries:
-            journal.add(
-                number, {"stats": [[STATS | {"num_tokens": number}]], "rounds": [[[1, 2, 0.5]]]}
-            )
+            stats = {"num_tokens": number, "num_drafted": 4, "seconds": 0.5}
+            journal.add(number, {"stats": [[stats]], "rounds": [[[1, 2, 0.5]]]})
     return {number: journal.entries[number] for number in sorted(journal.entries)}
 
 
 # --- checkpoints, run folders
 
+PROVENANCE = {"data": "rows", "seed": 0}
+
 
 def make_checkpoint(folder: Path) -> None:
     torch.manual_seed(0)
-    torch.save(
-        {"provenance": {"data": "rows", "seed": 0}, "state_dict": {"weight": torch.randn(20, 20)}},
-        folder / "last.ckpt",
-    )
+    content = {"provenance": PROVENANCE, "state_dict": {"weight": torch.randn(20, 20)}}
+    torch.save(content, folder / "last.ckpt")
 
 
 def read_checkpoint(folder: Path) -> Any:
     try:
-        changed = differences(folder / "last.ckpt", {"data": "rows", "seed": 0})
+        changed = differences(folder / "last.ckpt", PROVENANCE)
     except Exception as error:  # noqa: BLE001 - as where a run is resumed
         raise UserError(f"training starts again: {error}") from None
     if changed:  # training starts again, and says so
@@ -318,10 +281,8 @@ ROWS = [
 def _write_prompts(folder: Path) -> None:
     (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS))
     (folder / "rows.json").write_text(json.dumps(ROWS, indent=1))
-    (folder / "rows.csv").write_text(
-        "instruction,output\n"
-        + "".join(f'"{row["instruction"]}",{row["output"]}\n' for row in ROWS)
-    )
+    lines = [f'"{row["instruction"]}",{row["output"]}\n' for row in ROWS]
+    (folder / "rows.csv").write_text("".join(["instruction,output\n", *lines]))
     (folder / "rows.txt").write_text("".join(f"{row['instruction']}\n" for row in ROWS))
     table = datasets.Dataset.from_list(ROWS)
     table.to_parquet(str(folder / "rows.parquet"))
@@ -333,10 +294,9 @@ def read_prompts(folder: Path) -> Any:
     prompts = []
     for name in ("rows.jsonl", "rows.json", "rows.csv", "rows.txt", "rows.parquet", "saved"):
         template = "{text}" if name == "rows.txt" else "{instruction}"
-        source = DatasetSource(
-            str(folder / name), None, "train", None, template, None, 1, 1, 1, response_template=None
-        )
+        given = (str(folder / name), None, "train", None, template, None, 1, 1, 1)
         try:
+            source = DatasetSource(*given, response_template=None)
             prompts += [prompt.text for prompt in source.load(chats=True)]
         except UserError as error:
             said.append(str(error))
@@ -348,12 +308,8 @@ def read_prompts(folder: Path) -> Any:
 def make_config(folder: Path) -> None:
     (folder / "model").mkdir()
     (folder / "data").mkdir()
-    pair = {
-        "draft": "embedded:nano/draft",
-        "target": "embedded:nano/target",
-        "tokenizer": "embedded:nano",
-        "dtype": "float32",
-    }
+    pair = {"draft": "embedded:nano/draft", "target": "embedded:nano/target"}
+    pair |= {"tokenizer": "embedded:nano", "dtype": "float32"}
     (folder / "model" / "tiny.yaml").write_text(yaml.safe_dump(pair))
     text = (config_folder() / "data" / "alpaca.yaml").read_text()
     (folder / "data" / "own.yaml").write_text(text.replace("tatsu-lab/alpaca", "someone/something"))
@@ -376,13 +332,9 @@ def read_config(folder: Path) -> Any:
 
 
 def make_model(folder: Path) -> None:
-    from specheads.pair.config import pair_config
-    from specheads.pair.revisions import resolve
-
     place = Path(resolve(pair_config("nano").draft))
-    for path in [*place.iterdir(), *place.parent.glob("tokenizer*.json")]:
-        if path.is_file():
-            (folder / path.name).write_bytes(path.read_bytes())
+    for path in filter(Path.is_file, [*place.iterdir(), *place.parent.glob("tokenizer*.json")]):
+        shutil.copy(path, folder)
 
 
 def read_model(folder: Path) -> Any:
@@ -408,7 +360,7 @@ KINDS = {
     ),
     "tensor shards": Kind(make_tensors, read_tensors, checked=("**/*",), share=0.3),
     "recording": Kind(record, read_recording, checked=("**/*",), share=0.3),
-    "journal": Kind(make_journal, read_journal, checked=("**/*",)),
+    "journal": Kind(read_journal, read_journal, checked=("**/*",)),
     "checkpoint": Kind(make_checkpoint, read_checkpoint),
     "run folder": Kind(make_run, read_run),
     "prompts": Kind(_write_prompts, read_prompts),

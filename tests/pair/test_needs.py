@@ -4,14 +4,18 @@ import json
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
+import architectures
 import pytest
 import torch
 from commands import run
+from fakes import tiny_pair
 from published_shapes import SHAPES as SHAPES_ON_HUB
 from published_shapes import weightless
 
+from specheads.decoding.engine import EagerEngine
+from specheads.pair import needs
 from specheads.pair.config import pair_config
-from specheads.pair.needs import pair_needs
+from specheads.pair.needs import memory_of, memory_parts, pair_needs
 
 
 @pytest.fixture
@@ -73,6 +77,37 @@ def test_a_target_without_weights_takes_no_memory(published):
 )
 def test_embedded_pairs_need_nothing(pair):
     assert pair_needs(pair_config(pair.pop("name", None), **pair)) == []
+
+
+def test_the_parts_of_memory_are_those_of_the_model():
+    lm = tiny_pair(7).target_lm
+    memory = EagerEngine(lm, 10, num_rows=3)
+    read = torch.zeros(2, 5, dtype=torch.long)
+    width = lm.model.base_model.layers[0].mlp.up_proj(lm.hidden_states(read)).nbytes
+    assert memory_parts(lm, positions=3 * 10, tokens=2 * 5, rows=4) == {
+        "keys and values": memory.memory_bytes,
+        "activations": 4 * (width + lm.hidden_states(read).nbytes),
+        "distributions": 6 * lm.logits(torch.zeros(4, lm.hidden_size, dtype=lm.model.dtype)).nbytes,
+    }
+    assert memory_parts(lm, rows=4, most=20)["distributions"] == 6 * 20 * lm.probs_dtype.itemsize
+
+
+def test_memory_is_announced_with_its_parts(monkeypatch, caplog):
+    lm = tiny_pair(7).target_lm
+    monkeypatch.setattr(needs, "memory_in_use", lambda: 2e9)
+    monkeypatch.setattr(needs, "available_memory", lambda: 3.5e9)
+    said = memory_of("work", lm, {"logits": 1e9, "little": 1e5}, {"logits": 2e9, "copies": 3e8})
+    assert (
+        said == "about 5.3 GB of memory (weights and all in use 2 GB, logits 3 GB, copies 300 MB)"
+        and not caplog.records
+    )
+    memory_of("work", lm, {"logits": 4e9})
+    assert caplog.messages == [
+        (
+            "work: about 4 GB more memory is needed, but 3.5 GB are available; take smaller"
+            " batches, shorter texts or smaller models"
+        )
+    ]
 
 
 @pytest.fixture
@@ -140,3 +175,12 @@ def test_a_gated_model_is_an_error_that_says_how_to_get_access(gate, tmp_path, w
         and "hf auth login" in error
     )
     assert (done.stdout + done.stderr).count(said) == 1
+
+
+# Whose layers have keys of different sizes
+@pytest.mark.parametrize("name", ["llama", "gemma4_text"])
+def test_keys_and_values_are_those_of_all_layers(name):
+    lm = architectures.tiny_pair(name).target_lm
+    cache = lm.model(torch.arange(5)[None], use_cache=True).past_key_values
+    held = sum(tensor.nbytes for layer in cache.layers for tensor in (layer.keys, layer.values))
+    assert memory_parts(lm, positions=5)["keys and values"] == held

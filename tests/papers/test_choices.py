@@ -7,6 +7,7 @@ from fakes import tiny_pair
 
 from examples.new_draft import KnownText
 from specheads import UserError, papers, stopping
+from specheads.papers.mjsd import BlockSearch
 
 
 def skip(layers):
@@ -25,6 +26,8 @@ WRONG = [
         "drafting.max_verified=70 must be an integer of at least 80",
     ),
     (lambda: KnownText(max_ngram=0), "drafting.max_ngram=0"),
+    (lambda: BlockSearch(tiny_pair(3), block=0), "block=0"),
+    (lambda: BlockSearch(tiny_pair(3), beams=0.5), "beams=0.5"),
     (lambda: papers.JointVerification("x"), "verification.threshold=x must be a number from 0 to"),
     (lambda: papers.BigLittle(rollback=-1), "verification.rollback=-1"),
     (lambda: papers.BigLittle(fallback=1.5), "verification.fallback=1.5"),

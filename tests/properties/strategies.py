@@ -125,96 +125,71 @@ INPUTS = {
 
 
 @st.composite
-def heads(draw, among=INPUTS):
-    predicts = draw(st.sampled_from(list(among)))
-    inputs = draw(st.sampled_from(among[predicts]))
-    return head_of(
-        predicts,
-        inputs,
-        draw(st.integers(0, 2)),
-        draw(st.sampled_from([0.3, 3.0])),
-        draw(st.booleans()),
-    )
-
-
-@st.composite
-def bounds(draw):
-    """Return `min_tokens` and `max_tokens`."""
-    most = draw(st.integers(1, LONGEST))
-    return {"min_tokens": draw(st.integers(1, most)), "max_tokens": most}
-
-
-def with_bounds(kind, *arguments):
-    return st.tuples(bounds(), *arguments).map(lambda given: kind(*given[1:], **given[0]))
+def heads(draw):
+    predicts = draw(st.sampled_from(list(INPUTS)))
+    inputs = draw(st.sampled_from(INPUTS[predicts]))
+    spread = draw(st.sampled_from([0.3, 3.0]))
+    return head_of(predicts, inputs, draw(st.integers(0, 2)), spread, draw(st.booleans()))
 
 
 lengths = st.integers(1, LONGEST)
+
+
+def with_bounds(kind, *arguments, **named):
+    """Return rules with their own `min_tokens` and `max_tokens`."""
+
+    def within(bounds):
+        least, most = map(st.just, sorted(bounds))
+        return st.builds(kind, *arguments, min_tokens=least, max_tokens=most, **named)
+
+    return st.tuples(lengths, lengths).flatmap(within)
+
+
 weights = st.dictionaries(
     st.sampled_from([*LOGISTIC_INPUTS, "bias"]), st.floats(-20, 20), min_size=1
-)
+).filter(lambda given: set(given) != {"bias"})
+numbers = st.floats(-9, 9)
 # Rules that read nothing of a draft, rules that read its probabilities, and rules with a head.
 length_rules = st.builds(stopping.FixedLength, lengths)
 draft_rules = st.one_of(
     st.builds(stopping.MaxProbability, probabilities(), lengths),
     st.builds(stopping.Confidence, probabilities(), lengths),
     with_bounds(stopping.DraftProduct, probabilities()),
-    with_bounds(
-        stopping.Logistic, weights.filter(lambda given: set(given) != {"bias"}), probabilities()
-    ),
-    with_bounds(
-        stopping.OnlineLogistic, st.floats(-9, 9), st.floats(-9, 9), positive, probabilities()
-    ),
+    with_bounds(stopping.Logistic, weights, probabilities()),
+    with_bounds(stopping.OnlineLogistic, numbers, numbers, positive, probabilities()),
 )
-
-
-def online_head(head, threshold, prior, **bounds):
-    return stopping.OnlineHead(head, threshold, prior=prior, **bounds)
-
-
-def head_rules(heads):
-    return st.one_of(
-        with_bounds(stopping.HeadThreshold, heads, probabilities()),
-        with_bounds(online_head, heads, probabilities(), positive),
-    )
-
-
-stopping_rules = st.one_of(length_rules, draft_rules, head_rules(heads()))
+head_rules = st.one_of(
+    with_bounds(stopping.HeadThreshold, heads(), probabilities()),
+    with_bounds(stopping.OnlineHead, heads(), probabilities(), prior=positive),
+)
+stopping_rules = st.one_of(length_rules, draft_rules, head_rules)
 
 
 # --- whole cases of decoding
 
-
-def chains_of(**choices):
-    return st.builds(papers.Multi, st.integers(1, 4), **choices)
-
-
-sizes = {
-    "top_k": st.integers(1, 4),
-    "max_nodes": st.integers(1, 20),
-    "max_width": st.integers(1, 6),
-}
-sizes |= {"theta_prob": probabilities(), "theta_sib": probabilities()}
+sizes = {"top_k": st.integers(1, 4), "max_nodes": st.integers(1, 20)}
+sizes |= {"max_width": st.integers(1, 6), "theta_prob": probabilities()}
+sizes |= {"theta_sib": probabilities()}
+num_chains = st.integers(1, 4)
+graph_sizes = {"tau": st.integers(1, 3), "max_verified": st.integers(20, 40), **sizes}
 # By the names of DRAFTINGS, methods of these kinds with their own choices drawn.
 METHODS = {
     "chain": st.builds(drafting.Autoregressive),
     "layer_skip": st.builds(papers.LayerSkip, st.sampled_from([[0], [1]])),
     "known_text": st.builds(KnownText, max_ngram=st.integers(1, 4)),
-    "beam": st.builds(papers.Beam, st.integers(1, 4)),
-    "multi": chains_of(),
-    "batch": chains_of(merge=st.just(False)),
+    "beam": st.builds(papers.Beam, num_chains),
+    "multi": st.builds(papers.Multi, num_chains),
+    "batch": st.builds(papers.Multi, num_chains, merge=st.just(False)),
     "tree": st.builds(papers.Tree, **sizes),
-    "graph": st.builds(
-        papers.Graph, tau=st.integers(1, 3), max_verified=st.integers(20, 40), **sizes
-    ),
+    "graph": st.builds(papers.Graph, **graph_sizes),
 }
 
 
 def verifications(name: str):
     """Return rules of a name, with their own choices drawn."""
+    modes = st.sampled_from(["opt", "uno"])
     choices = {
-        "biased": st.builds(
-            papers.BiasedVerification, probabilities(), st.sampled_from(["opt", "uno"])
-        ),
+        "biased": st.builds(papers.BiasedVerification, probabilities(), modes),
         "big_little": st.builds(papers.BigLittle, probabilities(), st.floats(0, 9), lengths),
         "joint": st.builds(papers.JointVerification, probabilities(0, 0.99)),
         "synthetic": st.builds(verification.SyntheticVerification, probabilities()),
@@ -245,16 +220,9 @@ class Case:
     def pair(self):
         return pair_of(self.vocab_size, self.scale, self.same, self.kept)
 
-    def decoder(self, engine: str = "eager") -> SpeculativeDecoder:
-        return SpeculativeDecoder(
-            self.pair,
-            self.drafting,
-            self.stopping,
-            self.verification,
-            self.warp,
-            engine,
-            window=self.window,
-        )
+    def decoder(self) -> SpeculativeDecoder:
+        rules = (self.drafting, self.stopping, self.verification)
+        return SpeculativeDecoder(self.pair, *rules, self.warp, "eager", window=self.window)
 
     @property
     def request(self):

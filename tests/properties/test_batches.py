@@ -54,14 +54,13 @@ def several(draw, vocab_size, window):
     return given, draw(st.lists(seeds, min_size=len(given), max_size=len(given)))
 
 
-@given(cases([("chain", rule) for rule in CHAIN_RULES]), st.integers(1, 4), st.data())
-def test_rows_of_a_batch_emit_what_each_prompt_does_alone(case, max_batch, data):
+@given(
+    cases([("chain", rule) for rule in CHAIN_RULES]), st.booleans(), st.integers(1, 4), st.data()
+)
+def test_rows_of_a_batch_emit_what_each_prompt_does_alone(case, drafts, max_batch, data):
     texts, numbers = data.draw(several(case.vocab_size, case.window))
-    decoder = case.decoder()
-    alone = [
-        decoder.generate(text, case.max_new_tokens, seed, case.stop_tokens)
-        for text, seed in zip(texts, numbers, strict=True)
-    ]
+    target = Baseline(case.pair, case.warp, "eager", case.window)
+    decoder = case.decoder() if drafts else target
     rows = decoder.generate_batch(
         texts,
         max_batch=max_batch,
@@ -70,11 +69,11 @@ def test_rows_of_a_batch_emit_what_each_prompt_does_alone(case, max_batch, data)
         stop_tokens=case.stop_tokens,
     )
     assert len(rows) == len(texts)
-    for number, one in enumerate(alone):
-        assert (
-            counts(rows[number]) == counts(one) and rows[number].finish_reason == one.finish_reason
-        )
-        assert rows[number].tokens.tolist() == one.tokens.tolist() and rows[number].text == one.text
+    for number, (text, seed) in enumerate(zip(texts, numbers, strict=True)):
+        alone = decoder.generate(text, case.max_new_tokens, seed, case.stop_tokens)
+        row = rows[number]
+        assert counts(row) == counts(alone) and row.finish_reason == alone.finish_reason
+        assert row.tokens.tolist() == alone.tokens.tolist() and row.text == alone.text
 
 
 @given(cases([pairing for pairing in PAIRINGS if pairing[0] != "chain"]), st.integers(1, 3))
@@ -98,27 +97,6 @@ def test_other_pairings_decode_batches_or_are_refused_at_once(case, max_batch):
         match=f"^{type(case.drafting).__name__} with .* decodes one prompt at a time; batches need",
     ):
         decoder.generate_batch([case.prompt], max_batch=max_batch)
-
-
-@tries(0.5)
-@given(cases([("chain", "token")]), st.integers(1, 4), st.data())
-def test_rows_of_the_target_alone_emit_what_each_prompt_does_alone(case, max_batch, data):
-    texts, numbers = data.draw(several(case.vocab_size, case.window))
-    target = Baseline(case.pair, case.warp, "eager", case.window)
-    alone = [
-        target.generate(text, case.max_new_tokens, seed, case.stop_tokens)
-        for text, seed in zip(texts, numbers, strict=True)
-    ]
-    rows = target.generate_batch(
-        texts,
-        max_batch=max_batch,
-        max_new_tokens=case.max_new_tokens,
-        seeds=numbers,
-        stop_tokens=case.stop_tokens,
-    )
-    assert [rows[number].tokens.tolist() for number in range(len(texts))] == [
-        one.tokens.tolist() for one in alone
-    ]
 
 
 # --- replay

@@ -26,17 +26,8 @@ from specheads.papers.trees.verification import TreeBlock
 ROUNDING = 1e-9
 # (vocabulary, tokens drafted), (vocabulary, chains, their length)
 CHAINS = [(2, 1), (2, 2), (2, 3), (2, 4), (3, 1), (3, 2), (3, 3), (4, 1), (4, 2), (5, 1), (5, 2)]
-TREES = [
-    (2, 2, 1),
-    (2, 2, 2),
-    (2, 3, 1),
-    (2, 3, 2),
-    (3, 2, 1),
-    (3, 2, 2),
-    (3, 3, 1),
-    (4, 3, 1),
-    (5, 2, 1),
-]
+TREES = [(2, 2, 1), (2, 2, 2), (2, 3, 1), (2, 3, 2), (3, 2, 1), (3, 2, 2), (3, 3, 1), (4, 3, 1)]
+TREES += [(5, 2, 1)]
 LOSSLESS = [TokenVerification(), BlockVerification(), BiasedVerification(0.0)]
 
 
@@ -55,18 +46,12 @@ def early_stops(draw):
     stops = draw(st.lists(st.booleans(), min_size=1, max_size=8))
 
     def length(prefix, tokens):
-        places = (
-            len(prefix) + sum((token + 1) * 3**place for place, token in enumerate(tokens[:end]))
-            for end in range(9)
-        )
-        return next(
-            (
-                end
-                for end, place in enumerate(places)
-                if end >= len(tokens) or (end and stops[place % len(stops)])
-            ),
-            1,
-        )
+        place = len(prefix)
+        for end, token in enumerate(tokens):
+            if end and stops[place % len(stops)]:
+                return end
+            place += (token + 1) * 3**end
+        return len(tokens)
 
     return length
 

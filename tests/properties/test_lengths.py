@@ -1,15 +1,9 @@
-"""Batches and slices by length, padding, and texts of remaining times."""
+"""Batches and slices by length."""
 
-import logging
-import re
-
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from properties.strategies import tries
 
-from specheads import forecast
-from specheads.forecast import Forecast
 from specheads.pair.padding import batches_of_tokens, by_length, slices
 
 lengths = st.lists(st.integers(0, 40), max_size=30)
@@ -40,43 +34,3 @@ def test_slices_are_consecutive_and_as_large_as_the_limit_allows(num_rows, row_s
     sizes = [part.stop - part.start for part in parts]
     assert all(size * row_size <= most or size == 1 for size in sizes)
     assert len(set(sizes[:-1])) <= 1 and (len(parts) == 1 or (sizes[0] + 1) * row_size > most)
-
-
-class Messages(logging.Handler):
-    def __init__(self):
-        super().__init__()
-        self.texts = []
-
-    def emit(self, record):
-        self.texts.append(record.getMessage())
-
-
-@tries(3)
-@given(st.lists(st.tuples(st.floats(0, 100), st.integers(0, 50)), max_size=30), st.integers(0, 200))
-def test_a_forecast_speaks_ever_less_often_and_of_a_time_that_is_left(steps, more):
-    """Its clock may stand still, and steps may do nothing."""
-    clock = [0.0]
-    done = 0
-    messages = Messages()
-    total = sum(count for _, count in steps) + more
-    forecast.logger.addHandler(messages)
-    level = forecast.logger.level
-    forecast.logger.setLevel(logging.INFO)
-    try:
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(forecast.time, "perf_counter", lambda: clock[0])
-            told = Forecast("work")
-            for seconds, count in steps:
-                clock[0] += seconds
-                done += count
-                told.update(done, total)
-    finally:
-        forecast.logger.removeHandler(messages)
-        forecast.logger.setLevel(level)
-    elapsed = sum(seconds for seconds, _ in steps[1:])  # since the first update
-    assert not messages.texts or len(messages.texts) <= 1 + (elapsed - 10) / 30 + 1e-9
-    for text in messages.texts:
-        assert re.fullmatch(
-            r"work: \d+ of \d+, about [^-]*\d:\d\d:\d\d to go",
-            text,
-        ), text

@@ -4,7 +4,7 @@ interruptions they are made.
 
 import tempfile
 import threading
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 
 import numpy as np
@@ -25,14 +25,8 @@ from specheads.storage.journal import Journal
 from specheads.storage.row_store import RowStore
 from specheads.storage.shards import ShardStore
 
-SCHEMA = pa.schema(
-    {
-        "number": pa.int32(),
-        "text": pa.string(),
-        "ids": pa.list_(pa.int32()),
-        "probs": pa.list_(pa.float32()),
-    }
-)
+LISTS = {"ids": pa.list_(pa.int32()), "probs": pa.list_(pa.float32())}
+SCHEMA = pa.schema({"number": pa.int32(), "text": pa.string(), **LISTS})
 PROVENANCE = {"target": ["t", "r"], "seed": 0}
 numbers = st.integers(-(2**31), 2**31 - 1)
 rows = st.fixed_dictionaries(
@@ -86,31 +80,6 @@ def made_alone(plan):
     with folder() as alone:
         make(alone, plan)
         return content(alone)
-
-
-@given(
-    planned_shards(),
-    st.lists(st.permutations(range(5)), min_size=2, max_size=3),
-    st.lists(st.sampled_from([0, 0.01])),
-)
-def test_several_workers_write_the_bytes_of_one(plan, orders, pauses):
-    ended = []
-    left = iter([*pauses, *[0.0] * 20])
-    names = list(plan)
-
-    def work(order):
-        turn = [names[number] for number in order if number < len(names)]
-        make(here, plan, turn, lambda: threading.Event().wait(next(left)))
-        ended.append(order)
-
-    with folder() as here:
-        workers = [threading.Thread(target=work, args=(order,)) for order in orders]
-        for worker in workers:
-            worker.start()
-        for worker in workers:
-            worker.join()
-        assert len(ended) == len(orders)
-        assert content(here) == made_alone(plan)
 
 
 # --- interruptions
@@ -175,28 +144,34 @@ def test_a_cache_that_is_resumed_after_any_interruptions_has_the_same_bytes(plan
         assert content(here) == made_alone(plan)
 
 
+@tries(2)
 @given(
     planned_shards(),
     st.lists(st.permutations(range(5)), min_size=2, max_size=3),
-    st.integers(0, 40),
+    st.none() | st.integers(0, 40),
     probabilities(),
+    st.lists(st.sampled_from([0.0, 0.01])),
 )
-def test_workers_finish_what_one_that_died_was_making(plan, orders, step, share):
+def test_several_workers_write_the_bytes_of_one_and_finish_what_one_that_died_was_making(
+    plan, orders, step, share, pauses
+):
     ended = []
+    left = iter([*pauses, *[0.0] * 20])
 
     def work(order):
+        names = [list(plan)[number] for number in order if number < len(plan)]
         with suppress(Killed):
-            make(here, plan, [list(plan)[number] for number in order if number < len(plan)])
+            make(here, plan, names, lambda: threading.Event().wait(next(left)))
             ended.append(order)
 
     with folder() as here:
-        with killed_at(step, share):
+        with nullcontext() if step is None else killed_at(step, share):
             workers = [threading.Thread(target=work, args=(order,)) for order in orders]
             for worker in workers:
                 worker.start()
             for worker in workers:
                 worker.join()
-        assert len(ended) >= len(orders) - 1
+        assert len(ended) >= len(orders) - (step is not None)
         assert content(here) == made_alone(plan)
 
 
@@ -236,23 +211,15 @@ class Letters:
 @tries(0.2)
 @given(interruptions, st.integers(1, 3))
 def test_generated_data_has_the_same_bytes_after_any_interruptions(interruptions, rows_per_shard):
-    settings = DataGeneration(
-        warp=Warp(1.0, top_k=3),
-        max_new_tokens=5,
-        max_prompt_tokens=8,
-        batch_size=2,
-        rows_per_shard=rows_per_shard,
-    )
+    sizes = {"max_new_tokens": 5, "max_prompt_tokens": 8, "batch_size": 2}
+    settings = DataGeneration(warp=Warp(1.0, top_k=3), rows_per_shard=rows_per_shard, **sizes)
     pair = tiny_pair(4, scale=2.0)
     with folder() as here, folder() as alone:
         for step, share in interruptions:
             with killed_at(step, share):
                 generate_data(pair, Letters(), settings, here)
-        assert (
-            generate_data(pair, Letters(), settings, here).name
-            == generate_data(pair, Letters(), settings, alone).name
-        )
-        assert content(here) == content(alone)
+        made, whole = (generate_data(pair, Letters(), settings, each) for each in (here, alone))
+        assert made.name == whole.name and content(here) == content(alone)
 
 
 entries = st.dictionaries(
@@ -286,6 +253,3 @@ def test_a_journal_that_was_cut_anywhere_has_its_first_entries_and_goes_on(texts
         assert len(list(here.iterdir())) == 1 + sum(
             path.name.startswith("sweep-") for path in here.iterdir()
         )
-
-
-# --- rows of tensors, and parts

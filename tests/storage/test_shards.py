@@ -2,6 +2,7 @@ import hashlib
 import json
 import shutil
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -15,6 +16,7 @@ from specheads.data_gen.shard_rows import plan_shards
 from specheads.errors import UserError
 from specheads.pair.sampling import Warp
 from specheads.prompts.prompt import Prompt, encode_prompts, unique
+from specheads.storage import shards
 from specheads.storage.data_set import SCHEMA, load_split
 from specheads.storage.files import lock, locked, write_json
 from specheads.storage.shards import ShardStore, fingerprint, read_manifest
@@ -439,3 +441,28 @@ def test_a_split_without_rows_is_a_user_error_that_names_the_key(complete, tmp_p
     (tmp_path / NAMES[0]).write_bytes((complete / NAMES[0]).read_bytes())
     with pytest.raises(UserError, match=r"no rows of split 'test'.*data\.num_test="):
         load_split(tmp_path, "test")
+
+
+@pytest.mark.parametrize(("free", "warns"), [(10**6, False), (100, True)])
+def test_the_size_of_all_rows_is_announced_with_the_first_shard(
+    tmp_path, monkeypatch, caplog, free, warns
+):
+    monkeypatch.setattr(
+        "specheads.storage.files.shutil.disk_usage", lambda folder: SimpleNamespace(free=free)
+    )
+    store = ShardStore(tmp_path, {"is": "a test"})
+    with caplog.at_level("INFO"):
+        store.announce("rows", [10, 10, 5])
+        assert not caplog.messages
+        for number in range(2):
+            store.put(
+                f"{number}",
+                10,
+                lambda path: path.write_bytes(b"x" * (2000 * 10 + shards.FILE_BYTES)),
+            )
+    said = [record.message for record in caplog.records if record.levelname == "INFO"]
+    assert said == ["rows: about 0.0746 MB on disk for 25 rows"]  # of 2,000 bytes, in three files
+    assert (
+        f"rows: only 0.0001 MB are free in {tmp_path}; choose another folder with paths.data="
+        in caplog.messages
+    ) == warns

@@ -2,7 +2,7 @@
 
 Elsewhere they are skipped.
 
-They import neither the suite's helpers nor what heads in vLLM do not need.
+They import nothing that heads in vLLM do not need.
 """
 
 import os
@@ -27,6 +27,7 @@ os.environ |= {
     "VLLM_NO_USAGE_STATS": "1",
 }
 sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks" / "peer_workers")]
+sys.path.append(str(ROOT / "tests"))
 LONGEST = 6
 
 

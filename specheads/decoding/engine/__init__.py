@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from specheads.decoding.engine.artefacts import compile_ahead
 from specheads.decoding.engine.compiled import CompiledEngine
 from specheads.decoding.engine.cpu import CpuEngine, bulk_operations, packed_reader
+from specheads.decoding.engine.cpu.packed import bytes_to_pack
 from specheads.decoding.engine.cuda_graph import GraphEngine
 from specheads.decoding.engine.eager import EagerEngine, Engine, Engines, ForwardOutput, StepMemory
 from specheads.decoding.engine.own_cache import OwnCacheEngine, WholeTexts, cache_of
@@ -29,6 +30,7 @@ __all__ = [
     "TreeSlots",
     "WholeTexts",
     "bulk_operations",
+    "bytes_to_pack",
     "cache_of",
     "compile_ahead",
     "make_engine",

@@ -111,6 +111,8 @@ def bounds_of(
         "max_tokens": 20,
     }
     recommended = config.get("recommended") or {}
+    if not hasattr(recommended, "get"):
+        raise ValueError(f"recommended={recommended!r} in config.json must be a set of bounds.")
     given = {"threshold": threshold, "min_tokens": min_tokens, "max_tokens": max_tokens}
     bounds = dict[str, Any]()
     for name, value in usual.items():

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from lightning import Trainer
 from lightning.pytorch.loggers import Logger
 from transformers import PreTrainedModel
 
@@ -25,14 +26,17 @@ from specheads.pair.draft_vocabulary import (
     keep_tokens,
     stored_as,
 )
+from specheads.pair.needs import memory_of, memory_parts
+from specheads.pair.padding import SLICE_ELEMENTS
 from specheads.pair.pair import Pair, load_draft
 from specheads.pair.quantization import is_quantized
 from specheads.pair.revisions import draft_temperature, without_bars
 from specheads.prompts.prompt import GeneratedData
 from specheads.settings import shown
-from specheads.storage.files import write_json
+from specheads.storage.files import space_of, write_json
 from specheads.training.distill.distill_module import DRAFT, DistillModule, shards_weights
 from specheads.training.distill.draft_quality import draft_quality, with_fitted_temperature
+from specheads.training.distill.memory import check_trainable, trained_bytes
 from specheads.training.distill.samples import Samples, load_splits, train_samples
 from specheads.training.distill.settings import Distillation
 from specheads.training.loaders import ResumableData
@@ -89,11 +93,7 @@ def distill(
             f"init_layers={shown(settings.init_layers)} trains a new draft, but the pair has the"
             f" draft {pair.draft_id}; load it with new_draft=settings.initial_draft."
         )
-    if is_quantized(pair.draft):
-        raise UserError(
-            f"the draft {pair.draft_id} is quantized, and its weights cannot be trained; leave out"
-            " model.draft_quantization, and quantize the draft that training makes."
-        )
+    check_trainable(is_quantized(pair.draft), pair.draft_id)
     if settings.embedding == "target":  # before responses are made, which takes longest
         check_embedding(pair.draft, pair.target)
     settings = _with_precision(settings.for_pair(pair), pair)
@@ -107,13 +107,14 @@ def distill(
     checkpoints.provenance |= of_data
     earlier = checkpoint_to_resume(checkpoints)
     logger.info(
-        "distilling %s for %s: %d prompts, %s responses, %d epochs, into %s",
+        "distilling %s for %s: %d prompts, %s responses, %d epochs, into %s, %s",
         pair.draft_id,
         pair.target_id,
         len(train),
         WHOSE[settings.samples],
         settings.trainer.max_epochs,
         run,
+        _needs(pair, train, settings, trainer, run),
     )
     logger.info("measuring the draft before training")
     measured = settings.warp, settings.loader.batch_size
@@ -173,6 +174,32 @@ def _reduced(pair: Pair, train: Samples, settings: Distillation) -> Pair:
         borrow_embedding(pair.draft, pair.target)
     logger.info("the draft's output keeps %d of %d tokens", len(kept), pair.vocab_size)
     return replace(pair)  # its draft in two steps has the new output
+
+
+def _needs(pair: Pair, train: Samples, settings: Distillation, trainer: Trainer, run: Path) -> str:
+    """Return how much memory and disk training takes, for the log."""
+    draft = pair.draft_lm
+    batch = settings.loader.batch_size / trainer.world_size
+    num_weights = pair.draft.num_parameters()
+    itemsize = pair.draft.dtype.itemsize
+    longest_response = max(map(len, chain.from_iterable(train.answers)))
+    longest_prompt = max(map(len, train.prompts))
+    # For the gradient a layer keeps about twice what it takes without; with checkpoints one layer
+    # does at a time.
+    num_kept = 2 * (1 if settings.gradient_checkpointing else draft.config.num_hidden_layers)
+    tokens = num_kept * batch * (longest_response + longest_prompt)
+    rows = 2 * batch * longest_response
+    parts = trainer.world_size if shards_weights(trainer.strategy) else 1
+    # The weights themselves are there.
+    state = (trained_bytes(pair.draft) - num_weights * itemsize) / parts
+    memory = memory_of(
+        "distilling",
+        draft,
+        memory_parts(draft, 0, tokens, rows, 2 * SLICE_ELEMENTS),
+        {"gradients and the optimizer's state": state},
+    )
+    # A checkpoint with the optimizer's state in float32, and the draft.
+    return f"{memory}, {space_of('distilling', num_weights * (12 + itemsize), run)}"
 
 
 def _with_precision(settings: Distillation, pair: Pair) -> Distillation:

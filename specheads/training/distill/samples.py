@@ -17,13 +17,14 @@ import torch
 from torch import Tensor
 
 from specheads.errors import UserError
+from specheads.pair.needs import memory_of, memory_parts
 from specheads.pair.padding import SLICE_ELEMENTS, slices
 from specheads.pair.pair import Pair
 from specheads.pair.reading import GivenTexts, states_by_length
 from specheads.pair.sampling import check_numbers
 from specheads.prompts.prompt import GeneratedData, encode_prompts
 from specheads.storage.data_set import load_split
-from specheads.storage.row_store import RowStore
+from specheads.storage.row_store import SHARD_BYTES, RowStore
 from specheads.training.distill.distill_loss import most_likely
 from specheads.training.distill.settings import Distillation
 from specheads.training.loaders import row_batches
@@ -106,7 +107,8 @@ class TargetStore(RowStore):
         return self.row("", self.firsts[prompt] + response)
 
     def make(self) -> None:
-        self.fill(self._computed, self._batches)
+        parts = memory_parts(self.target) | {"a shard": 2 * min(self.num_bytes, SHARD_BYTES)}
+        self.fill(self._computed, memory_of(self.what, self.target, parts), self._batches)
 
     def _batches(self, start: str, rows: range) -> list[list[int]]:
         return row_batches(rows, [sum(map(len, self.texts[row])) for row in rows])

@@ -19,6 +19,7 @@ from specheads.heads.head import NUM_GOLDEN, save_head
 from specheads.heads.train_prompts import TrainPrompts
 from specheads.interrupts import deferred
 from specheads.pair.language_model import LanguageModel
+from specheads.pair.needs import memory_of, memory_parts
 from specheads.pair.pair import Pair
 from specheads.prompts.prompt import SPLITS, GeneratedData, encode_prompts
 from specheads.replay.calibration import Calibrated
@@ -150,12 +151,13 @@ def _train_kind(
     earlier = checkpoint_to_resume(checkpoints)
     with deferred() as checkpoints.request:
         logger.info(
-            "training %s: %d responses to %d train prompts, into %s%s",
+            "training %s: %d responses to %d train prompts, into %s%s, %s",
             specs[0].name if len(specs) == 1 else f"{len(specs)} heads",
             counts["num_responses"],
             counts["num_prompts"],
             run,
             f", resumed from {earlier}" if earlier else "",
+            memory_of("training", draft, memory_parts(draft)),  # it reads the test texts
         )
         trainer.fit(module, data, ckpt_path=earlier)
         module.load_weights(checkpoints.read_best(trainer))

@@ -19,8 +19,9 @@ from specheads.decoding.engine import bulk_operations
 from specheads.heads.batch import collate, sample_features
 from specheads.heads.features import FEATURES, RECORDED
 from specheads.pair.language_model import LanguageModel
+from specheads.pair.needs import memory_of, memory_parts
 from specheads.pair.sampling import check_numbers, computing_with
-from specheads.storage.row_store import RowStore
+from specheads.storage.row_store import SHARD_BYTES, RowStore
 from specheads.training.heads.settings import checked_share
 from specheads.training.loaders import Key, row_batches
 
@@ -163,7 +164,8 @@ class FeatureStore(RowStore):
         if not self.fits(budget):
             return
         with computing_with(bulk_operations(self.draft.device)):
-            self.fill(self._computed, self._batches)
+            parts = memory_parts(self.draft) | {"a shard": 2 * min(self.num_bytes, SHARD_BYTES)}
+            self.fill(self._computed, memory_of("features", self.draft, parts), self._batches)
         for start, data in self.splits.items():
             data.features = partial(self.row, start)
 

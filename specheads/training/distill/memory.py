@@ -1,0 +1,79 @@
+"""Whether a draft can be trained at all, and its weights fit a GPU next to the target, before
+anything is loaded.
+"""
+
+from dataclasses import replace
+
+import torch
+from transformers import PreTrainedModel
+
+from specheads.errors import UserError
+from specheads.pair.config import PairConfig, checked_device
+from specheads.pair.language_model import weightless_model
+from specheads.pair.quantization import QUANTIZATIONS
+from specheads.training.distill.muon import matrices_of_layers
+from specheads.training.distill.settings import Distillation
+
+GIB = 2**30
+# How the strategies begin that spread a draft over devices
+SHARDED = "fsdp", "deepspeed", "model_parallel"
+
+
+def trained_bytes(draft: PreTrainedModel) -> int:
+    """Return the bytes of a draft's weights in training, with gradients and the optimizer's state
+    (Rajbhandari et al. 2020).
+    """
+    # Which has one moment in float32, and AdamW two
+    by_muon = sum(weight.numel() for weight in matrices_of_layers(draft))
+    return 16 * sum(weight.numel() for weight in draft.parameters()) - 4 * by_muon
+
+
+def check_trainable(quantized: bool, draft_id: str) -> None:
+    """Raise UserError for a draft whose weights are quantized."""
+    if quantized:
+        raise UserError(
+            f"the draft {draft_id} is quantized, and its weights cannot be trained; leave out"
+            " model.draft_quantization, and quantize the draft that training makes."
+        )
+
+
+def check_config(config: PairConfig, settings: Distillation) -> None:
+    """Raise UserError for a draft that cannot be trained, from the configs of models alone.
+
+    Nothing is allocated.
+    """
+    check_trainable(config.draft_quantization is not None, str(config.draft))
+    device = torch.device(checked_device(config.device))
+    if device.type != "cuda" or str(settings.trainer.other("strategy")).startswith(SHARDED):
+        return
+
+    def weightless(role: str) -> PreTrainedModel:
+        # The device decides the type of the weights
+        return weightless_model(replace(config.source(role), device=str(device)))
+
+    target = weightless("target")
+    initial = settings.initial_draft
+    if initial is None:
+        draft = weightless("draft")
+    else:
+        with torch.device("meta"):
+            draft = initial.make(target)
+    width: float = target.dtype.itemsize
+    if config.device_map:  # how much of it comes to this device is known once it is loaded
+        width = 0
+    elif config.quantization:
+        width = QUANTIZATIONS[config.quantization].num_bytes
+    target_bytes = width * target.num_parameters()
+    # What its layers keep for the gradient comes on top; where that does not fit,
+    # `errors.user_error` says what makes it smaller.
+    state = trained_bytes(draft)
+    needed = state + target_bytes
+    free = torch.cuda.mem_get_info(device)[0]
+    if needed > free:
+        raise UserError(
+            f"training the draft does not fit the GPU: at least {needed / GIB:.1f} GiB, of which"
+            f" {state / GIB:.1f} for its weights with gradients and the optimizer's state and"
+            f" {target_bytes / GIB:.1f} for the target, but {free / GIB:.1f} GiB are free. Train a"
+            " smaller draft (init_layers=, or another model.draft=), or spread it with"
+            " trainer.devices= and +trainer.strategy=fsdp2."
+        )
