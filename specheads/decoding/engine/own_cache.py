@@ -1,8 +1,8 @@
 """Models that keep more than keys and values, or attend by rules that a static cache does not
 know: each text on the cache that the model makes.
 
-Recurrent and convolution states cannot be cut back, so a copy of the cache from before each round is
-kept, from which tokens are read again after going back.
+Recurrent and convolution states cannot be cut back, so a copy of the cache from before each round
+is kept, from which tokens are read again after going back.
 """
 
 import copy
