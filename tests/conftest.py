@@ -73,7 +73,6 @@ LONGEST = (
     "test_trees",
     "test_distill_module",
     "test_response_tree",
-    "test_tree_masks",
 )
 
 

@@ -284,8 +284,7 @@ def failed(failures: Mapping[int, str]) -> UserError:
 
 
 _in_use = WeakSet[Engine]()  # engines that decode now
-_used = WeakSet[Engine]()  # engines that have decoded
-_of_parent = WeakSet[Engine]()  # engines that had decoded when this process was forked
+_has_decoded = False  # in this process, or in the one that it was forked from
 _lock = Lock()
 
 
@@ -295,8 +294,7 @@ def _begin_in_fork() -> None:
     """
     global _lock
     _lock = Lock()
-    if _used and torch.get_num_threads() > 1:
-        _of_parent.update(_used)
+    if _has_decoded:
         torch.set_num_threads(1)
 
 
@@ -310,8 +308,9 @@ def _reserved(engines: Sequence[Engine]) -> Iterator[None]:
     Raises UserError where they are in use, were made for models of another type or on another
     device, or compiled for threads that a fork lacks.
     """
+    global _has_decoded
     for engine in engines:
-        if engine.num_prepared and engine in _of_parent:
+        if engine.num_prepared and engine.process != os.getpid():
             raise UserError(
                 "this decoder was compiled in the process that this one was forked from; make"
                 " another decoder here."
@@ -327,7 +326,7 @@ def _reserved(engines: Sequence[Engine]) -> Iterator[None]:
                 " that is still open; read that to its end or close() it, or make another decoder."
             )
         _in_use.update(engines)
-        _used.update(engines)
+        _has_decoded = True
     try:
         yield
     finally:

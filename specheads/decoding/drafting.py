@@ -15,7 +15,6 @@ from specheads.decoding.rounds import ChainRounds, Drafter, RoundParts, Rounds
 from specheads.decoding.step_inputs import (
     DraftMemory,
     ExampleSizes,
-    HostNumbers,
     JoinedStep,
     with_rows,
 )
@@ -188,7 +187,6 @@ class SingleDrafter(Drafter):
         self._memory = parts.memory
         step = ChainStep(parts.pair.draft_lm, parts.warp, parts.stopping, parts.memory)
         self._step = engine.compiled_step(step)
-        self._pending = {count: HostNumbers((1, count), engine.lm.device) for count in PENDING}
         self._going = torch.tensor([False], device=engine.lm.device)
 
     def warm_up(self, end_tokens: Tensor) -> None:
@@ -204,58 +202,39 @@ class SingleDrafter(Drafter):
         uniforms = request.draft_uniforms
         most = min(self.rule.max_tokens, request.most_drafted)
         count = 0
-        tokens = self._unread(request)
+        has_stopped = False
         state = ChainState(self._going, self.state)
-        while count < most:
-            if tokens.shape[1] == 1 and engine.repeats(self._step):
-                memory.set_last(request.committed[-1])
-                numbers = uniforms.take_up_to(most - count)
-                before, index = memory.read_from(count, len(numbers))
-                run, state = engine.repeat(self._step, before, [index, numbers], end_tokens, state)
-                uniforms.give_back(len(numbers) - run)
-            else:
-                run = 1
-                index = memory.indices[count]
-                state = self._step(tokens, index, uniforms.take(1), end_tokens, state)
+        unread = request.committed[engine.length :]
+        if most and len(unread) > 1:
+            tokens = torch.tensor([unread], device=self._going.device)
+            state = self._step(tokens, memory.indices[0], uniforms.take(1), end_tokens, state)
+            count = 1
+            has_stopped = bool(state.stopped)
+        memory.set_last(request.committed[-1])
+        while count < most and not has_stopped:
+            numbers = uniforms.take_up_to(most - count)
+            tokens, index = memory.read_from(count, len(numbers))
+            run, state = engine.repeat(self._step, tokens, [index, numbers], end_tokens, state)
+            uniforms.give_back(len(numbers) - run)
             count += run
-            tokens = memory.drafted(count - 1)
-            if state.stopped.item():
-                break
+            has_stopped = bool(state.stopped)
         request.num_drafted = request.num_draft_calls = count
         self.state = state.rule
-
-    def _unread(self, request: Request) -> Tensor:
-        """Return the committed tokens (1, n) that the draft has not read."""
-        unread = request.committed[self._engine.length :]
-        pending = self._pending.get(len(unread))
-        if pending is None:
-            return torch.tensor([unread], device=self._going.device)
-        pending.numbers[0] = unread
-        pending.send()
-        return pending.tensor
 
     def keep(self, request: Request, num_accepted: int) -> None:
         self._engine.rewind(min(self._engine.length, len(request.committed) + num_accepted))
 
     def repeated_steps(self, count: int) -> Callable[[], None]:
         engine = self._engine
-        memory = self._memory
         device = engine.lm.device
         uniforms = torch.zeros(count, dtype=torch.float64, device=device)
         end_tokens = torch.zeros(engine.lm.vocab_size, dtype=torch.bool, device=device)
         state = ChainState(self._going, self.rule.start_prompt(1, device))
-        tokens, index = memory.read_from(0, count)
+        tokens, index = self._memory.read_from(0, count)
 
         def draft() -> None:
-            if engine.repeats(self._step):
-                columns = [index, uniforms]
-                engine.repeat(self._step, tokens, columns, end_tokens, state, least=count)
-                return
-            for number in range(count):
-                token = memory.drafted(number - 1)
-                place = memory.indices[number]
-                drafted = self._step(token, place, uniforms[:1], end_tokens, state)
-                drafted.stopped.item()  # as drafting asks after each step
+            columns = [index, uniforms]
+            engine.repeat(self._step, tokens, columns, end_tokens, state, least=count)
 
         return draft
 

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
@@ -86,23 +86,13 @@ class DecodeStats:
 
         What a rule expected is known only if it is of all of them.
         """
-        expected: float | None = 0.0
-        for part in parts:
-            if expected is None or part.num_expected is None:
-                expected = None
-            else:
-                expected += part.num_expected
-        return cls(
-            num_tokens=sum(each.num_tokens for each in parts),
-            num_drafted=sum(each.num_drafted for each in parts),
-            num_accepted=sum(each.num_accepted for each in parts),
-            num_discarded=sum(each.num_discarded for each in parts),
-            num_target_calls=sum(each.num_target_calls for each in parts),
-            num_draft_calls=sum(each.num_draft_calls for each in parts),
-            seconds=sum(each.seconds for each in parts),
-            prefill_seconds=sum(each.prefill_seconds for each in parts),
-            num_expected=expected,
-        )
+        expected = [part.num_expected for part in parts if part.num_expected is not None]
+        totals = dict[str, Any]()
+        for each in fields(cls):
+            if each.name != "num_expected":
+                totals[each.name] = sum(getattr(part, each.name) for part in parts)
+        known = sum(expected) if len(expected) == len(parts) else None
+        return cls(**totals, num_expected=known)
 
     @property
     def discard_rate(self) -> float:

@@ -18,7 +18,6 @@ from specheads.decoding.request import Request
 from specheads.decoding.step_inputs import (
     DraftMemory,
     ExampleSizes,
-    HostNumbers,
     JoinedStep,
     PromptReader,
     with_rows,
@@ -86,7 +85,7 @@ class TargetRounds(Rounds):
         step = _TargetStep(warp)
         self._step = engine.compiled_step(step)
         self._joined = JoinedStep(engine, step)
-        self._last = HostNumbers((1, 1), engine.lm.device)
+        self._last = torch.zeros((1, 1), dtype=torch.long, device=engine.lm.device)
 
     def warm_up(self, end_tokens: Tensor) -> None:
         if self._single:
@@ -107,9 +106,8 @@ class TargetRounds(Rounds):
         return rounds, drafted
 
     def _single_token(self, request: Request) -> Tensor:
-        self._last.numbers[0, 0] = request.committed[-1]
-        self._last.send()
-        sampled: Tensor = self._step(self._last.tensor, request.verify_uniforms.take(1))
+        self._last.fill_(request.committed[-1])
+        sampled: Tensor = self._step(self._last, request.verify_uniforms.take(1))
         return sampled
 
     def _tokens(self, requests: Sequence[Request]) -> Tensor:
@@ -127,9 +125,8 @@ class TargetRounds(Rounds):
         """Return a call that takes the step of a single row again and again, wherever memory
         ends.
         """
-        token = torch.zeros((1, 1), dtype=torch.long, device=self._engine.lm.device)
         uniform = _float_zeros(self._engine, 1)
-        return lambda: self._step(token, uniform)
+        return lambda: self._step(self._last, uniform)
 
 
 class RoundParts(NamedTuple):
@@ -211,9 +208,8 @@ class ChainRounds(Rounds):
         self._step = target.compiled_step(step, all_logits=True)
         joined = JoinedVerifyStep(parts.warp, verification, self._verified)
         self._joined = JoinedStep(target, joined)
-        self._length = HostNumbers((1,), device)  # a single row's number of drafted tokens
-        # Drafted tokens of all rows, and accepted ones.
-        self._counts = HostNumbers((2, target.num_rows), memory.probs.device)
+        # A single row's number of drafted tokens
+        self._length = torch.zeros(1, dtype=torch.long, device=device)
 
     def take(
         self, requests: Sequence[Request], end_tokens: Tensor, clock: Clock
@@ -225,11 +221,7 @@ class ChainRounds(Rounds):
         drafted = clock.mark()
         results = [self._verify_single(requests[0])] if self._single else self._verify(requests)
         rounds = []
-        num_drafted, num_accepted = self._counts.numbers
-        self._counts.numbers[:] = 0
         for request, result in zip(requests, results, strict=True):
-            num_drafted[request.row] = request.num_drafted
-            num_accepted[request.row] = result.num_accepted
             drafter.keep(request, result.num_accepted)
             rounds.append(
                 Round(
@@ -244,8 +236,11 @@ class ChainRounds(Rounds):
                 pair = self._pair
                 request.fail_by_nan(pair.draft_id if result.draft_nan else pair.target_id)
         if rule.learns:
-            self._counts.send()
-            drafter.state = rule.end_round(drafter.state, *self._counts.tensor.unbind())
+            counts = np.zeros((2, self._target.num_rows), dtype=np.int64)
+            for request, result in zip(requests, results, strict=True):
+                counts[:, request.row] = request.num_drafted, result.num_accepted
+            outcome = torch.from_numpy(counts).to(self._memory.probs.device)
+            drafter.state = rule.end_round(drafter.state, *outcome)
         return rounds, drafted
 
     def _verify_single(self, request: Request) -> "StepResult":
@@ -256,10 +251,9 @@ class ChainRounds(Rounds):
         if memory is not self._memory:
             memory.copy_(self._memory, count)
         memory.set_last(request.committed[-1])
-        self._length.numbers[0] = count
-        self._length.send()
+        self._length.fill_(count)
         tokens, _ = memory.read_from(0, target.padded(count + 1))
-        packed = self._step(tokens, request.verify_uniforms.take(2), self._length.tensor)
+        packed = self._step(tokens, request.verify_uniforms.take(2), self._length)
         result = StepResult.unpacked(packed.tolist()[0])
         target.rewind(base + 1 + result.num_accepted)
         return result
@@ -290,7 +284,7 @@ class ChainRounds(Rounds):
         if self._single:
             most = target.padded(self.drafter.rule.max_tokens + 1)
             counts = sorted({target.padded(count) for count in range(1, most + 1)})
-            target.warm_up(self._step, counts, _float_zeros(target, 2), self._length.tensor)
+            target.warm_up(self._step, counts, _float_zeros(target, 2), self._length)
             return
 
         def inputs(sizes: ExampleSizes) -> tuple[Tensor, ...]:
@@ -319,9 +313,8 @@ class ChainRounds(Rounds):
         memory = self._verified
         memory.probs.fill_(1 / target.lm.vocab_size)
         uniforms = _float_zeros(target, 2)
-        length = torch.zeros(1, dtype=torch.long, device=target.lm.device)
         tokens, _ = memory.read_from(0, target.padded(num_drafted + 1))
-        return lambda: self._step(tokens, uniforms, length)
+        return lambda: self._step(tokens, uniforms, self._length)
 
 
 class StepResult(NamedTuple):

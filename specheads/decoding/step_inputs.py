@@ -240,26 +240,6 @@ def with_rows(state: State, rows: Tensor | Sequence[int], new: State) -> State:
     return made
 
 
-class HostNumbers:
-    """A small tensor of whole numbers that the host fills: in place where the device is the CPU,
-    otherwise with one copy.
-
-    Set numbers only after the device has read earlier ones: on a GPU, copies wait in its queue.
-    """
-
-    def __init__(self, shape: tuple[int, ...], device: torch.device) -> None:
-        host = torch.zeros(shape, dtype=torch.long, pin_memory=device.type == "cuda")
-        # Setting one of its numbers takes a tenth of the time of setting a tensor's.
-        self.numbers = host.numpy()
-        self._host = host
-        self.tensor = host if device.type == "cpu" else host.to(device)
-
-    def send(self) -> None:
-        """Make the tensor show the numbers."""
-        if self.tensor is not self._host:
-            self.tensor.copy_(self._host, non_blocking=True)
-
-
 class DraftMemory(StepMemory):
     """Drafted tokens and their distributions of R rows, in the same tensors every round.
 
@@ -286,12 +266,10 @@ class DraftMemory(StepMemory):
         self.register_buffer(
             "probs", torch.zeros(num_rows, most, vocab_size, dtype=dtype, device=device)
         )
-        self._numbers = self.sequence.numpy() if device.type == "cpu" else None
         self._tree_probs: Tensor | None = None
         # Made once: making a view costs as much as a copy.
         self.index = torch.arange(most, device=device)
         self.indices = self.index.split(1)
-        self._inputs = self.sequence[:1].split(1, dim=1)
         self._views: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}
 
     def distributions(self, count: int) -> Tensor:
@@ -314,14 +292,8 @@ class DraftMemory(StepMemory):
             self.probs[rows, index] = probs.to(self.probs.dtype)
 
     def set_last(self, token: int) -> None:
-        if self._numbers is None:
-            self._inputs[0].fill_(token)
-        else:
-            self._numbers[0, 0] = token
-
-    def drafted(self, index: int) -> Tensor:
-        """Return the token (1, 1) at `index`."""
-        return self._inputs[index + 1]
+        """Set the committed token that verification reads first."""
+        self.sequence[0, 0] = token
 
     def read_from(self, index: int, count: int) -> tuple[Tensor, Tensor]:
         """Return what steps read to write `count` tokens from `index` on, (1, count), the same one

@@ -2,8 +2,7 @@ import pytest
 import torch
 from fakes import tiny_llama
 
-from specheads.decoding.engine import EagerEngine, make_engine
-from specheads.errors import UserError
+from specheads.decoding.engine import EagerEngine
 from specheads.pair.language_model import LanguageModel
 
 
@@ -57,21 +56,9 @@ def test_left_padded_rows_equal_each_row_alone(lm, tokens):
     close(actual[1, 0], lm.model(torch.cat([short, step[1:]], dim=1)).logits[0, -1])
 
 
-def test_memory_is_allocated_once(lm, tokens):
-    engine = EagerEngine(lm, 32)
-    engine.forward(tokens[:, :3])
-    places = [layer.keys.data_ptr() for layer in engine._layers]
-    for _ in range(4):
-        engine.forward(tokens[:, :5])
-        engine.rewind(4)
-    assert [layer.keys.data_ptr() for layer in engine._layers] == places
-
-
 def test_misuse_is_refused(lm, tokens):
     engine = EagerEngine(lm, 10)
     with pytest.raises(RuntimeError, match="20 positions do not fit"):
         engine.forward(tokens)
     with pytest.raises(RuntimeError, match="rewind"):
         engine.rewind(5)
-    with pytest.raises(UserError, match="warp"):
-        make_engine("warp", lm, 10)

@@ -14,7 +14,7 @@ from specheads import AcceptanceHead, HeadConfig, SpeculativeDecoder, Warp, stop
 from specheads.decoding.engine import artefacts, compiled, cpu
 from specheads.decoding.engine.compiled import MOST_TOKENS
 from specheads.decoding.engine.compiled_program import Weights
-from specheads.decoding.engine.cpu import CpuOperations, CpuStep, load_operators, packed
+from specheads.decoding.engine.cpu import CpuEngine, CpuOperations, CpuStep, load_operators, packed
 from specheads.decoding.engine.cpu.packed import (
     PackedNetwork,
     _is_network,
@@ -192,7 +192,7 @@ def test_too_little_memory_is_said_once(lm, monkeypatch, caplog):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_steps_in_rows_are_packed_for_any_number_of_tokens_in_float32(dtype):
     lm = LanguageModel(tiny_pair().target.to(dtype))
-    engine = compiled.CompiledEngine(lm, 32, num_rows=2, operations=CpuStep)
+    engine = CpuEngine(lm, 32, num_rows=2)
     in_rows = compiled.StepKind(all_logits=True, rows=True)
     alone = compiled.StepKind()
     few, many = (engine._shape(count, 32, in_rows) for count in (MOST_TOKENS, MOST_TOKENS + 1))

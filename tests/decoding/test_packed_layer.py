@@ -211,7 +211,7 @@ def test_rows_of_a_batch_are_computed_each_with_its_memory():
         keys = whole_keys[rows].clone()
         values = whole_values[rows].clone()
         memory = Cache(layers=[ChainLayer(keys, values, 16, torch.tensor(5))])
-        output = copied.compute(0, layer, hidden[rows], mask[rows], angles, memory)
+        output = copied.compute(0, layer, hidden[rows], angles, mask[rows], memory)
         return output, keys, values
 
     together = compute(slice(0, 3))
@@ -235,24 +235,6 @@ def test_a_layer_outside_of_a_step_computes_as_it_did():
     tokens = random_tokens(6)
     expected = lm.hidden_states(tokens, use_cache=False)
     assert torch.equal(packed_model(lm, []).lm.hidden_states(tokens, use_cache=False), expected)
-
-
-@torch.no_grad()
-def test_the_copy_of_a_layer_follows_its_weights_and_goes_with_it():
-    step = Step(lm_of("llama"), 3)
-    tokens = random_tokens(4)
-    before = step(tokens, packed=True)
-    copies = packed_model(step.lm, []).copies
-    step.lm.model.model.layers[1].mlp.up_proj.weight *= 2
-    renewed = packed_model(step.lm, []).copies
-    assert [one is not other for one, other in zip(copies, renewed, strict=True)] == [
-        False,
-        True,
-        False,
-    ]
-    after = step(tokens, packed=True)
-    assert largest_difference(parts(after), parts(step(tokens, packed=False))) < 2e-4
-    assert largest_difference(parts(after), parts(before)) > 1e-3
 
 
 def changed(change):

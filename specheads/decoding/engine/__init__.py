@@ -7,11 +7,10 @@ PyTorch.
 import logging
 import os
 from collections.abc import Sequence
-from typing import Any
 
 from specheads.decoding.engine.artefacts import compile_ahead
-from specheads.decoding.engine.compiled import CompiledEngine, StepOperations
-from specheads.decoding.engine.cpu import CpuStep, bulk_operations, packed_reader
+from specheads.decoding.engine.compiled import CompiledEngine
+from specheads.decoding.engine.cpu import CpuEngine, bulk_operations, packed_reader
 from specheads.decoding.engine.cpu.packed import bytes_to_pack
 from specheads.decoding.engine.cuda_graph import GraphEngine
 from specheads.decoding.engine.eager import EagerEngine, Engine, Engines, ForwardOutput, StepMemory
@@ -105,30 +104,24 @@ def make_engine(
                 cache.obstacle,
             )
         return OwnCacheEngine(lm, capacity, num_rows, cache.together, layers)
+    memory = (lm, capacity, spare_capacity, num_rows, layers)
     if name == "eager":
-        return EagerEngine(lm, capacity, spare_capacity, num_rows, layers)
+        return EagerEngine(*memory)
     if name == "cuda_graph" and lm.device.type == "cpu":
         logger.warning(
             "engine=cuda_graph without CUDA only imitates graphs; use engine=compiled for speed."
         )
-        return GraphEngine(lm, capacity, True, spare_capacity, num_rows, layers)
+        return GraphEngine(*memory)
     obstacle = _obstacle_to_compiling(lm)
     if name == "auto" and obstacle:
         logger.warning("%s runs eagerly: %s", model, obstacle)
-        return EagerEngine(lm, capacity, spare_capacity, num_rows, layers)
+        return EagerEngine(*memory)
     if obstacle:
         raise UserError(f"engine={name} cannot run {model}: {obstacle}. Use engine=eager.")
-    settings: dict[str, Any] = {
-        "strict": name != "auto",
-        "spare_capacity": spare_capacity,
-        "num_rows": num_rows,
-        "layers": layers,
-    }
+    kind = CpuEngine if lm.device.type == "cpu" else CompiledEngine
     if name == "cuda_graph" or (name == "auto" and lm.device.type == "cuda"):
-        return GraphEngine(lm, capacity, **settings)
-    return CompiledEngine(
-        lm, capacity, **settings, operations=CpuStep if lm.device.type == "cpu" else StepOperations
-    )
+        kind = GraphEngine
+    return kind(*memory, strict=name != "auto")
 
 
 def _obstacle_to_compiling(lm: LanguageModel) -> str | None:

@@ -19,8 +19,6 @@ import warnings
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from contextlib import suppress
 from functools import cache
-from importlib.metadata import version
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, NoReturn
 
@@ -275,12 +273,7 @@ def name_of(lm: LanguageModel, epilogue: Epilogue, *settings: object) -> str | N
         weights,
     )
     kinds = [(name, type(part), part.training) for name, part in parts]
-    # A trace holds what torch's attention chose on a GPU.
-    kernels = [
-        getattr(torch.backends.cuda, f"{kind}_sdp_enabled")()
-        for kind in ("flash", "mem_efficient", "math", "cudnn")
-    ]
-    here = (machine(), kernels, torch.get_num_threads())
+    here = (machine(), torch.get_num_threads())
     provenance = (*here, sources_of(*_ROOMS), sources, model, kinds, epilogue.compile_key, settings)
     return hashlib.sha256(repr(provenance).encode()).hexdigest()[:24]
 
@@ -297,19 +290,8 @@ def machine() -> tuple[str, ...]:
         or lines[:1]
     )
     cpu = (platform.machine(), torch.backends.cpu.get_cpu_capability(), *features)
-    libraries = (
-        torch.version.cuda,
-        torch.backends.cudnn.version(),
-        version("triton") if find_spec("triton") else None,
-    )
-    return (
-        torch.__version__,
-        transformers.__version__,
-        platform.python_version(),
-        *map(str, libraries),
-        *cpu,
-        *gpus,
-    )
+    versions = (torch.__version__, transformers.__version__, platform.python_version())
+    return (*versions, *cpu, *gpus)
 
 
 @cache

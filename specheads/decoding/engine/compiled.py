@@ -59,7 +59,6 @@ _FEW = 5
 
 # It takes tokens, start, places and inputs; see StepModule
 Runner = Callable[[Tensor, Tensor, Tensor, tuple[TensorTree, ...]], TensorTree]
-_Runners = dict[tuple[Hashable, ...], Runner]  # by shape
 
 
 class StepKind(NamedTuple):
@@ -68,6 +67,14 @@ class StepKind(NamedTuple):
     all_logits: bool = False
     rows: bool = False
     layers: tuple[int, ...] = ()  # those whose inputs the epilogue gets
+
+
+class Step(NamedTuple):
+    """A forward pass and its epilogue, and what runs them by shape."""
+
+    epilogue: Epilogue
+    kind: StepKind
+    runners: dict[tuple[Hashable, ...], Runner]
 
 
 class StepOperations(nn.Module):
@@ -181,26 +188,26 @@ class CompiledEngine(EagerEngine):
     # remainder
     bucket = 64
     example_buckets = 1  # that a step reads while it is traced
+    operations: type[StepOperations] = StepOperations
+    _compiled: dict[Hashable, Runner]
+    _reader: LanguageModel | None  # the model as it reads prompts
 
     def __init__(
         self,
         lm: LanguageModel,
         capacity: int,
-        strict: bool = True,
         spare_capacity: int = 0,
         num_rows: int = 1,
-        operations: type[StepOperations] = StepOperations,
         layers: Sequence[int] = (),
+        strict: bool = True,
     ) -> None:
         whole = _rounded_capacity(capacity + spare_capacity, self.bucket)
         super().__init__(lm, capacity, whole - capacity, num_rows, layers)
         # The most that a step reads: code compiled for a part may not fit the whole
         self._reach = whole - self.bucket
         self.strict = strict
-        self.operations = operations
-        self._compiled: dict[Hashable, Runner] = {}
-        self._runners: dict[Hashable, _Runners] = {}  # by step
-        self._prepared: dict[CompiledStep, _Runners] = {}  # the same by the function that runs it
+        self._steps: dict[Hashable, Step] = {}
+        self._step_of: dict[CompiledStep, Step] = {}  # by the function that runs it
         # Prepared steps may read weights where they are
         self._watched = {lm.model: Weights(lm.model)}
         if num_rows == 1:
@@ -209,27 +216,25 @@ class CompiledEngine(EagerEngine):
         self._start = torch.zeros((), dtype=torch.long, device=lm.device)
         self._start_number = self._start.numpy() if lm.device.type == "cpu" else None
         self._places = torch.zeros(whole, device=lm.device)
-        self._reader: LanguageModel | None = None  # the model as it reads prompts
         self._places_to: dict[int, Tensor] = {}  # views: making one takes as long as a small layer
         self.num_prepared = 0
+        self._forget()
 
     def compiled_step(self, epilogue: Epilogue, all_logits: bool = False) -> CompiledStep:
-        kind = StepKind(all_logits, layers=self.layers)
-        runners = self._runners.setdefault((epilogue.compile_key, kind), {})
+        step = self._step(epilogue, StepKind(all_logits, layers=self.layers))
 
-        def step(tokens: Tensor, *inputs: TensorTree) -> TensorTree:
+        def run(tokens: Tensor, *inputs: TensorTree) -> TensorTree:
             start = self.length
-            count = tokens.shape[1]
-            out = self._run((epilogue, kind, runners), tokens, start, start + count, inputs)
-            self.pretend(start + count)
+            end = start + tokens.shape[1]
+            out = self._run(step, tokens, start, end, inputs)
+            self.pretend(end)
             return out
 
-        self._prepared[step] = runners
-        return step
+        self._step_of[run] = step
+        return run
 
-    def repeats(self, step: CompiledStep) -> bool:
-        runner = self._prepared[step].get(self._shape(1, self.bucket, StepKind()))
-        return isinstance(runner, BoundProgram) and runner.repeater is not None
+    def _step(self, epilogue: Epilogue, kind: StepKind) -> Step:
+        return self._steps.setdefault((epilogue.compile_key, kind), Step(epilogue, kind, {}))
 
     def repeat(
         self,
@@ -239,11 +244,12 @@ class CompiledEngine(EagerEngine):
         *inputs: TensorTree,
         least: int = 1,
     ) -> tuple[int, TensorTree]:
+        runner = self._step_of[step].runners.get(self._shape(1, self.bucket, StepKind()))
+        if not isinstance(runner, BoundProgram) or runner.repeater is None:
+            return super().repeat(step, tokens, columns, *inputs, least=least)
         start = self.length
         self._check_fits(start + 1)
         most = min(tokens.shape[1], self._reach - start)
-        runner = self._prepared[step][self._shape(1, self.bucket, StepKind())]
-        assert isinstance(runner, BoundProgram)
         given = add_leaves(inputs, [tokens, self._start, self._places, *columns])
         count, out = runner.repeat(given, len(columns), start, self.bucket, least, most)
         self.pretend(start + count)
@@ -256,39 +262,32 @@ class CompiledEngine(EagerEngine):
         return self._reader
 
     def rows_step(self, epilogue: Epilogue) -> CompiledStep:
-        kind = StepKind(all_logits=True, rows=True, layers=self.layers)
-        runners = self._runners.setdefault((epilogue.compile_key, kind), {})
+        step = self._step(epilogue, StepKind(all_logits=True, rows=True, layers=self.layers))
 
-        def step(tokens: Tensor, end: int, *inputs: TensorTree) -> TensorTree:
-            return self._run((epilogue, kind, runners), tokens, 0, end, inputs)
+        def run(tokens: Tensor, end: int, *inputs: TensorTree) -> TensorTree:
+            return self._run(step, tokens, 0, end, inputs)
 
-        return step
+        return run
 
     def _run(
-        self,
-        step: tuple[Epilogue, StepKind, _Runners],
-        tokens: Tensor,
-        start: int,
-        end: int,
-        inputs: tuple[TensorTree, ...],
+        self, step: Step, tokens: Tensor, start: int, end: int, inputs: tuple[TensorTree, ...]
     ) -> TensorTree:
         """Run a step that writes from `start` on, and reads as far as `end`."""
-        (epilogue, kind, runners) = step
         size = self._size(end)
         self._check_fits(end)
         self._set_start(start)
         if size not in self._places_to:
             self._places_to[size] = self._places[:size]
         args = (tokens, self._start, self._places_to[size], inputs)
-        shape = self._shape(tokens.numel(), size, kind, inputs)
-        runner = runners.get(shape)
+        shape = self._shape(tokens.numel(), size, step.kind, inputs)
+        runner = step.runners.get(shape)
         if runner is None:
             if artefacts.planned is not None:
-                return self._plan(artefacts.planned, epilogue, kind, args)
-            for module in modules_in(epilogue.compile_key):
+                return self._plan(artefacts.planned, step, args)
+            for module in modules_in(step.epilogue.compile_key):
                 if module not in self._watched and not isinstance(module, StepMemory):
                     self._watched[module] = Weights(module)
-            runner = runners[shape] = self._prepare(epilogue, kind, args)
+            runner = step.runners[shape] = self._prepare(step, args)
             self.num_prepared += 1
             self._set_start(start)
         return runner(*args)
@@ -334,9 +333,10 @@ class CompiledEngine(EagerEngine):
             self._forget()
 
     def _forget(self) -> None:
-        for runners in self._runners.values():
-            runners.clear()
-        self._compiled.clear()
+        """Begin without prepared steps."""
+        for step in self._steps.values():
+            step.runners.clear()
+        self._compiled = {}
         self._reader = None
 
     def padded(self, count: int) -> int:
@@ -386,32 +386,25 @@ class CompiledEngine(EagerEngine):
             return 3
         return 0 if count == 1 else 1 if count <= MOST_TOKENS else 2
 
-    def _key(
-        self, epilogue: Epilogue, kind: StepKind, args: tuple[TensorTree, ...]
-    ) -> tuple[Hashable, ...]:
-        return epilogue.compile_key, kind, self._width(args[0].numel(), kind)
+    def _key(self, step: Step, args: tuple[TensorTree, ...]) -> tuple[Hashable, ...]:
+        width = self._width(args[0].numel(), step.kind)
+        return step.epilogue.compile_key, step.kind, width
 
-    def _plan(
-        self,
-        jobs: dict[Hashable, Job],
-        epilogue: Epilogue,
-        kind: StepKind,
-        args: tuple[TensorTree, ...],
-    ) -> None:
-        key = self._key(epilogue, kind, args)
+    def _plan(self, jobs: dict[Hashable, Job], step: Step, args: tuple[TensorTree, ...]) -> None:
+        key = self._key(step, args)
         if key not in self._compiled and (self, *key) not in jobs:
             # A step that cannot be prepared is reported where it is needed
             with suppress(Exception):
-                jobs[self, *key] = self._job(epilogue, kind, args)[0]
+                jobs[self, *key] = self._job(step, args)[0]
 
-    def _prepare(self, epilogue: Epilogue, kind: StepKind, args: tuple[TensorTree, ...]) -> Runner:
+    def _prepare(self, step: Step, args: tuple[TensorTree, ...]) -> Runner:
         """Return the compiled step, from disk if it was kept."""
-        key = self._key(epilogue, kind, args)
+        key = self._key(step, args)
         start = time.perf_counter()
         if key in self._compiled:
             return self._compiled[key]
         try:
-            job, module = self._job(epilogue, kind, args)
+            job, module = self._job(step, args)
             compiled_program, was_kept = load_or_compile(job.name, job.compile_program)
             logger.debug(
                 "%s %s in %.1f s",
@@ -430,22 +423,20 @@ class CompiledEngine(EagerEngine):
                     " engine=eager."
                 ) from error
             logger.warning("%s runs uncompiled: %s", type(self.lm.model).__name__, reason)
-            runner = self._uncompiled(StepOperations, epilogue, kind)
+            runner = self._uncompiled(StepOperations, step)
         self._compiled[key] = runner
         return runner
 
-    def _uncompiled(
-        self, operations: type[StepOperations], epilogue: Epilogue, kind: StepKind
-    ) -> Runner:
-        module = StepModule(operations(self.lm, [], few=False, rows=kind.rows), epilogue, kind)
+    def _uncompiled(self, operations: type[StepOperations], step: Step) -> Runner:
+        computing = operations(self.lm, [], few=False, rows=step.kind.rows)
+        module = StepModule(computing, step.epilogue, step.kind)
         return lambda tokens, start, places, inputs: module(
             tokens, start, places, self._memory, inputs
         )
 
-    def _job(
-        self, epilogue: Epilogue, kind: StepKind, args: tuple[TensorTree, ...]
-    ) -> tuple[Job, StepModule]:
+    def _job(self, step: Step, args: tuple[TensorTree, ...]) -> tuple[Job, StepModule]:
         """Return how a step is compiled, and the module that is traced."""
+        (epilogue, kind, _) = step
         tokens, first, _, inputs = args
         width = self._width(tokens.numel(), kind)
         tokens = tokens.new_zeros(1, _FEW) if width == 1 and not kind.rows else tokens

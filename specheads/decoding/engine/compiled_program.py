@@ -9,7 +9,6 @@ tensors are appended.
 import pickle
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from operator import is_
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -214,19 +213,8 @@ class Weights:
     """
 
     def __init__(self, *modules: nn.Module) -> None:
-        # Where each module keeps its parts, and those that are there. Not the modules themselves,
-        # which may be thrown away.
-        parts = dict[nn.Module, None]()
-        for module in modules:
-            parts |= dict.fromkeys(module.modules())
-        self._held = []
-        for part in parts:
-            for held in (part._parameters, part._buffers, part._modules):
-                self._held.append((held, tuple(held.values())))
-        self._roots = [module._parameters for module in modules]
         # Held, so that no other one can take the place of one in memory
         self._tensors = _parts_of(modules)
-        self._are_plain = not any(map(is_made_of_tensors, self._tensors))
         self._places = [_place_of(tensor) for tensor in self._tensors]
         # Views, which see what is written later. On other devices a comparison would wait, and
         # steps read weights in place.
@@ -242,21 +230,9 @@ class Weights:
         self._sample = self._now()
 
     def are_those_of(self, *modules: nn.Module) -> bool:
-        """Whether the modules have the same tensors, unchanged.
-
-        Asked before each response: listing them takes longer.
-        """
-        roots = [module._parameters for module in modules]
-        if len(roots) != len(self._roots) or not all(map(is_, roots, self._roots)):
-            return False
-        for now, then in self._held:
-            if len(now) != len(then) or not all(map(is_, now.values(), then)):
-                return False
-        # Others exchange what they are made of
-        tensors = self._tensors if self._are_plain else _parts_of(modules)
-        return [_place_of(tensor) for tensor in tensors] == self._places and torch.equal(
-            self._now(), self._sample
-        )
+        """Whether the modules have the same tensors, unchanged."""
+        places = [_place_of(tensor) for tensor in _parts_of(modules)]
+        return places == self._places and torch.equal(self._now(), self._sample)
 
     @torch.no_grad()
     def _now(self) -> Tensor:
@@ -367,12 +343,9 @@ def _is_equal(first: object, second: object) -> bool:
     """Whether two results are tensors of the same bytes."""
     if not (isinstance(first, Tensor) and isinstance(second, Tensor)):
         return False
-    is_alike = (first.dtype, first.shape, first.stride()) == (
-        second.dtype,
-        second.shape,
-        second.stride(),
+    return _form_of(first) == _form_of(second) and torch.allclose(
+        first, second, rtol=0, atol=0, equal_nan=True
     )
-    return is_alike and torch.allclose(first, second, rtol=0, atol=0, equal_nan=True)
 
 
 def _graphs_in(function: object, seen: set[int]) -> "list[CompiledFxGraph]":
@@ -395,16 +368,13 @@ def _graphs_in(function: object, seen: set[int]) -> "list[CompiledFxGraph]":
     return graphs
 
 
-def is_same(first: object, second: object) -> bool:
+def is_same(first: Tensor, second: Tensor) -> bool:
     """Whether two tensors show the same memory in the same way."""
-    if not (isinstance(first, Tensor) and isinstance(second, Tensor)):
-        return False
-    is_alike = (first.dtype, first.shape, first.stride()) == (
-        second.dtype,
-        second.shape,
-        second.stride(),
-    )
-    return is_alike and first.data_ptr() == second.data_ptr()
+    return _form_of(first) == _form_of(second) and first.data_ptr() == second.data_ptr()
+
+
+def _form_of(tensor: Tensor) -> tuple[object, ...]:
+    return tensor.dtype, tensor.shape, tensor.stride()
 
 
 def _builder(tree: TensorTree) -> _Build:

@@ -14,26 +14,24 @@ import gc
 import logging
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from functools import partial
-from typing import cast
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils._triton import has_triton
 
 from specheads.decoding.engine import artefacts
-from specheads.decoding.engine.compiled import CompiledEngine, Runner, StepKind, StepOperations
-from specheads.decoding.engine.compiled_program import TensorTree, add_leaves, is_same
-from specheads.decoding.engine.eager import CompiledStep, Epilogue
-from specheads.decoding.engine.reading import (
-    Attention,
-    AttentionOutput,
-    Operations,
-    RowPlaces,
-    has_other_options,
+from specheads.decoding.engine.compiled import (
+    CompiledEngine,
+    Runner,
+    Step,
+    StepKind,
+    StepOperations,
 )
+from specheads.decoding.engine.compiled_program import TensorTree, add_leaves, is_same
+from specheads.decoding.engine.eager import CompiledStep
+from specheads.decoding.engine.reading import Operations, RowPlaces
 from specheads.errors import UserError, is_out_of_memory
-from specheads.pair.language_model import LanguageModel
 from specheads.pair.sampling import at_least_float32
 
 logger = logging.getLogger(__name__)
@@ -124,25 +122,15 @@ class _HeldInputs:
     def __init__(self, tensors: Sequence[Tensor]) -> None:
         self._tensors = tensors
         self._storages = {_storage(tensor) for tensor in tensors}
-        # Tensors of one type are copied by one launch, those of several by one each.
-        self._groups: dict[torch.dtype, list[int]] = {}
-        for number, tensor in enumerate(tensors):
-            self._groups.setdefault(tensor.dtype, []).append(number)
 
     def fill(self, given: Sequence[Tensor]) -> None:
         """Copy a call's tensors, in the order of these, except for those that are there already."""
-        held = self._tensors
-        sources = {}
-        for number, (old, new) in enumerate(zip(self._tensors, given, strict=True)):
+        moved = list[tuple[Tensor, Tensor]]()
+        for old, new in zip(self._tensors, given, strict=True):
             if not is_same(old, new):  # one in the place of another would be overwritten first
-                sources[number] = new.clone() if _storage(new) in self._storages else new
-        for numbers in self._groups.values():
-            if moved := [number for number in numbers if number in sources]:
-                torch._foreach_copy_(
-                    [held[number] for number in moved],
-                    [sources[number] for number in moved],
-                    non_blocking=True,
-                )
+                moved.append((old, new.clone() if _storage(new) in self._storages else new))
+        for old, new in moved:
+            old.copy_(new, non_blocking=True)
 
 
 def _storage(tensor: Tensor) -> int:
@@ -226,27 +214,13 @@ def _attend_parts(
 class _GroupedOperations(Operations):
     """Attention in groups where several query heads share keys, under masks that it can take."""
 
-    def attention(
-        self,
-        plain: Attention,
-        module: nn.Module,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        mask: Tensor | None,
-        **options: object,
-    ) -> AttentionOutput:
-        shared = key.shape[1] < query.shape[1]
-        if (
-            not shared
-            or mask is None
-            or mask.dtype != torch.bool
-            or mask.shape[1] > 1
-            or has_other_options(options)
-        ):
-            return plain(module, query, key, value, mask, **options)
-        scale = cast(float | None, options.get("scaling"))
-        return _attend(query, key, value, mask, scale), None
+    def attend(
+        self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scale: float | None
+    ) -> Tensor | None:
+        shares_keys = key.shape[1] < query.shape[1]
+        if not shares_keys or mask.dtype != torch.bool or mask.shape[1] > 1:
+            return None
+        return _attend(query, key, value, mask, scale)
 
 
 class _GroupedStep(StepOperations):
@@ -263,20 +237,9 @@ class GraphEngine(CompiledEngine):
 
     bucket = PART  # memory grows by the parts of attention in groups
     example_buckets = 2  # a compiler takes the number of parts for a constant if it is 1
-
-    def __init__(
-        self,
-        lm: LanguageModel,
-        capacity: int,
-        strict: bool = True,
-        spare_capacity: int = 0,
-        num_rows: int = 1,
-        layers: Sequence[int] = (),
-    ) -> None:
-        super().__init__(lm, capacity, strict, spare_capacity, num_rows, _GroupedStep, layers)
-        self._compiles = lm.device.type == "cuda" and has_triton()
-        self._inputs: dict[Hashable, tuple[TensorTree, ...]] = {}
-        self._recorder = _recorder_for(lm.device)
+    operations = _GroupedStep
+    _inputs: dict[Hashable, tuple[TensorTree, ...]]
+    _recorder: _GraphRecorder | _ImitatingRecorder
 
     def warm_up(
         self, compiled_step: CompiledStep, counts: Sequence[int], *inputs: TensorTree
@@ -323,17 +286,18 @@ class GraphEngine(CompiledEngine):
             else (count, size)
         )
 
-    def _prepare(self, epilogue: Epilogue, kind: StepKind, args: tuple[TensorTree, ...]) -> Runner:
+    def _prepare(self, step: Step, args: tuple[TensorTree, ...]) -> Runner:
         compiled_step = (
-            super()._prepare(epilogue, kind, args)
-            if self._compiles
-            else self._uncompiled(self.operations, epilogue, kind)
+            super()._prepare(step, args)
+            if self.lm.device.type == "cuda" and has_triton()
+            else self._uncompiled(self.operations, step)
         )
         tokens, start, places, inputs = args
         given = add_leaves((tokens, inputs), [])
         # Graphs of one step share their inputs, whatever their size: the state that one leaves lies
         # where the next reads it.
-        key = (epilogue.compile_key, kind, tuple(leaf.shape for leaf in tree_leaves(inputs)))
+        shapes = tuple(leaf.shape for leaf in tree_leaves(inputs))
+        key = (step.epilogue.compile_key, step.kind, shapes)
         inputs = self._inputs.setdefault(key, tree_map_only(Tensor, torch.clone, inputs))
         tokens = tokens.clone()
         tensors = add_leaves((tokens, inputs), [])
@@ -341,12 +305,11 @@ class GraphEngine(CompiledEngine):
         earlier = [tensor.clone() for tensor in tensors]
         # Warm-ups write memory, too: at the places of this call, not at those of an earlier one
         held.fill(given)
-        step = partial(compiled_step, tokens, start, places, inputs)
+        captured = partial(compiled_step, tokens, start, places, inputs)
+        if getattr(step.epilogue, "updates_last_input", False):
+            captured = partial(_update, captured, inputs[-1])
         try:
-            updates = getattr(epilogue, "updates_last_input", False)
-            replay, out = self._recorder.capture(
-                partial(_update, step, inputs[-1]) if updates else step
-            )
+            replay, out = self._recorder.capture(captured)
         except RuntimeError as error:  # a forward pass that waits for the device cannot be captured
             # A capture that failed may leave its pool unusable
             self._recorder = _recorder_for(self.lm.device)
@@ -378,6 +341,6 @@ class GraphEngine(CompiledEngine):
 
     def _forget(self) -> None:
         super()._forget()
-        self._inputs.clear()
+        self._inputs = {}
         # Results of the dropped graphs may still lie in their pool
         self._recorder = _recorder_for(self.lm.device)

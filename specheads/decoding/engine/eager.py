@@ -6,6 +6,7 @@ after the current length and attends to a view of the written part; rewinding on
 """
 
 import copy
+import os
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -175,6 +176,7 @@ class EagerEngine:
         self.layers = tuple(layers)
         self.num_rows = num_rows
         self.placement = lm.placement
+        self.process = os.getpid()
         self.capacity = capacity
         self._reach = capacity + spare_capacity
         self._layers = [_KVLayer(self._reach) for _ in range(lm.config.num_hidden_layers)]
@@ -258,10 +260,6 @@ class EagerEngine:
 
         return run
 
-    def repeats(self, step: CompiledStep) -> bool:
-        """Whether `repeat` runs such a step."""
-        return False
-
     def repeat(
         self,
         step: CompiledStep,
@@ -277,7 +275,16 @@ class EagerEngine:
         is the result of the step before; it may write the next token. At least `least` steps are
         run. Returns how many were run, and the last one's result.
         """
-        raise NotImplementedError
+        (*others, result) = inputs
+        count = 0
+        for token, *numbers in zip(
+            tokens.split(1, dim=1), *(column.split(1) for column in columns), strict=True
+        ):
+            result = step(token, *numbers, *others, result)
+            count += 1
+            if result[0].item() and count >= least:
+                break
+        return count, result
 
     def rows_step(self, epilogue: Epilogue) -> CompiledStep:
         """Return a function of `(tokens, end, places, *inputs)`: a forward pass over `tokens` (N,
@@ -386,12 +393,10 @@ class EagerEngine:
         # Those before it are in place already
         stay = next((i for i, node in enumerate(accepted_nodes) if i != node), count)
         if stay < count:
-            moved = torch.tensor(accepted_nodes[stay:]) + base
-            places = dict[torch.device, Tensor]()
+            moved = torch.tensor(accepted_nodes[stay:], device=self.lm.device) + base
             for memory in self._key_value_tensors():
-                if memory.device not in places:
-                    places[memory.device] = moved.to(memory.device)
-                memory[..., base + stay : base + count, :] = memory[..., places[memory.device], :]
+                kept = memory[..., moved.to(memory.device), :]
+                memory[..., base + stay : base + count, :] = kept
         self.rewind(base + count)
 
     def _key_value_tensors(self) -> list[Tensor]:

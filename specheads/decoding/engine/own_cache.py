@@ -1,8 +1,8 @@
 """Models that keep more than keys and values, or attend by rules that a static cache does not
 know: each text on the cache that the model makes.
 
-Recurrent and convolution states cannot be cut back, so copies of the cache are kept; going back
-takes one that is short enough.
+Recurrent and convolution states cannot be cut back, so a copy of the cache from before each round
+is kept, from which tokens are read again after going back.
 """
 
 import copy
@@ -35,9 +35,6 @@ from specheads.pair.quantization import is_quantized
 from specheads.pair.reading import whole_states
 
 MOST_AGAIN = 16  # tokens that a forward pass reads a second time; more are read alone before it
-# Passes in a row without going back, after which no copies are made: a target that decodes alone
-# needs none
-MOST_COPIES = 64
 
 # What models call their caches
 _CACHES = "past_key_values", "cache_params", "state", "past_buckets_states"
@@ -99,17 +96,12 @@ def _checked_cache(lm: LanguageModel) -> CacheChoice:
 
 
 def _undecodable(lm: LanguageModel) -> UserError:
+    remedy = "choose a model of another architecture"
     if is_quantized(lm.model):
-        method = lm.model.config.quantization_config.quant_method
-        return UserError(
-            f"{type(lm.model).__name__} cannot be decoded here: with weights of the method"
-            f" {getattr(method, 'value', method)} a token's states depend on how many are read with"
-            " it; give the checkpoint without quantization, and model.quantization=int8 or int4."
-        )
+        remedy = "give the checkpoint without quantization, and model.quantization=int8 or int4"
     return UserError(
         f"{type(lm.model).__name__} cannot be decoded: it computes other states where a text is"
-        " read in parts than where it is read at once; decode it by transformers' generate, or"
-        " choose a model of another architecture."
+        f" read in parts than where it is read at once; {remedy}."
     )
 
 
@@ -230,13 +222,8 @@ class OwnCacheEngine(EagerEngine):
         together: bool = True,
         layers: Sequence[int] = (),
     ) -> None:
-        self.lm = lm
-        self.layers = tuple(layers)
+        super().__init__(lm, capacity, layers=layers)
         self.num_rows = num_rows
-        self.capacity = capacity
-        self._reach = capacity
-        self.placement = lm.placement
-        self._layers = []
         self._together = together
         known = inspect.signature(lm.body.forward).parameters
         self._name = next((name for name in _CACHES if name in known), _CACHES[0])
@@ -247,12 +234,12 @@ class OwnCacheEngine(EagerEngine):
             else [OwnCacheEngine(lm, capacity, 1, together) for _ in range(num_rows)]
         )
         self._text = torch.empty(1, 0, dtype=torch.long, device=lm.device)
-        # Of the first `_num_read` tokens; None: a copy is to be taken, or there is none
+        # Of the first `_num_read` tokens; None: the copy is to be taken, or there is none
         self._cache: Cache | None = None
         self._num_read = 0
         self._has_cache = True
-        self._copies: list[tuple[int, Cache]] = []  # of the cache, by the number of tokens read
-        self._num_forward = MOST_COPIES  # forward passes since it last went back
+        self._copy: tuple[int, Cache] | None = None  # the number of tokens read, and the cache then
+        self._rewound_to = 0
 
     @property
     def length(self) -> int:
@@ -260,15 +247,8 @@ class OwnCacheEngine(EagerEngine):
 
     @torch.no_grad()
     def forward(
-        self,
-        tokens: Tensor,
-        *_: object,
-        tree_slots: TreeSlots | None = None,
-        num_logits: int = 1,
-        **__: object,
+        self, tokens: Tensor, *_: object, num_logits: int = 1, **__: object
     ) -> ForwardOutput:
-        if tree_slots is not None:
-            raise RuntimeError("there are no trees on a model's own cache")
         self._check_fits(self.length + tokens.shape[1])
         before = self.length
         self._text = torch.cat([self._text, tokens], dim=1)
@@ -297,11 +277,10 @@ class OwnCacheEngine(EagerEngine):
 
     def _read_to(self, end: int) -> Tensor:
         """Read what is not read of the text's first `end` tokens; return its states (1, T, H)."""
-        if self._cache is None and self._num_read:
-            self._cache = _copy_of(self._copies[-1][1])
-        elif self._cache is not None and self._num_forward < MOST_COPIES:
-            self._copies.append((self._num_read, _copy_of(self._cache)))
-        self._num_forward += 1
+        if self._cache is None and self._copy is not None:
+            self._cache = _copy_of(self._copy[1])
+        elif self._cache is not None and self._num_read == self._rewound_to:
+            self._copy = self._num_read, _copy_of(self._cache)
         given: dict[str, object] = {} if self._cache is None else {self._name: self._cache}
         if self._takes_positions:
             given["position_ids"] = torch.arange(self._num_read, end, device=self.lm.device)[None]
@@ -318,12 +297,12 @@ class OwnCacheEngine(EagerEngine):
         if not 0 <= length <= self.length:
             raise RuntimeError(f"cannot rewind from {self.length} to {length} positions")
         self._text = self._text[:, :length]
+        self._rewound_to = length
         if length < self._num_read:
-            self._copies = [each for each in self._copies if each[0] <= length]
+            if self._copy is not None and self._copy[0] > length:
+                self._copy = None
             self._cache = None
-            self._num_read = self._copies[-1][0] if self._copies else 0
-            self._num_forward = 0 if length else self._num_forward
-        del self._copies[:-1]  # what is kept now stays
+            self._num_read = 0 if self._copy is None else self._copy[0]
         for text in self._texts if self.num_rows > 1 else ():
             text.rewind(length)
 
@@ -346,8 +325,10 @@ class OwnCacheEngine(EagerEngine):
         self, row: int, tokens: Tensor, length: int = 0, reading: Reading | None = None
     ) -> Tensor:
         assert reading is None, "there are no branches on a model's own cache"
-        self._texts[row].rewind(length)
-        return self._texts[row].forward(tokens, num_logits=0).hidden
+        text = self._texts[row]
+        if length < text.length:
+            text.rewind(length)
+        return text.forward(tokens, num_logits=0).hidden
 
     def clear_row(self, row: int) -> None:
         self._texts[row].rewind(0)

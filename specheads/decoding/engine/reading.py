@@ -8,7 +8,7 @@ so tokens of one text may be read together, without padding.
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -23,17 +23,8 @@ from specheads.pair.sampling import Sampling, computing_with
 # Keys and values (R, heads, capacity, head size) of each layer
 Memory = list[tuple[Tensor, Tensor]]
 
-# Without a mask these make one of as many places as the text is long, for which the host would wait
-# for the device.
-_MAKES_MASKS = ("opt", "bloom")  # BLOOM up to transformers 5.20
 # Options that only transformers' attention has
 _OTHER_ATTENTION = "dropout", "is_causal", "position_bias", "softcap", "cache"
-
-
-# What an attention function of transformers returns: the output (B, T, heads, D) and, if it has
-# them, weights.
-AttentionOutput = tuple[Tensor, Tensor | None]
-Attention = Callable[..., AttentionOutput]
 
 
 class TreeSlots(NamedTuple):
@@ -142,9 +133,7 @@ def chain_reading(lm: LanguageModel, start: Tensor, count: int, size: int) -> Re
     See `tree_reading`.
     """
     # Padding at the end of the window shares the last position.
-    positions = (start + torch.arange(count, device=start.device)).clamp_max(lm.window - 1)[None]
-    if lm.config.model_type not in _MAKES_MASKS:
-        return Reading({"position_ids": positions})
+    positions = (start + torch.arange(count, device=start.device))[None]
     key_position = torch.arange(size, device=start.device)
     return _masked(lm, positions, key_position <= positions[..., None], key_position)
 
@@ -301,7 +290,7 @@ class ChainLayer(_StepLayer):
         return self.start
 
 
-def has_other_options(options: Mapping[str, object]) -> bool:
+def _has_other_options(options: Mapping[str, object]) -> bool:
     """Whether attention is called with options that only transformers' attention has."""
     given = map(options.get, _OTHER_ATTENTION)
     return any(isinstance(value, Tensor) or value for value in given)
@@ -312,22 +301,20 @@ class Operations(Sampling):
     for a device may have other operations of the same results.
     """
 
+    # Those of a step's tokens, where attention is given keys and values of all rows of a memory
+    places: RowPlaces | None = None
+
     def head_logits(self, network: Network, inputs: Tensor) -> Tensor:
         """Return the logits (...) of a head's network for assembled inputs (..., input_size)."""
         return network.score(inputs)
 
-    def attention(
-        self,
-        plain: Attention,
-        module: nn.Module,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        mask: Tensor | None,
-        **options: object,
-    ) -> AttentionOutput:
-        """Return what transformers' attention `sdpa` returns, which is `plain`."""
-        return plain(module, query, key, value, mask, **options)
+    def attend(
+        self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scale: float | None
+    ) -> Tensor | None:
+        """Return the attention (B, T, heads, D) of `query` (B, heads, T, D) under a mask; None:
+        transformers' attention `sdpa` computes it.
+        """
+        return None
 
 
 @contextmanager
@@ -347,10 +334,17 @@ def computing(operations: Operations) -> Iterator[None]:
         key: Tensor,
         value: Tensor,
         attention_mask: Tensor | None = None,
-        **options: object,
-    ) -> AttentionOutput:
-        # Some models name the mask
-        return operations.attention(plain, module, query, key, value, attention_mask, **options)
+        **options: Any,
+    ) -> tuple[Tensor, Tensor | None]:
+        if attention_mask is not None and not _has_other_options(options):
+            scale = options.get("scaling")
+            attended = operations.attend(query, key, value, attention_mask, scale)
+            if attended is not None:
+                return attended, None
+        if operations.places is not None:
+            rows = operations.places.rows
+            key, value = key[rows], value[rows]
+        return plain(module, query, key, value, attention_mask, **options)
 
     ALL_ATTENTION_FUNCTIONS["sdpa"] = attention
     try:

@@ -108,23 +108,16 @@ def _checked_weights(weights: object) -> dict[str, float]:
 
     Raises UserError for others than numbers of known names.
     """
-    example = "for example {logit_max_prob: 1.0, bias: 0.0}"
-    if weights is None or (isinstance(weights, Mapping) and None in weights.values()):
-        raise UserError(
-            f"weights={weights} must be numbers; specheads evaluate fits them on dev prompts: run"
-            f" it, or give numbers, {example}."
-        )
     known = (*LOGISTIC_INPUTS, "bias")
-    if not isinstance(weights, Mapping) or not set(weights) - {"bias"}:
+    given = dict(weights) if isinstance(weights, Mapping) else {}
+    if not set(given) - {"bias"} or set(given) - set(known) or None in given.values():
         raise UserError(
-            f"weights={weights} must be a set of keys with numbers, some of {', '.join(known)},"
-            f" {example}."
+            f"weights={weights} must be numbers by name, some of {', '.join(known)}, for example"
+            " {logit_max_prob: 1.0, bias: 0.0}; specheads evaluate fits those that are null."
         )
-    if unknown := [name for name in weights if name not in known]:
-        raise UserError(f"weights.{unknown[0]} is not known; expected one of {', '.join(known)}.")
-    for name, weight in weights.items():
+    for name, weight in given.items():
         check(f"weights.{name}", weight, Number, "a weight, for example 1")
-    return {name: weights[name] for name in known if name in weights}
+    return {name: given[name] for name in known if name in given}
 
 
 class _OnlineMemory(NamedTuple):

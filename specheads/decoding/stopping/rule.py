@@ -4,7 +4,7 @@ draft is.
 
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cached_property
 from typing import Any, ClassVar, NamedTuple, Protocol, TypeAlias
 
 import torch
@@ -72,9 +72,7 @@ class StoppingRule:
     @property
     def learns(self) -> bool:
         """Whether the outcome of a round may change its state."""
-        kind = type(self)
-        base = StoppingRule
-        return kind.learn is not base.learn or kind.end_round is not base.end_round
+        return type(self).learn is not StoppingRule.learn
 
     def bind(self, pair: Pair, device: torch.device) -> None:
         """Prepare for drafting with a pair on the draft's device.
@@ -90,7 +88,7 @@ class StoppingRule:
 
     def start_round(self, state: State) -> State:
         """Return the state at the start of a round."""
-        return state._replace(num_drafted=constants(0, state.num_drafted))
+        return state._replace(num_drafted=torch.zeros_like(state.num_drafted))
 
     def num_expected(self, state: State) -> Tensor | None:
         """Return how many tokens of the prompt's drafts it expected to be accepted, (B,).
@@ -129,21 +127,6 @@ class StoppingRule:
     def fit(cls, arguments: Arguments, fitting: Fitting) -> dict[str, Any]:
         """Return the constructor's arguments with the open ones fitted."""
         return dict(arguments)
-
-
-def constants(value: float, like: Tensor) -> Tensor:
-    """Return a tensor of the shape and type of `like` that is `value` everywhere.
-
-    For one row it is made once.
-    """
-    if like.numel() == 1:
-        return _constant(value, like.shape, like.dtype, like.device)
-    return torch.full_like(like, value)
-
-
-@cache
-def _constant(value: float, shape: torch.Size, dtype: torch.dtype, device: torch.device) -> Tensor:
-    return torch.full(shape, value, dtype=dtype, device=device)
 
 
 def unless(rows: Tensor, old: State, new: State) -> State:

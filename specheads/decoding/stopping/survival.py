@@ -15,7 +15,6 @@ from specheads.decoding.stopping.rule import (
     Fitting,
     State,
     StoppingRule,
-    constants,
     filled,
 )
 from specheads.errors import UserError, is_count
@@ -87,7 +86,7 @@ class SurvivalRule(StoppingRule):
         )
 
     def start_round(self, state: SurvivalState) -> SurvivalState:
-        return super().start_round(state)._replace(survival=constants(1, state.survival))
+        return super().start_round(state)._replace(survival=torch.ones_like(state.survival))
 
     def num_expected(self, state: SurvivalState) -> Tensor | None:
         # A token is accepted if it and all before it are, so the expected number is the sum of

@@ -15,7 +15,6 @@ from specheads.decoding.engine import Engine, ForwardOutput, TreeSlots
 from specheads.decoding.records import Clock, Mark, Round
 from specheads.decoding.request import Request
 from specheads.decoding.rounds import RoundParts, Rounds
-from specheads.decoding.step_inputs import HostNumbers
 from specheads.decoding.stopping import MAX_TOKENS, StoppingRule
 from specheads.decoding.stopping.rule import State
 from specheads.decoding.verification import Verification
@@ -322,8 +321,6 @@ class _TreeRounds(Rounds):
         self._pair = parts.pair
         self._distribution = parts.verification.distribution
         self._reader = TreeReader(parts.engines.target, most_nodes)
-        self._counts = HostNumbers((2, 1), parts.engines.draft.lm.device)
-        self._num_drafted, self._num_accepted = self._counts.tensor.unbind()
 
     def warm_up(self, ends: Tensor) -> None:
         self.drafter.warm_up()
@@ -342,9 +339,10 @@ class _TreeRounds(Rounds):
             row.fail_by_nan(self._pair.draft_id)
             return [Round([])], drafted
         path, next_token = self._verify(row, draft)
-        self.state, self._counts.numbers[0], self._counts.numbers[1] = self.drafter.after(path)
-        self._counts.send()
-        self.state = self.stopping.end_round(self.state, self._num_drafted, self._num_accepted)
+        state, *counts = self.drafter.after(path)
+        device = self.engines.draft.lm.device
+        num_drafted, num_accepted = torch.tensor(counts, device=device)[:, None]
+        self.state = self.stopping.end_round(state, num_drafted, num_accepted)
         self.drafter.keep(path)
         num_copied = sum(node >= draft.num_drafted for node in path)
         done = Round(

@@ -16,7 +16,7 @@ from specheads.decoding.stopping import (
 )
 
 LOGIT = {"logit_max_prob": 1.0}
-SOME_KEYS = "must be a set of keys with numbers, some of logit_max_prob, "
+BY_NAME = "must be numbers by name, some of logit_max_prob, .*fits those that are null"
 
 
 @pytest.mark.parametrize(
@@ -28,15 +28,11 @@ SOME_KEYS = "must be a set of keys with numbers, some of logit_max_prob, "
         (MaxProbability, {"max_tokens": 0}, "max_tokens=0"),
         (Confidence, {"threshold": "high"}, "threshold=high .*; it is a probability under the"),
         (DraftProduct, {"threshold": 1.5}, r"threshold=1\.5"),
-        (
-            Logistic,
-            {},
-            "weights=None must be numbers; specheads evaluate fits them .*, for example",
-        ),
-        (Logistic, {"weights": LOGIT | {"bias": None}}, "specheads evaluate fits them on dev"),
-        (Logistic, {"weights": {"bias": 1.0}}, SOME_KEYS),
-        (Logistic, {"weights": [1.0]}, SOME_KEYS),
-        (Logistic, {"weights": {"max_probability": 1.0}}, "weights.max_probability is not known"),
+        (Logistic, {}, f"weights=None {BY_NAME}"),
+        (Logistic, {"weights": LOGIT | {"bias": None}}, BY_NAME),
+        (Logistic, {"weights": {"bias": 1.0}}, BY_NAME),
+        (Logistic, {"weights": [1.0]}, BY_NAME),
+        (Logistic, {"weights": {"max_probability": 1.0}}, BY_NAME),
         (Logistic, {"weights": {"max_prob": "1"}}, r"weights\.max_prob=1 .*; it is a weight"),
         (Logistic, {"weights": LOGIT, "min_tokens": 3, "max_tokens": 2}, "min_tokens=3 and max_"),
         (OnlineLogistic, {"slope": None}, "slope=None"),

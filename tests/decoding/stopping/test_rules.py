@@ -240,7 +240,7 @@ def test_configs_have_every_parameter(path):
     assert set(given) == set(parameters) - {"head"} and ("head" in parameters) == kind.uses_head
     head = {"head": NEXT} if kind.uses_head else {}
     if "weights" in given:
-        with pytest.raises(UserError, match="specheads evaluate fits them on dev prompts"):
+        with pytest.raises(UserError, match="specheads evaluate fits those that are null"):
             kind(given["weights"])
         given["weights"] = dict.fromkeys(given["weights"], 1.0)
     for last in (

@@ -1,5 +1,4 @@
-"""Operations of steps on a CPU, in C++: engines are given `CpuStep`, and know nothing else of this
-folder.
+"""Operations of steps on a CPU, in C++: the compiled engine with `CpuStep`.
 
 The operators of the C++ sources next to this file are `torch.ops.specheads`. The first process of a
 machine builds their library, which is kept among the compiler's files, complete or absent, named by
@@ -15,8 +14,6 @@ import subprocess
 import tempfile
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -26,15 +23,9 @@ from filelock import FileLock
 from torch import Tensor, nn
 
 from specheads.decoding.engine import artefacts
-from specheads.decoding.engine.compiled import StepOperations
+from specheads.decoding.engine.compiled import CompiledEngine, StepOperations
 from specheads.decoding.engine.cpu.packed import PackedModel, PackedNetwork, is_layer, packed_model
-from specheads.decoding.engine.reading import (
-    Attention,
-    AttentionOutput,
-    Operations,
-    RowPlaces,
-    has_other_options,
-)
+from specheads.decoding.engine.reading import Operations, RowPlaces
 from specheads.heads.portable.network import Network
 from specheads.pair.language_model import LanguageModel
 from specheads.pair.sampling import Sampling
@@ -80,8 +71,6 @@ class CpuStep(StepOperations):
     reads rows where they lie.
     """
 
-    packs_layers = True  # as one operator each, where a layer has the form of Llama's
-
     def __init__(
         self, lm: LanguageModel, modules: Sequence[nn.Module], few: bool, rows: bool
     ) -> None:
@@ -90,7 +79,7 @@ class CpuStep(StepOperations):
         self.has_operators = (few or rows) and _has_kernels(lm) and load_operators()
         if not self.has_operators:
             return
-        self.packed = packed_model(lm, modules, self.packs_layers) if few else None
+        self.packed = packed_model(lm, modules) if few else None
         self.lm = lm if self.packed is None else self.packed.lm
         self.make_repeater = step_repeater
         self.reads_all_rows = rows and lm.config._attn_implementation == "sdpa"
@@ -114,6 +103,12 @@ class CpuStep(StepOperations):
             {} if self.packed is None else self.packed.networks,
             places if self.reads_all_rows else None,
         )
+
+
+class CpuEngine(CompiledEngine):
+    """`engine=compiled` on a CPU."""
+
+    operations = CpuStep
 
 
 def _has_kernels(lm: LanguageModel) -> bool:
@@ -155,7 +150,7 @@ class CpuOperations(Operations):
         in_bulk: bool = False,
     ) -> None:
         self._networks = networks or {}
-        self._places = places
+        self.places = places
         self._in_bulk = in_bulk
 
     def most_likely(self, x: Tensor) -> Tensor:
@@ -191,24 +186,12 @@ class CpuOperations(Operations):
         copied = self._networks.get(network)
         return super().head_logits(network, inputs) if copied is None else copied.logits(inputs)
 
-    def attention(
-        self,
-        plain: Attention,
-        module: nn.Module,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        mask: Tensor | None,
-        **options: Any,
-    ) -> AttentionOutput:
-        places = self._places
-        if mask is None or has_other_options(options):
-            key, value = (key, value) if places is None else (key[places.rows], value[places.rows])
-            return plain(module, query, key, value, mask, **options)
-        scale = options.get("scaling")
+    def attend(
+        self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scale: float | None
+    ) -> Tensor | None:
         scale = query.shape[-1] ** -0.5 if scale is None else scale
-        of_rows = (None, None) if places is None else places
-        return torch.ops.specheads.masked_attention(query, key, value, mask, *of_rows, scale), None
+        of_rows = self.places or (None, None)
+        return torch.ops.specheads.masked_attention(query, key, value, mask, *of_rows, scale)
 
 
 def bulk_operations(device: torch.device) -> Sampling:
@@ -225,12 +208,6 @@ def load_operators() -> bool:
             logger.info(
                 "building the operators in C++, once for this machine; it takes about a minute"
             )
-        if artefacts.planned is not None and not path.exists():
-            # The compiler is loaded while others build; what fails here fails again where it is
-            # needed, and is reported there.
-            with ThreadPoolExecutor(1) as pool, suppress(Exception):
-                pool.submit(_build, path)
-                artefacts.load_compiler()
         _loaded.append(_declare(_load_library(path)))
     except (RuntimeError, OSError, AssertionError) as error:
         reason = next(iter(str(error).splitlines()), "")
@@ -292,19 +269,12 @@ def _library_path() -> Path:
 
 
 def _load_library(path: Path) -> ctypes.PyDLL:
-    """Return the library, built if it is not there or cannot be loaded.
+    """Return the library, built if it is not there.
 
-    Its symbols are visible to compiled steps.
+    Its symbols are visible to compiled steps, and its functions are called with Python's lock held.
     """
     _build(path)
-    try:
-        # Whose functions are called with Python's lock held
-        return ctypes.PyDLL(str(path), ctypes.RTLD_GLOBAL)
-    except OSError as error:
-        logger.warning("the operators in %s cannot be loaded and are built again: %s", path, error)
-        path.unlink(missing_ok=True)
-        _build(path)
-        return ctypes.PyDLL(str(path), ctypes.RTLD_GLOBAL)
+    return ctypes.PyDLL(str(path), ctypes.RTLD_GLOBAL)
 
 
 def _declare(library: ctypes.PyDLL) -> ctypes.PyDLL:
@@ -372,13 +342,9 @@ def _build(path: Path) -> None:
                 shlex.split(_command(folder)), check=False, capture_output=True, text=True
             )
             if done.returncode:
-                lines = done.stderr.splitlines()
-                reasons = (
-                    [line for line in lines if "error" in line]
-                    or lines
-                    or [f"the compiler ended with {done.returncode}"]
-                )
-                raise RuntimeError(reasons[0][-_MOST_CHARACTERS:])
+                errors = [line for line in done.stderr.splitlines() if "error" in line]
+                reason = errors[0] if errors else f"the compiler ended with {done.returncode}"
+                raise RuntimeError(reason[-_MOST_CHARACTERS:])
             os.replace(Path(folder, "operators.so"), path)
 
 

@@ -235,12 +235,6 @@ struct Sums {
   Vector second{0.0f};
   Sums<count - 1> others;
 
-  C10_ALWAYS_INLINE void load(const float* from, int64_t stride) {
-    first = Vector::loadu(from);
-    second = Vector::loadu(from + kLanes);
-    if constexpr (count > 1) others.load(from + stride, stride);
-  }
-
   // sums[r] += factors[r * stride] * (left, right)
   C10_ALWAYS_INLINE void add(const Vector& left,
                              const Vector& right,

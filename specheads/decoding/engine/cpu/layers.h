@@ -33,7 +33,7 @@ constexpr int kKeys = 4;
 constexpr int kQueries =
     3;  // whose inner products are in work at a time: their sums fill the registers
 
-// to[k * stride] = the sum of sums[k], k < kKeys.
+// to[k] = the sum of sums[k], k < kKeys.
 inline void store_totals(const Vector* sums, float* to) {
 #if defined(CPU_CAPABILITY_AVX512)
   const auto folded = [](__m512 x) {
@@ -52,7 +52,7 @@ inline void store_totals(const Vector* sums, float* to) {
 #endif
 }
 
-// scores[q * stride + k] = the inner product of a query and a key, for `number` <= kQueries
+// scores[q * kKeys + k] = the inner product of a query and a key, for `number` <= kQueries
 // queries (number, size) and kKeys keys, as rows that are key_stride apart. Not by the panels of
 // products: keys would have to be transposed, which takes longer for few queries. Each is summed
 // in the same order, however many queries there are.
@@ -61,8 +61,7 @@ inline void inner_products(const float* queries,
                            const float* keys,
                            int64_t key_stride,
                            int64_t size,
-                           float* scores,
-                           int64_t stride) {
+                           float* scores) {
   Vector sums[number][kKeys];
 #pragma GCC unroll 4
   for (int q = 0; q < number; q++) {
@@ -83,11 +82,11 @@ inline void inner_products(const float* queries,
   }
 #pragma GCC unroll 4
   for (int q = 0; q < number; q++) {
-    store_totals(sums[q], scores + q * stride);
+    store_totals(sums[q], scores + q * kKeys);
     // Fused explicitly, as in vectors: a compiler flag keeps scalar code from fusing.
     for (int64_t i = whole; i < size; i++) {
       for (int k = 0; k < kKeys; k++) {
-        float& score = scores[q * stride + k];
+        float& score = scores[q * kKeys + k];
         score = std::fma(queries[q * size + i], keys[k * key_stride + i], score);
       }
     }
@@ -115,11 +114,9 @@ inline void scores_of(const float* queries,
     for (int64_t row = 0; row < rows; row += kQueries) {
       const int64_t number = std::min<int64_t>(kQueries, rows - row);
       float block[kQueries * kKeys];
-      switch (number) {
-        case 1: inner_products<1>(queries + row * size, from, stride, size, block, kKeys); break;
-        case 2: inner_products<2>(queries + row * size, from, stride, size, block, kKeys); break;
-        default: inner_products<3>(queries + row * size, from, stride, size, block, kKeys);
-      }
+      with_count<kQueries>(number, [&](auto several) {
+        inner_products<decltype(several)::value>(queries + row * size, from, stride, size, block);
+      });
       for (int64_t q = 0; q < number; q++)
         std::copy_n(block + q * kKeys, exist, scores + (row + q) * count + place);
     }
@@ -191,24 +188,23 @@ class Mask {
   std::array<int64_t, 4> sizes_, strides_;
 };
 
-// Multiply rows (R, size) with a panel, and put what exists of the product to result[r * width +
-// j].
+// Multiply rows (R, size) with a panel, and put the product to result[r * width + j].
 inline void rows_product(const float* panel,
                          int64_t stride,
                          const float* rows,
                          int64_t num_rows,
                          int64_t size,
                          float* result,
-                         int64_t width,
-                         int64_t exist) {
+                         int64_t width) {
   float block[kMostTokens * kPair];
   for (int64_t first = 0; first < num_rows; first += kMostTokens) {
     const int64_t several = std::min<int64_t>(kMostTokens, num_rows - first);
-    std::fill_n(block, several * kPair, 0.0f);
-    panel_product<float>(several, panel, stride, columns_ahead(panel, stride), rows + first * size,
-                         size, size, block);
+    with_count<kMostTokens>(several, [&](auto count) {
+      product_of<float, decltype(count)::value>(panel, stride, columns_ahead(panel, stride),
+                                                rows + first * size, size, block);
+    });
     for (int64_t r = 0; r < several; r++)
-      std::copy_n(block + r * kPair, exist, result + (first + r) * width);
+      std::copy_n(block + r * kPair, kPair, result + (first + r) * width);
   }
 }
 
@@ -293,7 +289,7 @@ void attend(Team& team,
                 }
                 for (int64_t i = 0; i < value_width; i += kPair) {
                   rows_product(values + i, value_stride, scores, next - first, count, sums + i,
-                               value_width, kPair);
+                               value_width);
                 }
                 for (int64_t row = first; row < next; row++) {
                   store(batch, kv_head * group + row / tokens, row % tokens,

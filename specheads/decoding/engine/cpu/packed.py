@@ -206,25 +206,23 @@ class _PackedLayer(_Packed):
         number: int,
         layer: "LlamaDecoderLayer",
         hidden: Tensor,
+        position_embeddings: tuple[Tensor, Tensor],
         attention_mask: Tensor | None = None,
-        position_embeddings: tuple[Tensor, Tensor] | None = None,
         past_key_values: Cache | None = None,
         **options: object,
     ) -> Tensor:
         """Return the output (B, T, H) of the layer for hidden states (B, T, H)."""
         layers = () if past_key_values is None else past_key_values.layers
         memory = layers[layer.self_attn.layer_idx] if layers else None
-        if (
-            attention_mask is None
-            or position_embeddings is None
-            or memory is None
-            or not memory.is_initialized
-        ):
-            options |= {
-                "position_embeddings": position_embeddings,
-                "past_key_values": past_key_values,
-            }
-            return type(layer).forward(layer, hidden, attention_mask=attention_mask, **options)
+        if attention_mask is None or memory is None or not memory.is_initialized:
+            return type(layer).forward(
+                layer,
+                hidden,
+                attention_mask=attention_mask,
+                position_embeddings=position_embeddings,
+                past_key_values=past_key_values,
+                **options,
+            )
         in_rows = isinstance(memory, RowsLayer)
         start_and_rows = (
             (memory.places.positions, memory.places.rows) if in_rows else (memory.start, None)
@@ -255,22 +253,14 @@ def _is_network(module: nn.Module) -> bool:
     kind = type(module)
     if kind.score is not Network.score or kind.assemble is not Network.assemble:
         return False
-    maps: list[nn.Module] = [module.projection, module.readout]
-    for block in module.blocks:
-        maps += [block, cast(ResidualBlock, block).linear]
-    kinds = set(map(type, maps))
-    parts: list[nn.Module] = [module]
-    for inner in (module.projection, module.blocks, module.readout):
-        parts += inner.modules()
-    tensors = list[Tensor]()
-    for part in parts:
-        tensors += [*part.parameters(False), *part.buffers(False)]
+    parts = list(module.modules())
+    kinds = {type(part) for part in parts if part is not module}
+    tensors = [*module.parameters(), *module.buffers()]
     return (
-        kinds <= {ResidualBlock, nn.Linear, nn.Identity}
+        kinds <= {ResidualBlock, nn.Linear, nn.Identity, nn.ModuleList}
         and not any(map(is_hooked, parts))
-        and not any(is_made_of_tensors(tensor) for tensor in tensors)  # such as quantized ones
-        and len({tensor.dtype for tensor in tensors}) == 1
-        and tensors[0].dtype == torch.float32
+        and not any(map(is_made_of_tensors, tensors))  # such as quantized ones
+        and {tensor.dtype for tensor in tensors} == {torch.float32}
     )
 
 
@@ -306,11 +296,11 @@ def _is_packable(module: nn.Module) -> TypeGuard[nn.Linear]:
     return module.weight.dtype in _TYPES
 
 
-def _groups_of(model: nn.Module, packs_layers: bool = True) -> list[list[nn.Module]]:
+def _groups_of(model: nn.Module) -> list[list[nn.Module]]:
     """Return a model's layers, and linear maps outside of them, together if they read one input and
     all have a bias or none.
     """
-    layers = [module for module in model.modules() if packs_layers and is_layer(module)]
+    layers = [module for module in model.modules() if is_layer(module)]
     taken = set[nn.Module]()
     for layer in layers:
         taken.update(layer.modules())
@@ -409,18 +399,14 @@ def bytes_to_pack(lm: LanguageModel, networks: Sequence[nn.Module] = ()) -> int:
     return num_bytes
 
 
-def packed_model(
-    lm: LanguageModel, others: Sequence[nn.Module], packs_layers: bool = True
-) -> PackedModel | None:
+def packed_model(lm: LanguageModel, others: Sequence[nn.Module]) -> PackedModel | None:
     """Return packed copies of a model on a CPU and of the networks in other modules, or None if
     memory is too small.
-
-    `packs_layers`: whether a whole layer is one operator where that is possible.
     """
     networks = list[nn.Module]()
     for other in others:
         networks += filter(_is_network, other.modules())
-    groups = _groups_of(lm.model, packs_layers)
+    groups = _groups_of(lm.model)
     needed = bytes_to_pack(lm, networks)
     if needed > _SPARE_MEMORY * available_memory():
         warn_once(

@@ -17,19 +17,16 @@
 
 namespace specheads_kernels __attribute__((visibility("hidden"))) {
 
-// block[t][j] += sum_i x[t][i] panel[i][j] for kTokens rows t, which are `apart` numbers from
-// each other; columns i of the panel are `stride` apart. Not inlined: there is code for every
-// number of tokens.
+// block[t][j] = sum_i x[t][i] panel[i][j] for kTokens rows t, at most kMostTokens; columns i of
+// the panel are `stride` numbers apart. Not inlined: there is code for every number of tokens.
 template <typename Weight, int kTokens>
 __attribute__((noinline)) void product_of(const Weight* panel,
                                           int64_t stride,
                                           Ahead ahead,
                                           const InputOf<Weight>* x,
-                                          int64_t apart,
                                           int64_t size,
                                           float* block) {
   Sums<kTokens> sums;
-  sums.load(block, kPair);
   for (int64_t i = 0; i < size; i++) {
     const Weight* column = panel + i * stride;
     ahead.fetch<Weight>(i);
@@ -37,31 +34,16 @@ __attribute__((noinline)) void product_of(const Weight* panel,
 #if defined(CPU_CAPABILITY_AVX512) && defined(__AVX512BF16__)
       ahead.fetch<Weight>(i + 1);
       sums.add_pairs(_mm512_loadu_si512(column), _mm512_loadu_si512(column + kPair), x + i++,
-                     apart);
+                     size);
 #endif
     } else {
       Vector first;
       Vector second;
       load_pair(column, first, second);
-      sums.add(first, second, x + i, apart);
+      sums.add(first, second, x + i, size);
     }
   }
   sums.store(block, kPair);
-}
-
-// The same for `tokens` rows, at most kMostTokens.
-template <typename Weight>
-void panel_product(int64_t tokens,
-                   const Weight* panel,
-                   int64_t stride,
-                   Ahead ahead,
-                   const InputOf<Weight>* x,
-                   int64_t apart,
-                   int64_t size,
-                   float* block) {
-  with_count<kMostTokens>(tokens, [&](auto count) {
-    product_of<Weight, decltype(count)::value>(panel, stride, ahead, x, apart, size, block);
-  });
 }
 
 // Rows of numbers as products with weights of few bits read them. Such a weight is d q + m, so
@@ -172,8 +154,10 @@ struct Multiplier {
     // that memory is never idle.
     const Ahead later{reinterpret_cast<const char*>(next) + piece * size * share, share};
     const Ahead ahead = pieces == 1 ? columns_ahead(panel, kPair) : later;
-    std::fill_n(block, several * kPair, 0.0f);
-    panel_product(several, panel, kPair, ahead, rows + first * size, size, size, block);
+    with_count<kMostTokens>(several, [&](auto count) {
+      product_of<Value, decltype(count)::value>(panel, kPair, ahead, rows + first * size, size,
+                                                block);
+    });
   }
 };
 
