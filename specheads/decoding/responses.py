@@ -194,7 +194,7 @@ class Responder:
         """Return the response to each prompt.
 
         Where memory does not suffice, half as many rows go on together; the responses are the same,
-        up to the rounding of sums. One whose logits had a NaN says so.
+        up to the rounding of sums. `failure` marks one whose logits had a NaN.
 
         Args:
             uniform: (B, max_new_tokens) in [0, 1), one number per sampled token.

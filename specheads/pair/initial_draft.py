@@ -139,7 +139,7 @@ def _carried(config: PretrainedConfig, layers: Sequence[int]) -> dict[str, objec
             carried[key] = [new for new, layer in enumerate(layers) if layer in value]
         elif isinstance(value, list | tuple) and _is_by_layer(key, len(value), count):
             carried[key] = [value[layer] for layer in layers]
-        elif key == "per_layer_config" and value:  # by layer, where one has settings of its own
+        elif key == "per_layer_config" and value:  # by layer, where one differs
             of_layer = {int(layer): own for layer, own in value.items()}
             chosen = {new: of_layer.get(layer) for new, layer in enumerate(layers)}
             carried[key] = {new: own for new, own in chosen.items() if own is not None}
@@ -190,7 +190,7 @@ def logits_differ(model: PreTrainedModel, target: PreTrainedModel, removed: set[
     with _without(target, removed):
         expected = target(tokens, use_cache=False).logits.float()
     found = model(tokens, use_cache=False).logits.float()
-    # Some models keep single numbers in float32, and make them anew.
+    # Some models keep single numbers in float32, and compute them again.
     eps = max(torch.finfo(target.dtype).eps, torch.finfo(torch.float32).eps)
     nearness = 100 * eps * expected.abs().max()
     if torch.allclose(found, expected, rtol=0, atol=float(nearness)):

@@ -157,6 +157,15 @@ class Pair:
                 return frozenset(_end_tokens(value, f"{source} of {self.target_id}"))
         return frozenset()
 
+    @cached_property
+    def appends_end(self) -> bool:
+        """Whether the tokenizer ends every text with an end token; prompts are without it."""
+        ids = self.tokenizer("a", add_special_tokens=True)["input_ids"]
+        plain = self.tokenizer("a", add_special_tokens=False)["input_ids"]
+        if ids[-1:] == plain[-1:] or not ids:
+            return False
+        return ids[-1] in (*self.stop_tokens, self.tokenizer.eos_token_id)
+
     @property
     def chats(self) -> bool:
         """Whether instructions are wrapped as a user's message.
@@ -286,14 +295,19 @@ class Pair:
         template = self.instruction_format or (None if self.chat is False else self.chat_template)
         keys = dict(self.chat_template_kwargs) if self.reads_chats else {}
         given = json.dumps(keys, sort_keys=True) if keys else ""
+        given += " without end" if self.appends_end else ""
         return hashlib.sha256(f"{rules} {template} {self.chat}{given}".encode()).hexdigest()[:16]
 
     def _ids(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """Return ids with one begin token. Raises UserError for an unknown token."""
+        """Return ids with one begin token, and without an end that a tokenizer adds.
+
+        Raises UserError for an unknown token.
+        """
         # Says nothing of lengths
         ids = self.tokenizer(text, add_special_tokens=add_special_tokens, verbose=False)[
             "input_ids"
         ]
+        ids = ids[:-1] if add_special_tokens and self.appends_end else ids
         if (last := max(ids, default=0)) >= self.vocab_size:
             token = self.tokenizer.decode([last])
             raise UserError(
@@ -437,6 +451,11 @@ def remarks(pair: Pair) -> Iterator[str]:
             f"the tokenizer of {pair.target_id} ends texts with token {end}"
             f" ({pair.tokenizer.eos_token}), but responses end with {sorted(ends)}, as its"
             f" generation config says; if they do not end in time, add {end} to its eos_token_id"
+        )
+    if pair.appends_end:
+        yield (
+            f"the tokenizer of {pair.target_id} appends an end token to every text; prompts go"
+            " without it"
         )
 
 

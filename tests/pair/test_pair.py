@@ -237,18 +237,19 @@ PLAIN = (  # a chat template that writes no begin token
 BEGINNING = "{{ bos_token }}" + PLAIN
 
 
-def word_pair(begins=True, chat_template=None, has_begin=True, **changes):
+def word_pair(begins=True, chat_template=None, has_begin=True, ends=False, **changes):
     """A tiny pair whose tokenizer knows VOCABULARY, without a pad token.
 
-    `begins`: it puts <s> in front.
+    `begins`: it puts <s> in front, `ends`: </s> last.
     """
     tokenizer = Tokenizer(
         models.WordLevel({token: i for i, token in enumerate(VOCABULARY)}, unk_token="<unk>")
     )
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     if begins:
+        single = "<s> $A </s>" if ends else "<s> $A"
         tokenizer.post_processor = processors.TemplateProcessing(
-            single="<s> $A", special_tokens=[("<s>", 0)]
+            single=single, special_tokens=[("<s>", 0), ("</s>", 1)]
         )
     special = {"bos_token": "<s>"} if has_begin else {}
     fast = PreTrainedTokenizerFast(
@@ -268,6 +269,12 @@ def text_of(ids):
     [
         (word_pair(), False, "<s> say"),
         (word_pair(begins=False), False, "say"),
+        (word_pair(ends=True), False, "<s> say"),
+        (
+            word_pair(ends=True, instruction_format="[INST] {instruction} [/INST]"),
+            True,
+            "<s> [INST] say [/INST]",
+        ),
         (word_pair(has_begin=False, begins=False), False, "say"),
         (word_pair(chat_template=PLAIN), True, "User: say"),
         (word_pair(chat_template=BEGINNING), True, "<s> User: say"),
@@ -511,8 +518,15 @@ def test_a_target_on_several_devices_is_said_to_be_slow_once(caplog):
     assert "model.quantization=fp8" in message and "vLLM" in message
 
 
-def test_a_tokenizer_with_other_ends_than_responses_is_remarked_on(nano, copies, caplog):
-    assert not [*remarks(word_pair())]
+def test_a_tokenizer_with_other_ends_than_responses_is_remarked_on_and_ends_no_prompt(
+    nano, copies, caplog
+):
+    usual = word_pair()
+    ending = word_pair(ends=True)
+    assert not [*remarks(usual)] and usual.encoding_fingerprint() != ending.encoding_fingerprint()
+    assert text_of(ending.encode("say </s>")) == "<s> say </s>"  # the user's own
+    (remark,) = remarks(ending)
+    assert "appends an end token to every text; prompts go without it" in remark
     config = json.loads((copies["target"] / "generation_config.json").read_text()) | {
         "eos_token_id": [5, 7],
         "min_length": 3,
