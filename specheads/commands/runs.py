@@ -4,7 +4,7 @@ figures.
 
 import contextlib
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -38,9 +38,9 @@ def main() -> None:
 
 def jobs_of(folder: Path) -> list[Path]:
     """Return the folders of the jobs of a multirun, in their order; none for another run."""
-    return sorted(
-        (path.parent for path in folder.glob(f"[0-9]*/{STATE}")), key=lambda path: int(path.name)
-    )
+    jobs = [path.parent for path in folder.glob(f"[0-9]*/{STATE}")]
+    jobs = [path for path in jobs if path.name.isdecimal()]  # not copies that a user made
+    return sorted(jobs, key=lambda path: int(path.name))
 
 
 def print_runs(folders: Sequence[Path]) -> None:
@@ -60,7 +60,8 @@ def print_runs(folders: Sequence[Path]) -> None:
 
 def _overrides(folder: Path) -> list[str]:
     with contextlib.suppress(OSError, yaml.YAMLError):
-        words = yaml.safe_load((folder / ".hydra" / "overrides.yaml").read_text("utf-8")) or []
+        words = yaml.safe_load((folder / ".hydra" / "overrides.yaml").read_text("utf-8"))
+        words = list(map(str, words)) if isinstance(words, list) else []
         return [word for word in words if not word.startswith(("paths.", "hydra."))]
     return []
 
@@ -71,22 +72,31 @@ def _figures(folder: Path) -> Iterator[tuple[str, str]]:
     Nothing of damaged files.
     """
     for path in sorted(folder.glob("heads/*/config.json")):
-        test = _read(path).get("train", {}).get("test") or {}
-        known = [f"{title} {test[key]:.3f}" for key, title in _METRICS.items() if key in test]
-        yield f"heads/{path.parent.name}", ", ".join(known)
-    speeds = {}
-    for row in _read(folder / "report.json").get("live", []):
-        if row["speedup"]:
-            speeds[row["name"]] = row["speedup"]["value"]
-    if speeds:
-        best = max(speeds, key=speeds.__getitem__)
-        yield "", f"fastest: {best}, {speeds[best]:.2f} times the target alone"
-    for path in folder.glob("*/distill.json"):
-        after = _read(path)["test"]["after"]
-        yield path.parent.name, ", ".join(f"{name} {value:.3f}" for name, value in after.items())
+        yield f"heads/{path.parent.name}", _told(_of_head, path)
+    if recommended := _told(_of_report, folder / "report.json"):
+        yield "", recommended
+    for path in sorted(folder.glob("*/distill.json")):
+        yield path.parent.name, _told(_of_draft, path)
 
 
-def _read(path: Path) -> dict[str, Any]:
-    with contextlib.suppress(OSError, ValueError):
-        return read_json(path)
-    return {}
+def _told(tell: Callable[[Any], str], path: Path) -> str:
+    """Return what is told of the content of a JSON file, which may be damaged or another's."""
+    with contextlib.suppress(OSError, ValueError, LookupError, TypeError, AttributeError):
+        return tell(read_json(path))
+    return ""
+
+
+def _of_head(config: Any) -> str:
+    test = config["train"]["test"]
+    return ", ".join(f"{title} {test[key]:.3f}" for key, title in _METRICS.items() if key in test)
+
+
+def _of_report(report: Any) -> str:
+    answer = report["verdict"]["answer"]
+    used = answer["choices"][answer["use"]]
+    return f"use {used['name']}, {used['speedup']['value']:.2f} times the target alone"
+
+
+def _of_draft(description: Any) -> str:
+    after = description["test"]["after"]
+    return ", ".join(f"{name} {value:.3f}" for name, value in after.items())

@@ -6,6 +6,7 @@ returns.
 
 import logging
 import math
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -156,9 +157,11 @@ class LanguageModel:
         """
         modules = self.model.get_submodule(place_of_layers(self.model))
         noted: dict[int, Tensor] = {}
+        thread = threading.get_ident()  # others may read with the same model meanwhile
 
         def note(layer: int, module: nn.Module, args: tuple[Tensor, ...]) -> None:
-            noted[layer] = args[0]
+            if threading.get_ident() == thread:
+                noted[layer] = args[0]
 
         handles = [
             modules.get_submodule(str(layer)).register_forward_pre_hook(partial(note, layer))

@@ -6,6 +6,7 @@ import hashlib
 import json
 import logging
 import re
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
@@ -43,6 +44,8 @@ from specheads.storage.files import without_home
 Message = Mapping[str, object]  # of a conversation: its role, content and the like
 
 logger = logging.getLogger(__name__)
+
+_LOADING = threading.RLock()
 
 TOKENIZER_FILES = (
     "tokenizer.json",
@@ -372,9 +375,14 @@ def load_pair(
         new_draft: makes the draft of layers of the target, in place of one that is loaded.
 
     Raises UserError for an unknown name or key, a folder or id that cannot be loaded, models that
-    do not fit together.
+    do not fit together. Threads that load pairs wait for each other: transformers changes the whole
+    process while it loads a model.
     """
-    config = pair_config(name, **keys)
+    with _LOADING:
+        return _load_pair(pair_config(name, **keys), only_draft, new_draft)
+
+
+def _load_pair(config: PairConfig, only_draft: bool, new_draft: TargetLayers | None) -> Pair:
     if not config.target or not (config.draft or new_draft):
         raise UserError(
             f"draft={config.draft or None} and target={config.target or None}: a pair needs both;"

@@ -1,6 +1,7 @@
 """`specheads runs`, and the table that a multirun ends with."""
 
 import json
+import shutil
 
 import pytest
 
@@ -26,12 +27,13 @@ def outputs(tmp_path, monkeypatch):
             f"head/a/heads/{name}/config.json",
             {"train": {"test": {"kl": kl, "auroc": 0.75, "ece": 0.1}}},
         )
-    live = [
-        {"name": "target", "speedup": None},
-        {"name": "slow", "speedup": {"value": 0.9}},
-        {"name": "fast", "speedup": {"value": 1.3}},
-    ]
-    write("evaluate/b/report.json", {"live": live})
+    choices = {
+        "fixed length": {"name": "fixed_length(num_tokens=3)", "speedup": {"value": 1.3}},
+        "head": {"name": "head_threshold(threshold=0.3)", "speedup": {"value": 1.4}},
+    }
+    live = [{"name": "luckiest", "speedup": {"value": 1.9}}]
+    answer = {"use": "fixed length", "choices": choices}
+    write("evaluate/b/report.json", {"live": live, "verdict": {"answer": answer}})
     write("distill/d/draft/distill.json", {"test": {"after": {"acceptance": 0.625}}})
     write("head/damaged/heads/one/config.json", "{")
     write("head/damaged/.hydra/overrides.yaml", "{")
@@ -48,7 +50,8 @@ def test_runs_and_heads_are_listed_with_their_figures(outputs, run):
     assert code == 0
     assert "outputs/head/a/heads/one KL 0.250, AUROC 0.750 model=nano head.depth=1" in lines
     assert "outputs/head/a/heads/two KL 0.500, AUROC 0.750 model=nano head.depth=1" in lines
-    assert "outputs/evaluate/b fastest: fast, 1.30 times the target alone" in lines
+    used = "outputs/evaluate/b use fixed_length(num_tokens=3), 1.30 times the target alone"
+    assert used in lines
     assert "outputs/distill/d/draft acceptance 0.625" in lines
     assert any(line.startswith("outputs/head/damaged/heads/one") for line in lines)
     places = [text.index(f"head/sweep/{number} ") for number in (0, 2, 10)]
@@ -56,6 +59,25 @@ def test_runs_and_heads_are_listed_with_their_figures(outputs, run):
         places == sorted(places)
         and "outputs/head/sweep/2 unfinished model=nano head.depth=2" in lines
     )
+
+
+@pytest.mark.parametrize(
+    "content", ["", "{}", "[]", "null", "7", '{"test": []}', '{"verdict": {}}']
+)
+def test_damaged_files_and_copies_of_folders_are_listed_without_figures(outputs, run, content):
+    runs = outputs / "outputs"
+    for name in (
+        "head/a/heads/one/config.json",
+        "evaluate/b/report.json",
+        "distill/d/draft/distill.json",
+        "head/a/.hydra/overrides.yaml",
+        "head/a/run.json",
+    ):
+        (runs / name).write_text(content)
+    shutil.copytree(runs / "head/sweep/0", runs / "head/sweep/0 copy")
+    code, text, _ = run("runs")
+    assert code == 0 and "outputs/head/a/heads/two" in text and "outputs/distill/d" in text
+    assert "0 copy" not in text
 
 
 def test_jobs_are_listed_by_what_differs(outputs, capsys):

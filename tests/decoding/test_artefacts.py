@@ -3,8 +3,11 @@
 import logging
 import os
 import pickle
+import subprocess
+import sys
 
 import pytest
+from fakes import needs_compiler
 
 from specheads.decoding.engine import artefacts
 from specheads.decoding.engine.artefacts import folder, load_or_compile
@@ -104,3 +107,50 @@ def test_a_damaged_step_is_compiled_again(monkeypatch, caplog):
     assert load_or_compile(NAME, Step) == (b"code", False)
     assert loaded == [b"code", b"code"]
     assert "compiled again: it was damaged" in caplog.text
+
+
+SCRIPT = """
+import logging, sys
+import torch
+from torch import nn
+from specheads.decoding.engine.artefacts import load_or_compile
+from specheads.decoding.engine.compiled_program import CPU_OPTIONS, CompiledProgram
+
+logging.basicConfig(level=logging.WARNING, format="%(message)s")
+torch.manual_seed(0)
+module = nn.Sequential(nn.Linear(8, 8), nn.Softmax(dim=-1))
+x = torch.rand(3, 8)
+
+def compiled():
+    return CompiledProgram.compile(module, (x,), {0: 0}, CPU_OPTIONS)
+
+program, was_kept = load_or_compile("step", compiled)
+tensors = dict(module.named_parameters())
+out = program.artifact(*(tensors[name] for name in program.sources), x)
+assert torch.allclose(out[0], module(x)), "another result"
+print(was_kept)
+"""
+
+
+@needs_compiler
+def test_libraries_that_a_kill_left_behind_are_made_again(tmp_path):
+    """Also in a folder whose path has a space, at which command lines would break."""
+    cache = tmp_path / "my cache"
+    environment = {**os.environ, "SPECHEADS_CACHE": str(cache)}
+    environment.pop("TORCHINDUCTOR_CACHE_DIR")
+
+    def run():
+        words = [sys.executable, "-c", SCRIPT]
+        done = subprocess.run(words, check=False, env=environment, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        return done.stdout.strip(), done.stderr
+
+    assert run() == ("False", "")
+    assert run() == ("True", "")
+    libraries = list(cache.rglob("*.so"))
+    for number, library in enumerate(libraries):
+        content = library.read_bytes()
+        library.write_bytes(content[: len(content) // 2] if number % 2 else b"")
+    kept, said = run()
+    assert kept == "False" and said.count("was not written to its end") == len(libraries)
+    assert run() == ("True", "")

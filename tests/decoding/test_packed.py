@@ -3,6 +3,7 @@ follow every change, and are optional.
 """
 
 import logging
+from dataclasses import replace
 
 import pytest
 import torch
@@ -153,6 +154,35 @@ def test_copies_follow_a_change_of_weights(change):
     CHANGES[change](lm.model)
     assert not torch.allclose(logits_of(lm, random_tokens(1, 5)), before)
     assert_packed_as_it_is(lm)
+
+
+@pytest.mark.parametrize("part", ["model.layers.0.mlp.up_proj", "model.embed_tokens", "lm_head"])
+@pytest.mark.parametrize("is_transposed", [False, True])
+def test_rows_that_change_through_data_are_seen_by_new_decoders_and_by_warm_up(part, is_transposed):
+    """Neither place nor version tells of it, and few numbers change."""
+    pair = family_pair("llama")
+    pair = replace(pair, target=pair.target.float(), draft=pair.draft.float())
+    weight = pair.target.get_submodule(part).weight
+    if is_transposed:
+        weight.data = weight.data.t().contiguous().t()
+
+    def decoder(engine):
+        return SpeculativeDecoder(pair, warp=Warp(0.0), engine=engine)
+
+    def text(decoder):
+        return decoder.generate([3, 4, 5], 24, stop_tokens=[]).tokens.tolist()
+
+    old = decoder("compiled")
+    before = text(old)
+    weight.data[[1, 5, 7]] *= -20.0
+    expected = text(decoder("eager"))
+    assert expected != before
+    assert text(decoder("compiled")) == expected
+    assert text(old) == expected  # what the new one has found
+    weight.data[[2, 6, 8]] *= -20.0
+    expected = text(decoder("eager"))
+    old.warm_up()
+    assert text(old) == expected
 
 
 def test_only_copies_of_changed_weights_are_renewed(lm):

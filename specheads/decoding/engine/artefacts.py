@@ -13,11 +13,16 @@ import logging
 import multiprocessing
 import os
 import platform
+import re
 import stat
+import struct
+import tempfile
+import threading
 import time
 import warnings
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from contextlib import suppress
+from contextvars import ContextVar
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, NoReturn
@@ -54,31 +59,31 @@ class Job(NamedTuple):
     size: int = 0  # the larger, the longer it takes to compile
 
 
-planned: dict[Hashable, Job] | None = (
-    None  # while it is a dictionary, warm-ups add to it and prepare nothing
-)
+# While it is a dictionary, warm-ups of this thread add to it and prepare nothing
+planned: ContextVar[dict[Hashable, Job] | None] = ContextVar("planned", default=None)
+# Held while a step is traced or compiled: torch patches the whole process meanwhile
+COMPILING = threading.RLock()
 
 
 def compile_ahead(warm_ups: Iterable[Callable[[], object]]) -> None:
     """Compile the steps that `warm_ups` would prepare and that are not on disk, several at a
     time.
     """
-    global planned
     # CUDA does not survive a fork after it was initialised.
     if (
-        planned is not None
+        planned.get() is not None
         or not hasattr(os, "fork")
         or (os.cpu_count() or 1) == 1
         or torch.cuda.is_initialized()
     ):
         return
     found: dict[Hashable, Job] = {}
-    planned = found
+    before = planned.set(found)
     try:
         for warm_up in warm_ups:
             warm_up()
     finally:
-        planned = None
+        planned.reset(before)
     if not _is_usable(folder()):
         return
     jobs = dict[str, Job]()
@@ -87,7 +92,7 @@ def compile_ahead(warm_ups: Iterable[Callable[[], object]]) -> None:
             jobs[job.name] = job
     if len(jobs) > 1:
         logger.info("compiling %d steps of the models, once for this machine", len(jobs))
-        with suppress(Exception):
+        with COMPILING, suppress(Exception):
             load_compiler()
             _run_in_processes(
                 sorted(jobs.values(), key=lambda job: -job.size),
@@ -161,7 +166,47 @@ def keep_kernels_private() -> None:
     if os.environ.get(_KERNELS, default_cache_dir()) == default_cache_dir() and _is_usable(
         folder()
     ):
-        os.environ[_KERNELS] = str(folder() / "kernels")
+        os.environ[_KERNELS] = str(_without_spaces(folder()) / "kernels")
+
+
+def _without_spaces(path: Path) -> Path:
+    """Return a path of this folder without spaces, at which the compiler's command lines would
+    break: a link to it, which only this user can have made.
+    """
+    if not re.search(r"\s", str(path)):
+        return path
+    name = hashlib.sha256(str(path).encode()).hexdigest()[:16]
+    link = Path(tempfile.gettempdir(), f"specheads-{os.getuid()}-{name}")
+    with suppress(FileExistsError):
+        link.symlink_to(path)
+    if link.lstat().st_uid == os.getuid() and link.is_symlink() and link.readlink() == path:
+        return link
+    warn_once(f"{link} is not this user's link to {path}; remove it, or set SPECHEADS_CACHE")
+    return path
+
+
+def remove_broken_libraries() -> bool:
+    """Remove the compiler's libraries that were not written to their end, as a process leaves them
+    that is killed while it links; return whether there were any.
+    """
+    from torch._inductor.runtime.cache_dir_utils import cache_dir  # takes seconds to import
+
+    broken = [path for path in Path(cache_dir()).rglob("*.so") if not _is_whole(path)]
+    for path in broken:
+        logger.warning("%s was not written to its end and is made again", path)
+        path.unlink(missing_ok=True)
+    return bool(broken)
+
+
+def _is_whole(path: Path) -> bool:
+    """Whether a library has what its ELF header says; one of another format is not empty."""
+    with path.open("rb") as stream:
+        header = stream.read(64)
+    if header[:5] != b"\x7fELF\x02" or len(header) < 64:
+        return bool(header) and header[:4] != b"\x7fELF"
+    (sections,) = struct.unpack_from("<Q", header, 40)
+    size, number = struct.unpack_from("<HH", header, 58)
+    return path.stat().st_size >= sections + size * number
 
 
 def load_or_compile(
@@ -169,11 +214,24 @@ def load_or_compile(
 ) -> tuple[CompiledProgram, bool]:
     """Return the program called `name` and whether it was on disk.
 
-    One that was not is kept there, if it has a name.
+    One that was not is kept there, if it has a name. One thread after the other; where a library of
+    the compiler is broken, it is made again.
     """
-    if name is None or not _is_usable(folder()):
-        return compile_program(), False
-    keep_kernels_private()
+    with COMPILING:
+        if name is None or not _is_usable(folder()):
+            return compile_program(), False
+        keep_kernels_private()
+        try:
+            return _load_or_compile(name, compile_program)
+        except Exception:
+            if not remove_broken_libraries():
+                raise
+            return _load_or_compile(name, compile_program)
+
+
+def _load_or_compile(
+    name: str, compile_program: Callable[[], CompiledProgram]
+) -> tuple[CompiledProgram, bool]:
     path = folder() / name
     if path.is_file():
         try:
@@ -188,6 +246,7 @@ def load_or_compile(
             logger.warning(
                 "the compiled step %s cannot be used and is compiled again: %s", path, error
             )
+            remove_broken_libraries()
     compiled_program = compile_program()
     try:
         if compiled_program.is_general:

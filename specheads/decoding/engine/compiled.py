@@ -27,6 +27,7 @@ from specheads.decoding.engine.compiled_program import (
     Weights,
     add_leaves,
     modules_in,
+    read_weights,
 )
 from specheads.decoding.engine.eager import (
     CompiledStep,
@@ -209,6 +210,7 @@ class CompiledEngine(EagerEngine):
         self._steps: dict[Hashable, Step] = {}
         self._step_of: dict[CompiledStep, Step] = {}  # by the function that runs it
         # Prepared steps may read weights where they are
+        read_weights(lm.model)
         self._watched = {lm.model: Weights(lm.model)}
         if num_rows == 1:
             self._allocate()
@@ -282,10 +284,11 @@ class CompiledEngine(EagerEngine):
         shape = self._shape(tokens.numel(), size, step.kind, inputs)
         runner = step.runners.get(shape)
         if runner is None:
-            if artefacts.planned is not None:
-                return self._plan(artefacts.planned, step, args)
+            if (planned := artefacts.planned.get()) is not None:
+                return self._plan(planned, step, args)
             for module in modules_in(step.epilogue.compile_key):
                 if module not in self._watched and not isinstance(module, StepMemory):
+                    read_weights(module)
                     self._watched[module] = Weights(module)
             runner = step.runners[shape] = self._prepare(step, args)
             self.num_prepared += 1
@@ -301,6 +304,7 @@ class CompiledEngine(EagerEngine):
     def warm_up(
         self, compiled_step: CompiledStep, counts: Sequence[int], *inputs: TensorTree
     ) -> None:
+        self._read_weights()
         warmed_up = set()
         for count in counts:
             for size in self._sizes():
@@ -317,10 +321,17 @@ class CompiledEngine(EagerEngine):
     def warm_up_rows(
         self, compiled_step: CompiledStep, examples: Sequence[tuple[TensorTree, ...]]
     ) -> None:
+        self._read_weights()
         for example in examples:
             compiled_step(*example)
         self.rewind(0)
         self._zero()
+
+    def _read_weights(self) -> None:
+        """Compare every number of the weights with those that steps were prepared for."""
+        for module in self._watched:
+            read_weights(module)
+        self.rewind(0)
 
     def rewind(self, length: int) -> None:
         super().rewind(length)

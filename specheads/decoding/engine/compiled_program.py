@@ -6,11 +6,21 @@ trace. A call then needs no look-ups: weights and memory are bound beforehand, a
 tensors are appended.
 """
 
+import hashlib
 import pickle
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import (
+    Callable,
+    Hashable,
+    Iterable,
+    Iterator,
+    Mapping,
+    MutableMapping,
+    Sequence,
+)
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
@@ -18,6 +28,7 @@ from torch.export.graph_signature import InputKind
 from torch.fx import GraphModule, Node
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass as is_made_of_tensors
 from torch.utils._pytree import tree_leaves, tree_map, tree_unflatten
+from torch.utils.weak import WeakTensorKeyDictionary
 
 if TYPE_CHECKING:
     from torch._inductor.output_code import CompiledFxGraph
@@ -43,9 +54,10 @@ TensorTree = Any  # a tensor, or a tuple of such trees
 
 # Numbers; a larger tensor that no module owns may be a weight, which must not be kept on disk
 _LARGEST_CONSTANT = 64
-# Numbers of each tensor that `Weights` compares: writing through `.data` changes neither place nor
-# version
+# Numbers of each tensor that are compared at each new text: writing through `.data` changes neither
+# place nor version. All are compared when an engine is made or warmed up.
 _NUM_SAMPLED = 8
+_WORDS = 1024  # of a row of a digest's table
 
 _Build = Callable[[Iterator[Tensor]], TensorTree]
 
@@ -207,24 +219,55 @@ def modules_in(compile_key: Hashable) -> list[nn.Module]:
     return [leaf for leaf in tree_leaves(compile_key) if isinstance(leaf, nn.Module)]
 
 
+# What each tensor on a CPU held when `read_weights` read it last
+_digests: MutableMapping[Tensor, bytes] = WeakTensorKeyDictionary()
+
+
+def read_weights(module: nn.Module) -> None:
+    """Note every number that a module's tensors hold on a CPU; what was prepared for other numbers
+    is prepared again at the next text.
+    """
+    for tensor in _parts_of([module]):
+        if _is_compared(tensor):
+            _digests[tensor] = _digest(tensor)
+
+
+def _is_compared(tensor: Tensor) -> bool:
+    """Whether a tensor's numbers are compared: not on other devices, where a comparison would wait
+    and steps read weights in place.
+    """
+    is_wide = tensor.is_floating_point() and tensor.itemsize > 1
+    return is_wide and tensor.device.type == "cpu" and not is_made_of_tensors(tensor)
+
+
+def _digest(tensor: Tensor) -> bytes:
+    """Return a hash of all numbers of a tensor on a CPU: of the exclusive ors of the rows and of
+    the columns of a table of its bits, which takes as long as reading them.
+    """
+    content = tensor.detach().contiguous().view(-1).view(torch.uint8).numpy()
+    whole = len(content) // (8 * _WORDS) * 8 * _WORDS
+    table = content[:whole].view(np.uint64).reshape(-1, _WORDS)
+    found = hashlib.blake2b(content[whole:].tobytes())
+    for axis in (0, 1):
+        found.update(np.bitwise_xor.reduce(table, axis=axis).tobytes())
+    return found.digest()
+
+
 class Weights:
-    """What the tensors of some modules held: where each is, how often it was written to, and some
-    of its numbers on a CPU.
+    """What the tensors of some modules held: where each is, how often it was written to, and its
+    numbers on a CPU.
     """
 
     def __init__(self, *modules: nn.Module) -> None:
         # Held, so that no other one can take the place of one in memory
         self._tensors = _parts_of(modules)
         self._places = [_place_of(tensor) for tensor in self._tensors]
-        # Views, which see what is written later. On other devices a comparison would wait, and
-        # steps read weights in place.
+        self._read = [_digests.get(tensor) for tensor in self._tensors]
+        # Views, which see what is written later
         self._views = list[Tensor]()
         for tensor in self._tensors:
-            is_wide = tensor.is_floating_point() and tensor.itemsize > 1
-            if not is_wide or tensor.device.type != "cpu" or is_made_of_tensors(tensor):
-                continue
             plain = tensor.detach()
-            if plain.is_contiguous():
+            if _is_compared(tensor) and plain.is_contiguous():
                 step = max(1, plain.numel() // _NUM_SAMPLED)
                 self._views.append(plain.flatten()[::step])
         self._sample = self._now()
@@ -232,7 +275,12 @@ class Weights:
     def are_those_of(self, *modules: nn.Module) -> bool:
         """Whether the modules have the same tensors, unchanged."""
         places = [_place_of(tensor) for tensor in _parts_of(modules)]
-        return places == self._places and torch.equal(self._now(), self._sample)
+        if places != self._places or not torch.equal(self._now(), self._sample):
+            return False
+        for tensor, known in zip(self._tensors, self._read, strict=True):
+            if known is not None and known != _digests.get(tensor):
+                return False
+        return True
 
     @torch.no_grad()
     def _now(self) -> Tensor:

@@ -244,7 +244,7 @@ class GraphEngine(CompiledEngine):
     def warm_up(
         self, compiled_step: CompiledStep, counts: Sequence[int], *inputs: TensorTree
     ) -> None:
-        if artefacts.planned is None:  # what is captured cannot be compiled ahead
+        if artefacts.planned.get() is None:  # what is captured cannot be compiled ahead
             super().warm_up(compiled_step, counts, *inputs)
 
     def warm_up_rows(

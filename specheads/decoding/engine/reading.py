@@ -6,8 +6,10 @@ a token is a row of the batch, with its place in memory: all are written before 
 so tokens of one text may be read together, without padding.
 """
 
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any, NamedTuple
 
 import torch
@@ -23,6 +25,11 @@ from specheads.pair.sampling import Sampling, computing_with
 # Keys and values (R, heads, capacity, head size) of each layer
 Memory = list[tuple[Tensor, Tensor]]
 
+# What an attention function of transformers returns: the output (B, T, heads, D), and weights if it
+# has them
+Attention = Callable[..., tuple[Tensor, Tensor | None]]
+# Held while something of a model, or of transformers, is another for all threads
+_SHARED = threading.RLock()
 # Options that only transformers' attention has
 _OTHER_ATTENTION = "dropout", "is_causal", "position_bias", "softcap", "cache"
 
@@ -148,15 +155,16 @@ def _alibi_at(lm: LanguageModel, key_position: Tensor | None, num_rows: int) -> 
     if key_position is None or not hasattr(base_model, "build_alibi_tensor"):
         yield
         return
-    make = base_model.build_alibi_tensor
     ones = torch.ones(num_rows, key_position.shape[0], dtype=torch.long, device=key_position.device)
-    base_model.build_alibi_tensor = lambda mask, num_heads, dtype: make(ones, num_heads, dtype)[
-        :, :, key_position
-    ]
-    try:
-        yield
-    finally:
-        del base_model.build_alibi_tensor
+    with _SHARED:
+        make = base_model.build_alibi_tensor
+        base_model.build_alibi_tensor = lambda mask, num_heads, dtype: make(ones, num_heads, dtype)[
+            :, :, key_position
+        ]
+        try:
+            yield
+        finally:
+            del base_model.build_alibi_tensor
 
 
 def _masked(lm: LanguageModel, positions: Tensor, seen: Tensor, key_position: Tensor) -> Reading:
@@ -317,18 +325,24 @@ class Operations(Sampling):
         return None
 
 
-@contextmanager
-def computing(operations: Operations) -> Iterator[None]:
-    """While it is active, forward passes, heads and warps compute with `operations`.
-
-    For code that is traced or captured.
-
-    Models find their attention in a table of transformers, which holds that of the operations
-    meanwhile.
+class AttentionOfLibrary:
+    """The entry `sdpa` of the table in which transformers' models find their attention: it computes
+    with the operations of its thread, if there are any, and otherwise as before.
     """
-    plain = ALL_ATTENTION_FUNCTIONS["sdpa"]
+
+    def __init__(self) -> None:
+        self.plain: Attention | None = None  # what the table held before
+
+    def install(self) -> None:
+        """Take the entry, for good, where another has it."""
+        with _SHARED:
+            current = ALL_ATTENTION_FUNCTIONS["sdpa"]
+            if current != self.attention:
+                self.plain = current
+                ALL_ATTENTION_FUNCTIONS["sdpa"] = self.attention
 
     def attention(
+        self,
         module: nn.Module,
         query: Tensor,
         key: Tensor,
@@ -336,6 +350,11 @@ def computing(operations: Operations) -> Iterator[None]:
         attention_mask: Tensor | None = None,
         **options: Any,
     ) -> tuple[Tensor, Tensor | None]:
+        """Return the output (B, T, heads, D) of attention, and its weights if it has them."""
+        assert self.plain is not None
+        operations = _operations.get()
+        if operations is None:
+            return self.plain(module, query, key, value, attention_mask, **options)
         if attention_mask is not None and not _has_other_options(options):
             scale = options.get("scaling")
             attended = operations.attend(query, key, value, attention_mask, scale)
@@ -344,14 +363,23 @@ def computing(operations: Operations) -> Iterator[None]:
         if operations.places is not None:
             rows = operations.places.rows
             key, value = key[rows], value[rows]
-        return plain(module, query, key, value, attention_mask, **options)
+        return self.plain(module, query, key, value, attention_mask, **options)
 
-    ALL_ATTENTION_FUNCTIONS["sdpa"] = attention
+
+_operations: ContextVar[Operations | None] = ContextVar("operations", default=None)
+_library = AttentionOfLibrary()
+
+
+@contextmanager
+def computing(operations: Operations) -> Iterator[None]:
+    """While it is active, this thread's forward passes, heads and warps compute with `operations`.
+
+    For code that is traced or captured.
+    """
+    _library.install()
+    before = _operations.set(operations)
     try:
         with computing_with(operations), scoring_with(operations.head_logits):
             yield
     finally:
-        # The library's own attention, which ours hid, is visible again
-        del ALL_ATTENTION_FUNCTIONS["sdpa"]
-        if ALL_ATTENTION_FUNCTIONS["sdpa"] is not plain:  # someone else's was hidden
-            ALL_ATTENTION_FUNCTIONS["sdpa"] = plain
+        _operations.reset(before)

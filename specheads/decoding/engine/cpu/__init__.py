@@ -202,23 +202,36 @@ def bulk_operations(device: torch.device) -> Sampling:
 @cache
 def load_operators() -> bool:
     """Build or load the operators; return whether they can be used, and say why not."""
+    with artefacts.COMPILING:
+        if not _loaded:  # by another thread
+            _load_or_warn()
+    return bool(_loaded)
+
+
+def _load_or_warn() -> None:
     try:
         path = _library_path()
         if not path.exists():
             logger.info(
                 "building the operators in C++, once for this machine; it takes about a minute"
             )
-        _loaded.append(_declare(_load_library(path)))
+        try:
+            library = _load_library(path)
+        except OSError:  # it is no library to its end
+            if not artefacts.remove_broken_libraries():
+                raise
+            library = _load_library(path)
+        library = _declare(library)
     except (RuntimeError, OSError, AssertionError) as error:
         reason = next(iter(str(error).splitlines()), "")
         logger.warning(
             "verification is slower than it could be, because its operators cannot be built: %s",
             reason,
         )
-        return False
+        return
     for name, result in _RESULTS.items():
         torch.library.register_fake(f"specheads::{name}", result)
-    return True
+    _loaded.append(library)
 
 
 class _Declarations(dict[str, list[str]]):

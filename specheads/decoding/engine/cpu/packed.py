@@ -19,7 +19,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass as is_mad
 from transformers.activations import ACT2FN
 from transformers.cache_utils import Cache
 
-from specheads.decoding.engine.artefacts import is_hooked, warn_once
+from specheads.decoding.engine.artefacts import COMPILING, is_hooked, warn_once
 from specheads.decoding.engine.compiled_program import Weights
 from specheads.decoding.engine.reading import RowsLayer
 from specheads.heads.portable.network import Network, ResidualBlock
@@ -322,6 +322,11 @@ _copies: WeakKeyDictionary[nn.Module, tuple[Weights, nn.Module]] = WeakKeyDictio
 
 @torch.no_grad()
 def _copy_of(group: Sequence[nn.Module]) -> Any:
+    with COMPILING:
+        return _made_copy_of(group)
+
+
+def _made_copy_of(group: Sequence[nn.Module]) -> Any:
     if not _is_current(group):
         kind: Callable[..., nn.Module] = _PackedLinear
         if is_layer(group[0]):
