@@ -80,7 +80,7 @@ def _figures(folder: Path) -> Iterator[tuple[str, str]]:
 
 
 def _told(tell: Callable[[Any], str], path: Path) -> str:
-    """Return what is told of the content of a JSON file, which may be damaged or another's."""
+    """Return what `tell` reads in a JSON file; empty where the file is damaged or of another form."""
     with contextlib.suppress(OSError, ValueError, LookupError, TypeError, AttributeError):
         return tell(read_json(path))
     return ""
