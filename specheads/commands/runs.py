@@ -72,15 +72,15 @@ def _figures(folder: Path) -> Iterator[tuple[str, str]]:
     Nothing of damaged files.
     """
     for path in sorted(folder.glob("heads/*/config.json")):
-        yield f"heads/{path.parent.name}", _told(_of_head, path)
-    if recommended := _told(_of_report, folder / "report.json"):
+        yield f"heads/{path.parent.name}", _read(_of_head, path)
+    if recommended := _read(_of_report, folder / "report.json"):
         yield "", recommended
     for path in sorted(folder.glob("*/distill.json")):
-        yield path.parent.name, _told(_of_draft, path)
+        yield path.parent.name, _read(_of_draft, path)
 
 
-def _told(tell: Callable[[Any], str], path: Path) -> str:
-    """Return what `tell` reads in a JSON file; empty where the file is damaged or of another form."""
+def _read(tell: Callable[[Any], str], path: Path) -> str:
+    """Return what `tell` reads in a JSON file; empty where the file has another form."""
     with contextlib.suppress(OSError, ValueError, LookupError, TypeError, AttributeError):
         return tell(read_json(path))
     return ""
