@@ -92,7 +92,9 @@ def record(pair, folder):
 
 
 def label(pair, folder):
-    label_responses(pair, [PROMPT], [[1, 2, 3]], np.full((1, 2, 3), 0.5), Warp())
+    (made,) = label_responses(pair, [PROMPT], [[1, 2, 3]], np.full((1, 2, 3), 0.5), Warp())
+    if isinstance(made, str):  # a row that is left out and named
+        raise UserError(made)
 
 
 RUNS = {f"decoding, {name}": decode(warp) for name, warp in WARPS.items()} | {

@@ -189,7 +189,7 @@ def make_tensors(folder: Path) -> RowStore:
 
     sizes = {name: np.array([1, 1]) for name in "ab"}
     store = RowStore(folder / "features", {"seed": 0}, sizes, "features")
-    store.fill(compute)
+    store.fill(compute, "no memory")
     return store
 
 

@@ -182,7 +182,8 @@ def test_a_store_of_tensors_has_the_same_bytes_after_any_interruptions(counts, i
     def make_all(folder):
         store = RowStore(folder, PROVENANCE, sizes, "rows")
         store.fill(
-            lambda start, rows: [{"hidden": torch.full((row + 1, 2), float(row))} for row in rows]
+            lambda start, rows: [{"hidden": torch.full((row + 1, 2), float(row))} for row in rows],
+            "no memory",
         )
         return store
 
