@@ -329,7 +329,7 @@ def test_how_far_log_probabilities_are_from_ours(nano, stand_in, url, caplog):
 
     stand_in.broken = rounded
     assert check_target(nano, server, texts) == pytest.approx(0.25, abs=1e-5)
-    assert [each.levelname for each in caplog.records] == ["WARNING"]
+    assert [each.levelname for each in caplog.records].count("WARNING") == 1
     stand_in.broken = changed(logprobs=None)
     assert check_target(nano, server, texts) == 0 and "returns no log-probabilities" in caplog.text
 

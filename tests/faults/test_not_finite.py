@@ -82,7 +82,9 @@ def decode_batch(pair, folder):
 
 def respond(pair, folder):
     responder = Responder(pair, [len(PROMPT)], ResponseLimits(6), engine="eager")
-    responder.respond([PROMPT], np.stack([row_uniforms(0, "ab", 6)[0]]), Warp())
+    (made,) = responder.respond([PROMPT], np.stack([row_uniforms(0, "ab", 6)[0]]), Warp())
+    if made.failure is not None:  # a row that is left out and named
+        raise UserError(made.failure)
 
 
 def record(pair, folder):
