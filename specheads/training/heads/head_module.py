@@ -163,7 +163,7 @@ class HeadModule(CurveModule):
 
     def on_load_checkpoint(self, checkpoint: dict) -> None:
         super().on_load_checkpoint(checkpoint)
-        self.constant_losses = checkpoint["constant_losses"]
+        self.constant_losses = checkpoint.get("constant_losses", {})
 
     def dev_metrics(self, name: str, step: int | None = None) -> dict[str, float]:
         """Return a head's metrics on dev prompts after a step, None: the last validation's."""

@@ -61,9 +61,9 @@ class TrainedHeads:
     folder: Path
     names: Sequence[str]
     test: dict[str, dict[str, float]] = field(default_factory=dict)
-    dev: dict[str, DevLoss] = field(default_factory=dict)
     calibrated: dict[str, Calibrated] = field(default_factory=dict)
     information: Information | None = None
+    dev: dict[str, DevLoss] = field(default_factory=dict)
 
 
 def train_heads(
@@ -104,7 +104,7 @@ def train_heads(
     write_json(run / "test.json", results)
     folder = run / "heads" / (names[0] if len(names) == 1 else "")
     if settings.calibration is None:
-        return TrainedHeads(folder, names, results, dev)
+        return TrainedHeads(folder, names, results, dev=dev)
     generated = made()
     dev_prompts = [prompt for prompt in generated.prompts if prompt.split == "dev"]
     recorder = Recorder(
@@ -121,7 +121,7 @@ def train_heads(
         encode_prompts(pair, dev_prompts, generated.limits),
         [run / "heads" / name for name in names],
     )
-    return TrainedHeads(folder, names, results, dev, calibrated, known)
+    return TrainedHeads(folder, names, results, calibrated, known, dev)
 
 
 def _train_kind(
