@@ -3,6 +3,7 @@
 Missing data is made first.
 """
 
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -56,15 +57,7 @@ def train_head(cfg: DictConfig, pair: Pair | None = None) -> "TrainedHeads":
         trained = train_heads(pair, partial(data_cache, cfg, pair), settings, run, loggers)
     if is_first_process():
         _print_heads(trained)
-        useless = [name for name, loss in trained.dev.items() if not loss.best < loss.constant]
-        if useless:
-            print(
-                f"WARNING: {', '.join(useless)} predict dev prompts no better than one number for"
-                " all tokens, so nothing was learned; use a smaller optimizer.lr=, more prompts"
-                " (data.num_train=) or more epochs (trainer.max_epochs=)"
-            )
-        if len(useless) < len(trained.names):
-            print(f"next: {next_command('evaluate', f'head={trained.folder}')}")
+        print("\n".join(_advice(trained)))
     return trained
 
 
@@ -110,6 +103,19 @@ def distill_draft(cfg: DictConfig, pair: Pair | None = None) -> "DistilledDraft"
                 " train with a smaller optimizer.lr="
             )
     return distilled
+
+
+def _advice(trained: "TrainedHeads") -> Iterator[str]:
+    """Yield which heads learned nothing, and the next command unless none learned anything."""
+    useless = [name for name, loss in trained.dev.items() if not loss.best < loss.constant]
+    if useless:
+        yield (
+            f"WARNING: {', '.join(useless)} predict dev prompts no better than one number for all"
+            " tokens, so nothing was learned; use a smaller optimizer.lr=, more prompts"
+            " (data.num_train=) or more epochs (trainer.max_epochs=)"
+        )
+    if len(useless) < len(trained.names):
+        yield f"next: {next_command('evaluate', f'head={trained.folder}')}"
 
 
 def _checked_settings(cls: type[T], cfg: DictConfig) -> T:

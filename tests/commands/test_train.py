@@ -7,12 +7,12 @@ from dataclasses import replace
 import pytest
 
 from specheads.commands.compose import command_config, settings_of
-from specheads.commands.train import _checked_settings, _print_heads
+from specheads.commands.train import _advice, _checked_settings, _print_heads
 from specheads.errors import UserError
 from specheads.replay.information import Information
 from specheads.replay.intervals import Interval
 from specheads.training.heads.calibrate import Calibrated
-from specheads.training.heads.head_training import TrainedHeads
+from specheads.training.heads.head_training import DevLoss, TrainedHeads
 from specheads.training.heads.settings import HeadTraining
 
 
@@ -82,6 +82,25 @@ def test_the_best_head_is_compared_with_the_confidence(tmp_path, capsys, low, hi
     text = "\n".join(printed(trained(1, tmp_path, low, high), capsys))
     assert f"head-0, the best head, is {how}" in text
     assert ("it needs more prompts" in text) == (low <= 0)
+
+
+@pytest.mark.parametrize(
+    ("losses", "warned", "goes_on"),
+    [
+        ([0.4, 0.4], "", True),
+        ([0.4, 0.6], "head-1 predict", True),
+        ([0.5, float("nan")], "head-0, head-1 predict", False),
+    ],
+)
+def test_heads_that_learned_nothing_are_named_and_not_built_on(
+    tmp_path, monkeypatch, losses, warned, goes_on
+):
+    monkeypatch.setattr("sys.argv", ["specheads", "train"])
+    dev = {f"head-{number}": DevLoss(2, loss, 0.7, 0.5) for number, loss in enumerate(losses)}
+    lines = list(_advice(replace(trained(2, tmp_path), dev=dev)))
+    assert [line for line in lines if line.startswith("WARNING")] == lines[: bool(warned)]
+    assert warned in lines[0]
+    assert any(line.startswith("next: specheads evaluate") for line in lines) == goes_on
 
 
 # --- before a training
