@@ -43,6 +43,7 @@ COMPARED_TOKENS = 8
 # in 4 bits by llama.cpp: 0.04 to 0.05; noise of 5 % in weights: 0.4
 ROUNDED = 0.1
 ANOTHER = 0.5
+_LISTED = 10.0  # seconds that a server may take to name its models
 _DELAYS = (1.0, 2.0, 4.0, 8.0, 16.0)  # seconds before further tries
 _TRY_AGAIN = (408, 425, 429, 500, 502, 503, 504)
 # What makes a server return ids, and what it might set by itself. llama-server's samplers run in
@@ -91,6 +92,10 @@ class Server:
         Raises UserError if `model`, or the only one, is not there.
         """
         url = url.rstrip("/")
+        if not url.startswith(("http://", "https://")):
+            raise UserError(
+                f"server.url={url} is no address; give one such as http://localhost:8000."
+            )
         if "@" in urllib.parse.urlsplit(url).netloc:
             raise UserError(
                 "server.url holds a user or a password, which logs would show; leave it out, and"
@@ -98,7 +103,7 @@ class Server:
             )
         self.url = url if url.endswith("/v1") else f"{url}/v1"
         self._opener = urllib.request.build_opener(_NoRedirects)
-        self._seconds = seconds
+        self._seconds = min(seconds, _LISTED)
         models = self._ask("models", delays=_DELAYS[:1]).get("data") or ()
         served = [str(each.get("id")) for each in models]
         if model is None and len(served) != 1:
@@ -110,6 +115,7 @@ class Server:
                 f"server.model={model} is not served at {url}; it serves {', '.join(served)}."
             )
         self.model = model or served[0]
+        self._seconds = seconds
 
     def complete(self, ids: Sequence[int], params: Mapping[str, object]) -> Completion:
         """Return the completion of a prompt.

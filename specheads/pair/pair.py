@@ -62,14 +62,28 @@ _TEXT = (  # to which both tokenizers must give the same ids
 # nothing.
 _UNDONE: dict[str, object] = {
     "repetition_penalty": 1,
+    "encoder_repetition_penalty": 1,
     "typical_p": 1,
+    "guidance_scale": 1,
     "num_beams": 1,
     "no_repeat_ngram_size": 0,
+    "encoder_no_repeat_ngram_size": 0,
     "min_length": 0,
     "min_new_tokens": 0,
+    "epsilon_cutoff": 0,
+    "eta_cutoff": 0,
+    "penalty_alpha": 0,
     "bad_words_ids": (),
     "suppress_tokens": (),
+    "begin_suppress_tokens": (),
     "sequence_bias": (),
+    "stop_strings": (),
+    "forced_bos_token_id": None,
+    "forced_eos_token_id": None,
+    "exponential_decay_length_penalty": None,
+    "top_h": None,
+    "dola_layers": None,
+    "watermarking_config": None,
 }
 
 

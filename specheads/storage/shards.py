@@ -233,6 +233,17 @@ def read_manifest(folder: Path) -> dict[str, Any]:
             " made again."
         )
     shards |= _noted(folder, manifest.get("provenance") or {})
+    for name in shards:  # someone else's cache must not name files elsewhere
+        if (
+            name in ("", ".", "..")
+            or "\0" in name
+            or Path(name).name != name
+            or (folder / name).is_symlink()
+        ):
+            raise UserError(
+                f"{path} names {name!r}, which must be a file in that folder, not a path or a link;"
+                " delete the folder if you did not make it, and its shards will be made again."
+            )
     return manifest
 
 

@@ -363,6 +363,12 @@ def test_no_redirect_is_followed(nano, stand_in, url, monkeypatch, status):
         assert not other.headers and not other.paths
 
 
+@pytest.mark.parametrize("url", ["localhost:8000", "file:///etc", "ftp://localhost"])
+def test_an_address_is_one_of_the_web(url):
+    with pytest.raises(UserError, match="is no address; give one such as http"):
+        Server(url)
+
+
 def test_a_password_in_an_address_is_refused_and_not_shown():
     with pytest.raises(UserError, match="holds a user or a password") as refused:
         Server("http://me:secret@localhost:8000/v1")

@@ -388,6 +388,39 @@ def test_train_prompts_get_several_responses_the_first_ones_first():
     ]
 
 
+# --- manifests that name files elsewhere
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["../train-00000.parquet", "/etc/passwd", "more/train-00000.parquet", "..", ".", "", "a\0b"],
+)
+def test_a_manifest_cannot_name_a_file_outside_its_folder(complete, tmp_path, name):
+    manifest = json.loads((complete / "manifest.json").read_text())
+    manifest["shards"][name] = manifest["shards"][NAMES[0]]
+    (tmp_path / "manifest.json").write_text(json.dumps(manifest))
+    for read in (
+        read_manifest,
+        lambda folder: load_split(folder, "train"),
+        lambda folder: ShardStore(folder, {}),
+    ):
+        with pytest.raises(
+            UserError,
+            match=r"manifest\.json names .*must be a file in that folder, not a path or a link",
+        ):
+            read(tmp_path)
+
+
+def test_a_shard_that_is_a_link_is_refused(make, complete, interrupted, tmp_path):
+    name = NAMES[2]
+    (interrupted / name).unlink()
+    (interrupted / name).symlink_to(complete / name)
+    with pytest.raises(
+        UserError, match=f"manifest.json names '{name}', which must be a file in that folder"
+    ):
+        make(tmp_path)
+
+
 @pytest.mark.parametrize(
     "shards",
     [["train-00000.parquet"], {"train-00000.parquet": 5}, {"train-00000.parquet": {"rows": 2}}],
