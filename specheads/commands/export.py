@@ -10,10 +10,10 @@ from typing import Literal
 
 from specheads.commands.verbs import VERBS, arguments
 from specheads.errors import UserError
-from specheads.evaluation.report import MEASURED
-from specheads.heads.card import properties
+from specheads.evaluation.report import MEASURED, Kind
+from specheads.heads.card import properties, recommendation
 from specheads.heads.head import AcceptanceHead, load_head
-from specheads.integrations.formats import ENGINES, FORMATS, drafting_of
+from specheads.integrations.formats import ENGINES, FORMATS, comparison_at, drafting_of
 from specheads.settings import Settings, Text, fields_of, setting
 from specheads.storage.files import read_json, without_home
 
@@ -92,6 +92,7 @@ def _engine_settings(settings: Export) -> str:
     try:
         report = read_json(path)
         given = drafting_of(report, settings.ratio)
+        comparison = comparison_at(report, settings.ratio)
         doubts = report["doubts"] if settings.ratio == MEASURED else ()
     except UserError:
         raise
@@ -100,6 +101,9 @@ def _engine_settings(settings: Export) -> str:
             f"{path} cannot be read ({error}); give the folder of a run of specheads evaluate."
         ) from None
     remarks = [f"# for {version}, by {without_home(str(path))} at ratio {settings.ratio}"]
+    if comparison["use"] != Kind.FIXED:
+        used = comparison["choices"][comparison["use"]]["name"]
+        remarks.append(f"# the evaluation recommends {used}; engines have fixed lengths alone")
     remarks += [f"# its timing is doubtful: {doubt}" for doubt in doubts]
     return "\n".join([*remarks, write(given)])
 
@@ -127,10 +131,8 @@ def _description(head: AcceptanceHead) -> str:
     rows = properties(config) | {
         "parameters": f"{sum(weight.numel() for weight in head.parameters()):,}",
         "prompts": "not known",
-        "recommended": (
-            _listed(config.recommended or {})
-            or "nothing yet; specheads evaluate chooses a threshold"
-        ),
+        "recommended": recommendation(config)
+        or "nothing yet; specheads evaluate chooses a threshold",
         "held out": _listed(config.train.get("test") or {}) or "not known",
         "files": "unchanged since its export",
     }
