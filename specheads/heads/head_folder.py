@@ -1,9 +1,10 @@
 """A head's folder: `config.json` (head.schema.json), `model.safetensors`, `golden.safetensors`, a
 card and transformers' loader.
 
-The folder of a trained head has `train_prompts.safetensors`, too, which its config names by their
-fingerprint, and what `specheads export` wrote (EXPORTED). The golden vectors are inputs with the logits that the head computed when it was saved:
-they show at once if a head is computed differently.
+The folder of a trained head has `train_prompts.safetensors`, too, which its config names by a
+fingerprint, and what `specheads export` wrote (EXPORTED). The golden vectors are inputs with the
+logits that the head computed when it was saved: they show at once if a head is computed
+differently.
 """
 
 import logging
@@ -61,9 +62,7 @@ def write_files(folder: Path, files: HeadFiles) -> Path:
         files.train_prompts.write(folder)
     write_whole(folder / "model.safetensors", partial(write_tensors, files.tensors))
     write_whole(folder / "golden.safetensors", partial(write_tensors, files.golden or {}))
-    write_whole(
-        folder / "README.md", lambda path: path.write_text(card(config), encoding="utf-8")
-    )
+    write_whole(folder / "README.md", lambda path: path.write_text(card(config), encoding="utf-8"))
     # Last: a folder with one is complete
     write_json(folder / "config.json", config.to_dict())
     return folder

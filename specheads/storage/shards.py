@@ -230,9 +230,14 @@ def read_manifest(folder: Path) -> dict[str, Any]:
         ) from None
     if not isinstance(manifest, dict) or not manifest:
         return {}
-    is_changed = manifest.get("sha256", _sum_of(manifest)) != _sum_of(manifest)
+    if manifest.get("sha256", _sum_of(manifest)) != _sum_of(manifest):
+        raise UserError(
+            f"{path} was changed since it was written; delete it, and its shards will be made"
+            " again."
+        )
+    provenance = manifest.setdefault("provenance", {})
     shards = manifest.setdefault("shards", {})
-    if not isinstance(shards, dict) or not all(
+    if not (isinstance(provenance, dict) and isinstance(shards, dict)) or not all(
         isinstance(entry, dict) and entry.keys() >= {"rows", "sha256"} for entry in shards.values()
     ):
         raise UserError(
@@ -240,7 +245,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
             " made again."
         )
     manifest["listed"] = bool(shards)
-    shards |= _noted(folder, manifest.get("provenance") or {})
+    shards |= _noted(folder, provenance)
     for name in shards:  # someone else's cache must not name files elsewhere
         if (
             name in ("", ".", "..")
@@ -252,11 +257,6 @@ def read_manifest(folder: Path) -> dict[str, Any]:
                 f"{path} names {name!r}, which must be a file in that folder, not a path or a link;"
                 " delete the folder if you did not make it, and its shards will be made again."
             )
-    if is_changed:
-        raise UserError(
-            f"{path} was changed since it was written; delete it, and its shards will be made"
-            " again."
-        )
     return manifest
 
 
