@@ -20,8 +20,9 @@ from specheads.commands.compose import command_config, load_configured_pair
 from specheads.commands.evaluate import evaluation_settings, prompt_data
 from specheads.evaluation.conclusions import change, times
 from specheads.evaluation.evaluate import evaluate
+from specheads.evaluation.keys import Kind
 from specheads.evaluation.presentation import write_report
-from specheads.evaluation.report import Kind, Report
+from specheads.evaluation.report import Report
 from specheads.heads.head import find_heads
 from specheads.prompts.prompt import Prompt
 from specheads.prompts.sources import PromptSource

@@ -48,8 +48,9 @@ from specheads.evaluation.candidates import (
     step_kind,
 )
 from specheads.evaluation.costs import Overheads, cost_table
+from specheads.evaluation.keys import Kind
 from specheads.evaluation.replayed_sets import RecordedSet, Results, chosen
-from specheads.evaluation.report import DataSet, Kind, Report
+from specheads.evaluation.report import DataSet, Report
 from specheads.evaluation.rows import data_set, live_rows, winners_of
 from specheads.evaluation.settings import Evaluation
 from specheads.evaluation.sweep import (

@@ -12,14 +12,13 @@ from typing import TypeVar
 import numpy as np
 
 from specheads.evaluation.candidates import FIXED, TARGET, TARGET_ALONE, Candidate
+from specheads.evaluation.keys import MEASURED, Kind
 from specheads.evaluation.report import (
-    MEASURED,
     Answer,
     ComparedSetting,
     Comparison,
     DataSet,
     Evidence,
-    Kind,
     LiveRow,
     Report,
     Winner,

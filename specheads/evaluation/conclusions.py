@@ -13,14 +13,13 @@ from specheads.evaluation.answer import (
     winners_at,
 )
 from specheads.evaluation.candidates import TARGET
+from specheads.evaluation.keys import MEASURED, Kind
 from specheads.evaluation.report import (
-    MEASURED,
     Answer,
     BatchRow,
     BatchTable,
     Comparison,
     Information,
-    Kind,
     LiveRow,
     Report,
     RuleRow,

@@ -11,7 +11,8 @@ import numpy as np
 from specheads.decoding.stopping import MAX_TOKENS, HeadThreshold
 from specheads.evaluation.answer import kind_of, setting_to_use
 from specheads.evaluation.candidates import TARGET_ALONE, Candidate, CostTable, Rules
-from specheads.evaluation.report import MEASURED, BatchTable, Kind
+from specheads.evaluation.keys import MEASURED, Kind
+from specheads.evaluation.report import BatchTable
 from specheads.evaluation.setup import Setup
 from specheads.evaluation.sweep import Measured
 from specheads.forecast import Advance, progress

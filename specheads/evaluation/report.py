@@ -9,24 +9,13 @@ tokens nothing.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from enum import StrEnum
 from typing import Any, Literal
 
 from specheads.decoding.step_costs import StepCosts
 from specheads.decoding.step_times import StepTimes
+from specheads.evaluation.keys import Kind
 from specheads.replay.information import Information
 from specheads.replay.intervals import Interval
-
-MEASURED = "measured"
-
-
-class Kind(StrEnum):
-    """What a setting is, for a reader who chooses."""
-
-    ALONE = "target alone"
-    FIXED = "best fixed length"
-    HEADLESS = "best without training"
-    HEAD = "head"
 
 
 @dataclass(frozen=True, kw_only=True)

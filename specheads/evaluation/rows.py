@@ -11,11 +11,10 @@ import torch
 from specheads.decoding.records import DecodeStats
 from specheads.evaluation.answer import fastest_by_kind
 from specheads.evaluation.candidates import CEILING, FIXED, TARGET_ALONE, Candidate
+from specheads.evaluation.keys import MEASURED, Kind
 from specheads.evaluation.replayed_sets import RecordedSet, Results
 from specheads.evaluation.report import (
-    MEASURED,
     DataSet,
-    Kind,
     LiveRow,
     Reliability,
     RuleRow,

@@ -8,13 +8,13 @@ from specheads.evaluation import conclusions
 from specheads.evaluation.answer import winners_at
 from specheads.evaluation.candidates import FIXED
 from specheads.evaluation.conclusions import FormattedInterval, change, minus, percent, times
+from specheads.evaluation.keys import Kind
 from specheads.evaluation.report import (
     BatchRow,
     BatchTable,
     ComparedSetting,
     Comparison,
     DataSet,
-    Kind,
     LiveRow,
     Report,
     Winner,

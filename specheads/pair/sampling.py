@@ -4,30 +4,21 @@ Sampling inverts the cumulative distribution at a given uniform number, so a tok
 on the rest of its batch.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, fields
-from typing import Annotated
+from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from specheads.errors import UserError
-from specheads.settings import Count, Probability, argument, check_arguments, number
+from specheads.pair.warp import WarpValues
 
-# Of a top_p, and of a temperature above 0: with much smaller ones float32 has infinite logits and
-# NaN probabilities
-LEAST = 1e-6
-_TopP = Annotated[float, number(f"a number from {LEAST:g} to 1", lambda value: LEAST <= value <= 1)]
-_Temperature = Annotated[
-    float,
-    number(
-        f"0 or a number from {LEAST:g} to {1 / LEAST:g}",
-        lambda value: value == 0 or LEAST <= value <= 1 / LEAST,
-    ),
-]
+Row = TypeVar("Row")
+Result = TypeVar("Result")
 
 
 class Sampling:
@@ -100,37 +91,10 @@ def tokens_at(probs: Tensor, uniforms: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Warp:
+class Warp(WarpValues):
     """Temperature, then top-k, then top-p, then min-p (Nguyen et al. 2024), as transformers' logits
     warpers apply them.
     """
-
-    temperature: _Temperature = argument(
-        1.0, "the number that divides the logits; 0: greedy, whatever the others are"
-    )
-    top_k: Count = argument(0, "the number of most likely tokens to keep, for example 50; 0: all")
-    top_p: _TopP = argument(
-        1.0, "the probability that the most likely tokens to keep must reach together; 1: all"
-    )
-    min_p: Probability = argument(
-        0.0, "the share of the largest probability that tokens to keep must reach; 0: all"
-    )
-
-    def __post_init__(self) -> None:
-        check_arguments(self)
-
-    @property
-    def greedy(self) -> bool:
-        """Whether the most likely token always has probability one."""
-        return self.temperature == 0
-
-    def values(self) -> dict[str, float]:
-        """Return the values by name, as caches and heads have them.
-
-        Min_p only where it is on: it is younger than they are.
-        """
-        values = {each.name: getattr(self, each.name) for each in fields(Warp)}
-        return {name: value for name, value in values.items() if name != "min_p" or value}
 
     def __call__(self, logits: Tensor) -> Tensor:
         """Return probabilities (..., V), float32 or wider, of logits (..., V) of any float type.
@@ -264,6 +228,10 @@ def accept_prob(target_prob: Tensor, draft_prob: Tensor) -> Tensor:
     )
 
 
+class NotFinite(UserError):
+    """A model's logits were NaN or infinite."""
+
+
 def has_nan(probs: Tensor) -> Tensor:
     """Return which distributions (...) of `probs` (..., V) come from logits with a NaN.
 
@@ -273,14 +241,33 @@ def has_nan(probs: Tensor) -> Tensor:
 
 
 def check_finite(model_id: str, probs: Tensor) -> None:
-    """Raise UserError if a distribution that a Warp made is NaN."""
+    """Raise NotFinite if a distribution that a Warp made is NaN."""
     check_numbers(model_id, probs[..., 0])  # all of such a row is NaN
 
 
 def check_numbers(model_id: str, *results: Tensor) -> None:
-    """Raise UserError if something that was computed from a model's logits or states has a NaN."""
+    """Raise NotFinite if something that was computed from a model's logits or states has a NaN."""
     if any(result.isnan().any() for result in results):
-        raise UserError(nan_message(model_id))
+        raise NotFinite(nan_message(model_id))
+
+
+def naming_rows(
+    compute: Callable[[Sequence[Row]], Result], rows: Sequence[Row], where: Callable[[Row], str]
+) -> Result:
+    """Return what `compute` returns of some rows.
+
+    Raises UserError that names the first row that is NotFinite alone: what is NaN in one text may
+    spread to those that are read with it.
+    """
+    try:
+        return compute(rows)
+    except NotFinite:
+        for row in rows:
+            try:
+                compute([row])
+            except NotFinite as error:
+                raise UserError(f"{where(row)}: {error}") from None
+        raise
 
 
 def nan_message(model_id: str, num_tokens: int | None = None) -> str:

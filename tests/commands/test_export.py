@@ -8,18 +8,10 @@ import torch
 
 from specheads.evaluation.answer import answer_of
 from specheads.evaluation.candidates import TARGET_ALONE
-from specheads.evaluation.report import (
-    MEASURED,
-    BatchRow,
-    BatchTable,
-    DataSet,
-    Kind,
-    Report,
-    RuleRow,
-    Winner,
-)
+from specheads.evaluation.keys import MEASURED, Kind
+from specheads.evaluation.report import BatchRow, BatchTable, DataSet, Report, RuleRow, Winner
 from specheads.heads.head import AcceptanceHead, HeadConfig, load_head, save_head
-from specheads.integrations.formats import drafting_of
+from specheads.integrations.engines import drafting_of
 from specheads.replay.intervals import Interval
 
 
@@ -205,7 +197,7 @@ def test_batches_give_a_length_to_each_load(run, tmp_path):
 
 def drafting(tmp_path, **given):
     return drafting_of(
-        json.loads((write_report(tmp_path, **given) / "report.json").read_text()), "10"
+        json.loads((write_report(tmp_path, **given) / "report.json").read_text()), "10", 3
     )
 
 
@@ -215,7 +207,7 @@ def test_what_is_only_as_fast_is_not_faster(tmp_path):
     assert drafting(tmp_path, batches=[(2, 5, 1.0), (1, 4, 1.01)]).lengths == [(1, 4), (2, 0)]
     report = json.loads((tmp_path / "report.json").read_text())
     del report["batches"]
-    assert drafting_of(report, "10").lengths == [(1, 3)]
+    assert drafting_of(report, "10", 3).lengths == [(1, 3)]
 
 
 def test_an_engine_that_lacks_the_recommended_rule_is_told_so(run, tmp_path):

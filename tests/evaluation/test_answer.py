@@ -17,17 +17,11 @@ from specheads.commands.runs import print_runs
 from specheads.decoding.decoder import recommended_rules
 from specheads.evaluation.answer import answer_of, fastest_by_kind, setting_to_use, winners_at
 from specheads.evaluation.candidates import FIXED
+from specheads.evaluation.keys import Kind
 from specheads.evaluation.page.document import html_of
 from specheads.evaluation.presentation import print_report, write_report
 from specheads.evaluation.recommendations import store_recommendations
-from specheads.evaluation.report import (
-    ComparedSetting,
-    DataSet,
-    Kind,
-    LiveRow,
-    Report,
-    Winner,
-)
+from specheads.evaluation.report import ComparedSetting, DataSet, LiveRow, Report, Winner
 from specheads.heads.head import LocatedHead, load_head, save_head
 from specheads.replay.intervals import Interval
 

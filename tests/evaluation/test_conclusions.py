@@ -21,12 +21,11 @@ from specheads.evaluation.conclusions import (
     used_at,
     warnings_of,
 )
+from specheads.evaluation.keys import MEASURED, Kind
 from specheads.evaluation.report import (
-    MEASURED,
     BatchRow,
     BatchTable,
     DataSet,
-    Kind,
     LiveRow,
     Report,
     RuleRow,

@@ -20,19 +20,12 @@ from specheads.evaluation import assembly, presentation
 from specheads.evaluation import evaluate as evaluation
 from specheads.evaluation.answer import fastest_by_kind, winners_at
 from specheads.evaluation.candidates import CostTable, RuleChoice, candidates
+from specheads.evaluation.keys import MEASURED, Kind, RecordingSettings
 from specheads.evaluation.page import figures
 from specheads.evaluation.prompt_sets import PromptData
 from specheads.evaluation.replayed_sets import Results
-from specheads.evaluation.report import (
-    MEASURED,
-    Answer,
-    ComparedSetting,
-    Comparison,
-    Evidence,
-    Kind,
-    LiveRow,
-)
-from specheads.evaluation.settings import Evaluation, RecordingSettings
+from specheads.evaluation.report import Answer, ComparedSetting, Comparison, Evidence, LiveRow
+from specheads.evaluation.settings import Evaluation
 from specheads.pair.sampling import Warp
 from specheads.replay.intervals import Interval
 from specheads.storage.files import write_json

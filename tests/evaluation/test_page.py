@@ -19,8 +19,9 @@ from selenium.webdriver.support.ui import WebDriverWait
 from specheads.evaluation.answer import answer_of, main_data_set, ratios_of
 from specheads.evaluation.candidates import CEILING, FIXED, ORACLE
 from specheads.evaluation.conclusions import evidence_text, use_text
+from specheads.evaluation.keys import MEASURED
 from specheads.evaluation.page.document import html_of
-from specheads.evaluation.report import MEASURED, DataSet, Report
+from specheads.evaluation.report import DataSet, Report
 from specheads.evaluation.tables import live_table, winners_table
 from specheads.replay.intervals import Interval
 

@@ -26,6 +26,7 @@ from specheads.evaluation.candidates import (
     fixed_length,
 )
 from specheads.evaluation.evaluate import under_block
+from specheads.evaluation.keys import MEASURED
 from specheads.evaluation.replayed_sets import (
     RecordedSet,
     Results,
@@ -34,7 +35,6 @@ from specheads.evaluation.replayed_sets import (
     longest_draft,
     replay_all,
 )
-from specheads.evaluation.report import MEASURED
 from specheads.evaluation.rows import (
     _gap,
     data_set,

@@ -15,7 +15,8 @@ from specheads.errors import is_number
 from specheads.evaluation.answer import fastest_by_kind, preferred, ratios_of, winners_at
 from specheads.evaluation.candidates import CEILING, FIXED, ORACLE
 from specheads.evaluation.conclusions import ratio_text, times
-from specheads.evaluation.report import DataSet, Kind, Report, RuleRow
+from specheads.evaluation.keys import Kind
+from specheads.evaluation.report import DataSet, Report, RuleRow
 from specheads.replay.intervals import Interval
 
 # The colours of Okabe and Ito without yellow and black, which cannot be seen on a white and on a
