@@ -186,7 +186,7 @@ def test_the_answer_comes_first_with_its_code_and_the_rest_is_folded(report, pag
     places = [text.index(each) for each in order]
     assert places == sorted(places)
     assert (
-        "specheads evaluate &#39;x=&lt;y&gt;&#39;" in html and "print(&#39;&lt;y&gt;&#39;)" in html
+        "specheads generate &#39;x=&lt;y&gt;&#39;" in html and "print(&#39;&lt;y&gt;&#39;)" in html
     )
     folded = re.findall(r'<section id="(\w+)"><details>', html)
     assert folded == ["winners", "pareto", "reliability", "live", "batches", "context"]
@@ -338,15 +338,15 @@ def test_nothing_sticks_out_of_the_page(opened):
     )
 
 
-def test_a_table_is_copied_as_markdown_and_the_setting_as_code(opened):
+def test_a_table_is_copied_as_markdown_and_the_setting_as_a_command(opened):
     opened.execute_script(
         "window.copied = []; navigator.clipboard.writeText = async (text) => {"
         " copied.push(text); };"
     )
     for button in ("[data-copy]", ".choices [data-copy-table]"):
         opened.execute_script(f"document.querySelector('{button}').click()")
-    code, table = opened.execute_script("return window.copied")
-    assert code == "print('<y>')"
+    command, table = opened.execute_script("return window.copied")
+    assert command == "specheads generate 'x=<y>'"
     head, line, alone, *rest = table.split("\n")
     assert (
         head == "|  | speed-up | over best fixed | setting |"
