@@ -24,6 +24,7 @@ from omegaconf import DictConfig, ListConfig, OmegaConf
 from specheads.commands.verbs import verb_of
 from specheads.errors import UserError
 from specheads.processes import is_first_process
+from specheads.progress import waiting
 from specheads.prompts.data_set_source import DatasetSource
 from specheads.prompts.sources import PromptSource, prompt_source
 from specheads.settings import (
@@ -225,7 +226,8 @@ def load_configured_pair(
     if is_first_process():
         for line in pair_needs(config, only_draft):
             logger.info(line)
-    return load_pair(only_draft=only_draft, new_draft=new_draft, **_model_keys(cfg))
+    with waiting("loading the models"):
+        return load_pair(only_draft=only_draft, new_draft=new_draft, **_model_keys(cfg))
 
 
 def model_config(cfg: DictConfig) -> "PairConfig":

@@ -17,7 +17,7 @@ from specheads.evaluation.conclusions import kind_of
 from specheads.evaluation.report import MEASURED, BatchTable, Kind, Report
 from specheads.evaluation.setup import Setup
 from specheads.evaluation.sweep import Measured
-from specheads.forecast import Advance, progress
+from specheads.progress import Advance, progress
 from specheads.replay.head_scores import record_sets
 from specheads.replay.intervals import (
     NUM_RESAMPLES,
@@ -81,6 +81,13 @@ def record(setup: Setup) -> list[RecordedSet]:
     for name, recording in recordings.items():
         recorded.append(RecordedSet(name, sets[name].role, recording, sets[name].groups))
     return recorded
+
+
+def recorded_text(recordings: Sequence[Recording]) -> str:
+    """Return how much was recorded, in a few words."""
+    num_prompts = sum(recording.num_prompts for recording in recordings)
+    num_tokens = sum(int(recording.lengths.sum()) for recording in recordings)
+    return f"{num_prompts:,} prompts, {num_tokens:,} tokens of the target"
 
 
 def counts_of(

@@ -23,7 +23,7 @@ NAMES = tuple(each.name for each in fields(Warp))
 class TargetWarp(Warp):
     """A warp whose values but the `given` ones are a target's.
 
-    `of` takes them from it, until then they are the usual ones.
+    `of` takes them from it, until then they are those of transformers' generate.
     """
 
     top_k: Count = argument(
@@ -55,8 +55,9 @@ class TargetWarp(Warp):
             ) from None
         parts = []
         for name, value in values.items():
-            usual = "the target's" if name in said else "usual"
-            parts.append(f"{name}={value:g} ({'given' if name in self.given else usual})")
+            source = "the target's" if name in said else "transformers' default"
+            source = "given" if name in self.given else source
+            parts.append(f"{name}={value:g} ({source})")
         line = "warp: " + ", ".join(parts)
         if line not in pair.said:
             logger.info("%s", line)
