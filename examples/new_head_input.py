@@ -18,9 +18,7 @@ def second_share(drafted: DraftedToken) -> object:
 
 # In the project this is an entry of the table itself; decoder, store and replay read the table when
 # they run.
-FEATURES["second_share"] = Feature(
-    ("next_token",), second_share, transform=log_prob, reads_logits=True
-)
+FEATURES["second_share"] = Feature(second_share, transform=log_prob, reads_logits=True)
 KNOWN_INPUTS["next_token"] += ("second_share",)
 
 

@@ -3,6 +3,8 @@
 import errno
 import os
 import sys
+from collections.abc import Sequence
+from difflib import get_close_matches
 from typing import TypeGuard
 
 EXIT_USER_ERROR = 2
@@ -82,3 +84,15 @@ def is_out_of_memory(error: BaseException) -> bool:
     ):
         return True
     return isinstance(error, RuntimeError) and "can't allocate memory" in str(error)
+
+
+def closest(name: str, known: Sequence[str]) -> str:
+    """Return a question with the known names that end or begin as `name`, or else the one most like
+    it; "" if none is.
+    """
+    if not name:
+        return ""
+    close = [each for each in known if each.endswith(f".{name}")]
+    close = close or [each for each in known if each.startswith(name)]
+    close = close[:3] or get_close_matches(name, known, 1, cutoff=0.5)
+    return f"did you mean {' or '.join(close)}? " if close else ""

@@ -32,7 +32,7 @@ from pydantic import (
 )
 from pydantic.fields import FieldInfo
 
-from specheads.errors import UserError
+from specheads.errors import UserError, closest
 
 if TYPE_CHECKING:
     from pydantic import GetCoreSchemaHandler
@@ -414,7 +414,11 @@ def joined(prefix: str, key: str) -> str:
 
 def unknown_key(key: str, value: object, known: Iterable[str]) -> UserError:
     """Return the error about a key that is not among those that are known."""
-    return UserError(f"{key}={shown(value)} is not known; expected one of {', '.join(known)}.")
+    known = list(known)
+    meant = closest(key.rpartition(".")[2], known)
+    return UserError(
+        f"{key}={shown(value)} is not known; {meant}expected one of {', '.join(known)}."
+    )
 
 
 def shown(value: object) -> str:

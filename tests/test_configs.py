@@ -11,8 +11,8 @@ import yaml
 from hydra.utils import get_object
 from omegaconf import OmegaConf
 
+from specheads.commands.checks import check_keys
 from specheads.commands.compose import (
-    check_keys,
     command_config,
     model_config,
     names_of,

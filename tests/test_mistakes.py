@@ -79,7 +79,7 @@ train head.dept=2
 train +unknown=1
     unknown=1 is not known; expected one of calibration, checkpoint
 data +paths.dat=x
-    paths.dat=x is not known; expected one of data, outputs, run
+    paths.dat=x is not known; did you mean data. expected one of data, outputs, run
 train model=mine model.target=x
     model.draft has no value, .*model.draft=<value> .specheads train --help=model.draft
 evaluate stopping=[fixedlength]
@@ -93,7 +93,7 @@ data data=alpaca data.path=broken.jsonl
 data data.max_prompt_tokens=1
     none of [0-9]+ prompts has between 1 and 1 tokens
 data +data.num_trane=2
-    data.num_trane=2 is not known; expected one of num_train
+    data.num_trane=2 is not known; did you mean num_train. expected one of num_train
 train model=mine model.draft=a/b model.target=a/c
     'a/.' is no local folder, no (target|draft) of that name is cached
 train head=null

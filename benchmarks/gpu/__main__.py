@@ -24,8 +24,8 @@ from specheads.decoding.records import DecodeStats
 from specheads.decoding.step_times import TimedSteps, bytes_of_step, now, time_steps
 from specheads.decoding.stopping import FixedLength, HeadThreshold, StoppingRule
 from specheads.decoding.verification import SyntheticVerification
-from specheads.pair.config import checked_device
 from specheads.pair.pair import Pair
+from specheads.pair.source import checked_device
 
 ALONE = "target alone"
 DRAFT = "draft step"

@@ -15,27 +15,30 @@ import shlex
 import socket
 import sys
 from argparse import ArgumentParser
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from io import StringIO
 from pathlib import Path
 from typing import cast
 
 import hydra
+from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.hydra_config import HydraConfig
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.experimental.callback import Callback
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
 from specheads import interrupts
-from specheads.commands.compose import check_keys, register
+from specheads.commands import checks
+from specheads.commands.compose import command_config, register
 from specheads.commands.help import composition_error, help_text
 from specheads.commands.runs import jobs_of, print_runs
 from specheads.commands.verbs import Verb
 from specheads.errors import EXIT_USER_ERROR, UserError, user_error
-from specheads.pair.locations import check_available
 from specheads.processes import Processes, from_first, is_first_process
 from specheads.progress import be_silent, tell_stages, waiting
-from specheads.settings import config_folder, shown
+from specheads.settings import config_folder
 from specheads.storage import runs
 from specheads.storage.files import without_home
 
@@ -64,14 +67,21 @@ taken: set[Path] = set()  # folders of runs and sweeps that this process works i
 class CommandLine:
     """The command line of this process for a verb with a config; a failed job ends no sweep.
 
-    `load` returns what runs a config. It is called only when the config is known to be right, as
-    its imports take seconds.
+    Every config is checked before anything is imported that takes seconds, and before the folder of
+    the run is made: first by `checks.check`, then by `check_more`, with the verb's libraries.
+    `load` returns what runs a config.
     """
 
-    def __init__(self, verb: Verb, load: Callable[[], Callable[..., object]]) -> None:
+    def __init__(
+        self,
+        verb: Verb,
+        check_more: Callable[[DictConfig], None],
+        load: Callable[[], Callable[..., object]],
+    ) -> None:
         assert verb.config is not None
         self.verb = verb
         self.name = verb.config
+        self.check_more = check_more
         self.load = load
         self.failed = False
 
@@ -113,7 +123,15 @@ class CommandLine:
                 of = asked[-1].partition("=")[2]
                 print(help_text(self.name, overrides_of(words), of=of))
             else:
+                self._check(words)
                 self._run_by_hydra()
+
+    def _check(self, words: Sequence[str]) -> None:
+        """Raise UserError for a mistake in a config that the words lead to, and Hydra's errors."""
+        configs = list(configs_of(self.name, words))
+        for check in (partial(checks.check, self.verb), self.check_more):
+            for cfg in configs:
+                check(cfg)
 
     def _run_by_hydra(self) -> None:
         register(self.name)
@@ -130,12 +148,6 @@ class CommandLine:
     def job(self, cfg: DictConfig) -> None:
         """Run one composed config: the only one, or one of a sweep."""
         try:
-            if not isinstance(cfg.resume, bool):
-                raise UserError(f"resume={shown(cfg.resume)} must be true or false.")
-            head = cfg.get("head")
-            if isinstance(head, str) and head != "latest":
-                check_available("head", head)
-            check_keys(cfg, self.verb.settings())
             tell_stages() if is_first_process() else be_silent()
             with waiting("loading PyTorch"):
                 run = self.load()
@@ -244,6 +256,24 @@ def overrides_of(words: Sequence[str]) -> list[str]:
     if given.config_dir:
         overrides.append(f"hydra.searchpath=['file://{Path(given.config_dir).resolve()}']")
     return overrides
+
+
+def configs_of(name: str, words: Sequence[str]) -> Iterator[DictConfig]:
+    """Yield the config of a command line, or of each job of its sweep; none where Hydra only prints
+    something. Raises Hydra's errors.
+    """
+    options = {word for word in words if word.startswith("-")}
+    if not options <= {"-m", "--multirun", "-cd", "--config-dir"}:
+        return
+    overrides = overrides_of(words)
+    jobs = [overrides]
+    if options & {"-m", "--multirun"}:
+        parsed = OverridesParser.create().parse_overrides(overrides)
+        (jobs,) = BasicSweeper.split_arguments(parsed, max_batch_size=None)
+    for job in jobs:
+        cfg = command_config(name, job)
+        cfg.paths.run = ""  # only a run knows its folder
+        yield cfg
 
 
 class NoteRunKey(Callback):

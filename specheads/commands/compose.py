@@ -10,7 +10,8 @@ import hashlib
 import logging
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import MISSING, astuple, dataclass, fields
+from dataclasses import MISSING, dataclass, fields
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
@@ -23,6 +24,7 @@ from omegaconf import DictConfig, ListConfig, OmegaConf
 
 from specheads.commands.verbs import verb_of
 from specheads.errors import UserError
+from specheads.pair.config import PairConfig, pair_config
 from specheads.processes import is_first_process
 from specheads.progress import waiting
 from specheads.prompts.data_set_source import DatasetSource
@@ -34,18 +36,15 @@ from specheads.settings import (
     config_folder,
     config_of,
     fields_of,
-    joined,
     key_of,
     setting,
     shown,
     unknown_key,
 )
-from specheads.storage.files import noted
 
 if TYPE_CHECKING:
     from lightning.pytorch.loggers import Logger
 
-    from specheads.pair.config import PairConfig
     from specheads.pair.initial_draft import TargetLayers
     from specheads.pair.pair import Pair
 
@@ -96,21 +95,9 @@ class Keys:
     sentences: dict[str, str]
 
 
+@cache
 def keys_of(name: str) -> Keys:
-    """Return the keys of conf/<name>.yaml, as noted in the cache folder until the source changes:
-    their classes import torch.
-    """
-    root = Path(__file__).parents[1]
-    state = []
-    for room in (root, root.parent / "data_gen"):
-        for path in sorted(room.rglob("*.py")):
-            state.append((str(path), path.stat().st_mtime_ns))
-    return Keys(*noted("keys", [name, state], lambda: astuple(_keys_of_classes(name))))
-
-
-def _keys_of_classes(name: str) -> Keys:
-    from specheads.pair.config import PairConfig
-
+    """Return the keys of conf/<name>.yaml."""
     verb = verb_of(name)
     classes: list[type[Settings]] = [RunSettings, *verb.settings()]
     pair = config_of(PairConfig) | {"draft": "???", "target": "???"}
@@ -180,30 +167,6 @@ def settings_of(cls: type[S], cfg: DictConfig, **objects: object) -> S:
     return cls(**values)
 
 
-def check_keys(cfg: DictConfig, classes: Sequence[type[Settings]]) -> None:
-    """Raise UserError for a key of a composed config that is in none of the classes of settings of
-    its command.
-    """
-    settings_of(RunSettings, cfg)  # it refuses unknown folders
-    # The keys of each group; these three are not the fields of one class.
-    groups = {"": {"model", "data", "logger"}}
-    all_classes: list[type[Settings]] = [RunSettings, *classes]
-    for cls in all_classes:
-        for name, field in cls.model_fields.items():
-            key = key_of(name, field)
-            group, _, last = key.rpartition(".")
-            groups.setdefault(group, set()).add(last)
-            groups[""].add(key.partition(".")[0])
-    groups.pop("data", None)  # its keys depend on the source of prompts
-    for group in sorted(groups):
-        node = OmegaConf.select(cfg, group, default={}) if group else cfg
-        if not isinstance(node, Mapping | DictConfig):
-            raise UserError(f"{group}={shown(plain(node))} must be a set of keys.")
-        for name, value in node.items():
-            if name not in groups[group]:
-                raise unknown_key(joined(group, str(name)), plain(value), sorted(groups[group]))
-
-
 def source_of(cfg: DictConfig) -> PromptSource:
     """Return the source of prompts of a composed config.
 
@@ -222,7 +185,6 @@ def load_configured_pair(
     from specheads.pair.pair import load_pair
 
     config = model_config(cfg)
-    config.check_available(draft=new_draft is None)  # before anything asks the hub for a minute
     if is_first_process():
         for line in pair_needs(config, only_draft):
             logger.info(line)
@@ -230,10 +192,8 @@ def load_configured_pair(
         return load_pair(only_draft=only_draft, new_draft=new_draft, **_model_keys(cfg))
 
 
-def model_config(cfg: DictConfig) -> "PairConfig":
+def model_config(cfg: DictConfig) -> PairConfig:
     """Return the description of a composed config's pair. Raises UserError for an unknown key."""
-    from specheads.pair.config import pair_config
-
     # A config of the user need not name its pair.
     return pair_config(**{"name": None} | _model_keys(cfg))
 

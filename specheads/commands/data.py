@@ -17,7 +17,6 @@ from specheads.data_gen.run import (
     write_own_prompts,
 )
 from specheads.data_gen.settings import DataGeneration, OwnPrompts
-from specheads.errors import UserError
 from specheads.pair.language_model import load_tokenizer
 from specheads.pair.pair import Pair
 from specheads.processes import from_first
@@ -77,19 +76,6 @@ def _open_stage(argument: dict[str, Any]) -> Path | Stage:
     return next_stage(pair, prompts, settings, Path(cfg.paths.data), argument["splits"], labelled)
 
 
-def check_data(cfg: DictConfig) -> None:
-    """Raise UserError for mistakes in the settings of prompts and generation that show before
-    models are loaded.
-    """
-    settings = settings_of(DataGeneration, cfg)
-    if settings.by_vllm and (name := model_config(cfg).quantization):
-        raise UserError(
-            f"model.quantization={name} is of this process, and vLLM reads the target by itself;"
-            " leave it out, or use runner=local."
-        )
-    source_of(cfg)
-
-
 def make_data(cfg: DictConfig) -> None:
     """Generate the data, or prompts for it, and print where it is."""
     wish = settings_of(OwnPrompts, cfg)
@@ -101,7 +87,6 @@ def make_data(cfg: DictConfig) -> None:
         print_log()
         print(f"next: {next_command('data', 'data=alpaca', f'data.path={file}')}")
         return
-    check_data(cfg)
     if settings.runner == "ray":
         folder: Path | str = _on_workers(cfg, settings)
         config = model_config(cfg)

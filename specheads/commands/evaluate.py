@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import cast
 
 from hydra.utils import get_class, instantiate
-from omegaconf import DictConfig, ListConfig, OmegaConf
+from omegaconf import DictConfig, OmegaConf
 
 from specheads.commands.command import next_command, print_log
 from specheads.commands.compose import (
@@ -30,7 +30,8 @@ from specheads.evaluation.presentation import (
     print_report,
     write_report,
 )
-from specheads.evaluation.probe.probe import Probe, Probed, probe
+from specheads.evaluation.probe.probe import Probed, probe
+from specheads.evaluation.probe.settings import Probe
 from specheads.evaluation.prompt_sets import PromptData, TestSet, file_source
 from specheads.evaluation.report import Report
 from specheads.evaluation.settings import Evaluation
@@ -50,10 +51,8 @@ logger = logging.getLogger(__name__)
 
 def evaluate_rules(cfg: DictConfig) -> Report:
     """Evaluate a composed config; print, write and return the report."""
-    # Mistakes and failed logins are reported before the models are loaded, which may take minutes.
     settings = evaluation_settings(cfg)
     data = prompt_data(cfg)
-    data.check(settings.split)
     data_folder = Path(cfg.paths.data)
     run = Path(cfg.paths.run)
     with open_loggers(cfg, run) as loggers:
@@ -118,18 +117,16 @@ def _errors(calibrated: Calibrated, key: str) -> str:
     return f"{calibrated.ece[key]:.1%} and {calibrated.log_loss[key]:.4f} nats"
 
 
+def check_strategies(cfg: DictConfig) -> None:
+    """Raise UserError for strategies that do not fit, or prompts that the split lacks."""
+    prompt_data(cfg).check(evaluation_settings(cfg).split)
+
+
 def evaluation_settings(cfg: DictConfig) -> Evaluation:
     """Return the settings of `specheads evaluate`.
 
     Raises UserError for a value that does not fit, or an unknown name.
     """
-    if not isinstance(cfg.live_rules, list | ListConfig):
-        raise UserError(
-            f"live_rules={cfg.live_rules} must be a list; write for example"
-            f" 'live_rules=[{cfg.live_rules}]'."
-        )
-    for name in cfg.live_rules:
-        keys_of_choice("live_rules", "stopping", name, {})
     settings = settings_of(
         Evaluation,
         cfg,
@@ -203,11 +200,9 @@ def probe_pair(cfg: DictConfig) -> Probed:
     settings = settings_of(Probe, cfg)
     data = _probed_prompts(cfg)
     pair = load_configured_pair(cfg)
-    # The next command is for the same prompts.
-    prompts = [] if cfg.prompts is None else [f"data.path={cfg.prompts}"]
 
     def following(verb: str, *words: str) -> str:
-        return without_home(next_command(verb, *prompts, *words))  # the report has it, too
+        return without_home(next_command(verb, *words))  # the report has it, too
 
     context = {"config": _config_text(cfg)}
     run = Path(cfg.paths.run)
@@ -222,25 +217,14 @@ def probe_pair(cfg: DictConfig) -> Probed:
 
 
 def _probed_prompts(cfg: DictConfig) -> PromptData:
-    """Return the prompts of a config: those of `prompts=`, a file in the format of the chosen data
-    set, or those of that set.
+    """Return the prompts of a config for a probe: of a local file the first, of a data set the dev
+    prompts.
     """
     data = prompt_data(cfg)
-    if cfg.prompts is None:
+    source = data.source
+    if not isinstance(source, DatasetSource) or not Path(source.path).expanduser().is_file():
         return data
-    if not isinstance(data.source, DatasetSource):
-        raise UserError(
-            f"prompts={cfg.prompts}: the chosen data set reads no file; add data=alpaca, for files"
-            " with the field instruction (for other fields: data.template=)."
-        )
-    file = replace(
-        data.source,
-        path=str(cfg.prompts),
-        revision=None,
-        test_split=None,
-        num_train=0,
-        num_dev=cfg.num_prompts,
-        num_test=0,
-        num_final=0,
+    first = replace(
+        source, test_split=None, num_train=0, num_dev=cfg.num_prompts, num_test=0, num_final=0
     )
-    return PromptData(file, data.limits, Path(str(cfg.prompts)).stem)
+    return replace(data, source=first)

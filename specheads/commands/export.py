@@ -3,19 +3,24 @@ print an engine's settings.
 """
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from textwrap import fill
 from typing import Literal
 
 from specheads.commands.verbs import VERBS, arguments
 from specheads.errors import UserError
-from specheads.evaluation.report import MEASURED
-from specheads.heads.card import properties
-from specheads.heads.head import AcceptanceHead, load_head
-from specheads.integrations.formats import ENGINES, FORMATS, drafting_of
+from specheads.evaluation.keys import MEASURED
+from specheads.integrations.engines import ENGINES, drafting_of
+from specheads.pair.locations import check_available
 from specheads.settings import Settings, Text, fields_of, setting
 from specheads.storage.files import read_json, without_home
+
+# What is written into the folder of a head.
+FORMATS = {
+    "standalone": "acceptance_head.py, which needs torch and safetensors alone",
+    "onnx": "head.onnx, for onnxruntime (pip install 'specheads[onnx]')",
+}
 
 
 class Export(Settings):
@@ -60,21 +65,12 @@ def run(words: Sequence[str]) -> str:
         raise UserError(
             "specheads export: head=<folder> is missing, or report=<folder> of an evaluation."
         )
-    head = load_head(settings.head)
+    check_available("head", settings.head)
+    from specheads.commands.exported_head import described, written  # they import torch
+
     if settings.format is None:
-        return _description(head)
-    if not Path(settings.head).is_dir():
-        raise UserError(
-            f"head={settings.head} is on the hub, and files are written into a local folder; give"
-            " one."
-        )
-    if head.golden_inputs is None:
-        raise UserError(
-            f"head={settings.head} is a checkpoint of the SpecDec++ authors; convert it first:"
-            f" specheads.load_head('{settings.head}').save_pretrained('my-head')"
-        )
-    _, write = FORMATS[settings.format]
-    return f"{without_home(str(write(head, Path(settings.head))))} written"
+        return described(settings.head)
+    return f"{without_home(str(written(settings.head, settings.format)))} written"
 
 
 def _engine_settings(settings: Export) -> str:
@@ -116,39 +112,7 @@ def help_text() -> str:
     for key, text in fields_of(Export).items():
         lines.append(fill(f"  {key + '=':<9} {text}", 80, subsequent_indent=" " * 12))
     lines.append("\nformats:")
-    for name, (about, _) in (FORMATS | ENGINES).items():
+    abouts = FORMATS | {name: about for name, (about, _) in ENGINES.items()}
+    for name, about in abouts.items():
         lines.append(fill(f"  {name:<13} {about}", 80, subsequent_indent=" " * 16))
     return "\n".join(lines)
-
-
-def _description(head: AcceptanceHead) -> str:
-    config = head.config
-    learned = head.train_prompts
-    rows = properties(config) | {
-        "parameters": f"{sum(weight.numel() for weight in head.parameters()):,}",
-        "prompts": "not known",
-        "recommended": (
-            _listed(config.recommended or {})
-            or "nothing yet; specheads evaluate chooses a threshold"
-        ),
-        "held out": _listed(config.train.get("test") or {}) or "not known",
-        "files": "unchanged since its export",
-    }
-    if learned is not None:
-        rows["prompts"] = (
-            f"trained on {len(learned.train):,}, calibrated on {len(learned.dev):,}; evaluations do"
-            " not report on them"
-        )
-    if head.golden_inputs is None:
-        rows["files"] = (
-            "a complete checkpoint of the SpecDec++ authors; it names no draft and has no golden"
-            " vectors to check"
-        )
-    return "\n".join(f"{name:<15} {value}" for name, value in rows.items())
-
-
-def _listed(values: Mapping[str, object]) -> str:
-    return ", ".join(
-        f"{key} {value:.4g}" if isinstance(value, float) else f"{key} {value}"
-        for key, value in values.items()
-    )

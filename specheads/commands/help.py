@@ -26,8 +26,8 @@ from rich.padding import Padding
 from rich.table import Column, Table
 
 from specheads.commands.compose import command_config, keys_of, names_of
-from specheads.commands.verbs import PROGRAMS, closest
-from specheads.errors import UserError
+from specheads.commands.verbs import PROGRAMS
+from specheads.errors import UserError, closest
 from specheads.prompts.sources import DatasetSource, NanoSource, source_class
 from specheads.settings import config_folder, fields_of, shown
 
@@ -41,6 +41,7 @@ _MORE = [
     ("--hydra-help", "lists the options of Hydra"),
 ]
 _ALL = "all"  # every key
+_RENAMED = {"prompts": "data.path"}  # keys of an earlier version
 
 
 @dataclass(frozen=True)
@@ -126,14 +127,11 @@ def _shortened(listed: Sequence[Section]) -> list[Section]:
 
 
 def _table(rows: list[tuple[str, str]], width: int, is_short: bool) -> Table:
-    """Return rows in two columns; with `is_short` each is cut to a line.
-
-    A value may be cut, but not a key.
-    """
+    """Return rows in two columns. A value may be cut, but neither a key nor an explanation."""
     limit = max(width // (3 if is_short else 2), *(text.find("=") + 4 for text, _ in rows))
     longest = max(len(text) + 2 for text, _ in rows)
     first = Column(no_wrap=True, overflow="ellipsis", width=min(limit, longest))
-    second = Column(no_wrap=is_short, overflow="ellipsis", ratio=1)
+    second = Column(ratio=1)
     table = Table.grid(first, second, padding=(0, 2), expand=True)
     for text, explanation in rows:
         table.add_row(f"  {text}", explanation)
@@ -293,7 +291,16 @@ def composition_error(error: Exception, command: str, words: Sequence[str]) -> U
         key = str(cause.full_key)
         given = re.compile(rf"[+~]*{re.escape(key)}[.=]")
         word = next((word for word in words if given.match(word)), key)
+        if key in _RENAMED:
+            renamed = f"{_RENAMED[key]}={word.partition('=')[2]}"
+            return UserError(f"{word}: write {renamed}, as for every command.")
+        if key in fields_of(DatasetSource, "data"):
+            return UserError(
+                f"{word}: the chosen data set reads no file; add data=alpaca, for files with the"
+                " field instruction (for other fields: data.template=)."
+            )
         known = list(_sentences(command, DatasetSource, NanoSource))
+        known += {each.partition(".")[0]: None for each in known}  # and their groups
         text = (
             f"{word}: there is no such key; {closest(word.partition('=')[0], known)}"
             f"{PROGRAMS[command]} --help=all lists every key, and +key=value adds one."

@@ -9,12 +9,14 @@ from collections.abc import Callable, Sequence
 from importlib import import_module
 
 from specheads import __version__
-from specheads.commands.verbs import VERBS, Verb, closest
-from specheads.errors import EXIT_USER_ERROR, UserError, user_error
+from specheads.commands.verbs import VERBS, Verb
+from specheads.errors import EXIT_USER_ERROR, UserError, closest, user_error
 
 # Lightning starts the other processes of a distributed run by the name of the script and Hydra's
 # words, without the verb.
 VERB_OF_PARENT = "SPECHEADS_VERB"
+# What checks more of a config than its keys, with the libraries of its strategies.
+_CHECKS = {"evaluate": "specheads.commands.evaluate.check_strategies"}
 _FUNCTIONS = {  # what runs each verb, imported when it runs
     "probe": "specheads.commands.evaluate.probe_pair",
     "data": "specheads.commands.data.make_data",
@@ -28,7 +30,11 @@ _FUNCTIONS = {  # what runs each verb, imported when it runs
 
 def function_of(verb: Verb) -> Callable[..., object]:
     """Return what runs a verb: a function of its config, or of this process's words without one."""
-    module, _, name = _FUNCTIONS[verb.name].rpartition(".")
+    return _imported(_FUNCTIONS[verb.name])
+
+
+def _imported(place: str) -> Callable[..., object]:
+    module, _, name = place.rpartition(".")
     return getattr(import_module(module), name)
 
 
@@ -59,7 +65,11 @@ def _run_verb(verb: Verb) -> None:
         return
     from specheads.commands.command import CommandLine
 
-    CommandLine(verb, lambda: function_of(verb)).run()
+    def check(cfg: object) -> None:
+        if place := _CHECKS.get(verb.name):
+            _imported(place)(cfg)
+
+    CommandLine(verb, check, lambda: function_of(verb)).run()
 
 
 def main(verb: str | None = None) -> None:

@@ -3,18 +3,20 @@ figures.
 """
 
 import contextlib
+import os
+import shutil
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from textwrap import fill
 from typing import Any
 
 import yaml
 
 from specheads.commands.verbs import arguments
 from specheads.errors import UserError
-from specheads.storage.files import read_json
+from specheads.storage.files import read_json, without_home
 from specheads.storage.runs import STATE, read_state
-from specheads.table import Table, print_table
 
 _METRICS = {"kl": "KL", "auroc": "AUROC"}  # of a head, on held-out prompts
 
@@ -44,18 +46,24 @@ def jobs_of(folder: Path) -> list[Path]:
 
 
 def print_runs(folders: Sequence[Path]) -> None:
-    """Print a row for each run and each of its heads."""
+    """Print each run and each of its heads: its path, which is never broken, and below it its key
+    figures and what it was asked for.
+    """
     asked = {folder: _overrides(folder) for folder in folders}
     common = set.intersection(*map(set, asked.values())) if len(asked) > 1 else set()
-    rows = []
+    print(f"{len(folders)} runs; paths are relative to {without_home(str(Path.cwd()))}")
     for folder in folders:
         state = "" if read_state(folder).get("finished") else "unfinished"
         what = " ".join(word for word in asked[folder] if word not in common)
-        rows += [
-            [str(folder / name), text or state, what]
-            for name, text in list(_figures(folder)) or [("", "")]
-        ]
-    print_table(Table.of_texts(["run", "figures", "asked for"], rows, numbers=False))
+        for name, text in list(_figures(folder)) or [("", "")]:
+            print(os.path.relpath(folder / name))
+            about = "; ".join(filter(None, (text or state, what)))
+            if about:
+                print(fill(about, _width(), initial_indent="  ", subsequent_indent="  "))
+
+
+def _width() -> int:
+    return shutil.get_terminal_size().columns
 
 
 def _overrides(folder: Path) -> list[str]:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 from omegaconf import DictConfig
 
@@ -19,12 +19,10 @@ from specheads.commands.compose import (
     settings_of,
     source_of,
 )
-from specheads.commands.data import check_data, data_cache
-from specheads.errors import UserError
+from specheads.commands.data import data_cache
 from specheads.pair.pair import Pair
 from specheads.processes import is_first_process
 from specheads.prompts.prompt import SPLITS, GeneratedData, unique
-from specheads.settings import shown
 from specheads.table import Table, print_table
 from specheads.training.distill.settings import Distillation
 from specheads.training.heads.settings import HeadTraining, title_of
@@ -34,8 +32,6 @@ if TYPE_CHECKING:
     from specheads.replay.intervals import Interval
     from specheads.training.distill.distillation import DistilledDraft
     from specheads.training.heads.head_training import TrainedHeads
-
-T = TypeVar("T", HeadTraining, Distillation)
 
 _METRICS = {"auroc": "AUROC", "ece": "ECE"}  # on test prompts; test.json has more
 LOGISTIC_TITLE = "logistic regression"  # of the draft's confidence, without a head
@@ -47,7 +43,7 @@ def train_head(cfg: DictConfig, pair: Pair | None = None) -> "TrainedHeads":
 
     Raises UserError as `train_heads`.
     """
-    settings = _checked_settings(HeadTraining, cfg)
+    settings = settings_of(HeadTraining, cfg)
     run = Path(cfg.paths.run)
     with open_loggers(
         cfg, run
@@ -69,7 +65,7 @@ def distill_draft(cfg: DictConfig, pair: Pair | None = None) -> "DistilledDraft"
 
     Raises UserError as `distill`.
     """
-    settings = _checked_settings(Distillation, cfg)
+    settings = settings_of(Distillation, cfg)
     run = Path(cfg.paths.run)
     with open_loggers(cfg, run) as loggers:
         from specheads.training.distill.distillation import distill
@@ -120,23 +116,6 @@ def _advice(trained: "TrainedHeads") -> Iterator[str]:
         )
     if len(useless) < len(trained.names):
         yield f"next: {next_command('evaluate', f'head={trained.folder}')}"
-
-
-def _checked_settings(cls: type[T], cfg: DictConfig) -> T:
-    """Return the settings of a composed config.
-
-    Raises UserError for a mistake in them, or in what is to be learned from.
-    """
-    check_data(cfg)
-    settings = settings_of(cls, cfg)
-    for key in ("num_train", "num_dev", "num_test"):
-        if not cfg.data[key]:
-            raise UserError(
-                f"data.{key}={shown(cfg.data[key])} must be a positive integer; training needs"
-                " prompts of every split."
-            )
-    settings.check_processes()
-    return settings
 
 
 def _responses_of(cfg: DictConfig, pair: Pair, settings: Distillation) -> GeneratedData:

@@ -5,11 +5,10 @@ It imports nothing large, so that `specheads --help` answers at once.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from difflib import get_close_matches
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from specheads.errors import UserError
+from specheads.errors import UserError, closest
 
 if TYPE_CHECKING:
     from specheads.settings import Settings
@@ -41,7 +40,7 @@ _LISTED = (
         "probe",
         "say what speculation is worth for a pair, without training",
         "probe",
-        (_DATA, "specheads.evaluation.probe.probe.Probe"),
+        (_DATA, "specheads.evaluation.probe.settings.Probe"),
     ),
     Verb(
         "data",
@@ -66,7 +65,7 @@ _LISTED = (
         "evaluate",
         "compare stopping rules on prompts, decode the best, report",
         "evaluate",
-        (_DATA, "specheads.evaluation.settings.Evaluation"),
+        (_DATA, "specheads.evaluation.keys.EvaluationKeys"),
     ),
     Verb("runs", "list runs and heads, with key figures; takes outputs="),
     Verb("export", "check and describe a head, write it for other decoders"),
@@ -90,19 +89,8 @@ def arguments(verb: str, words: Sequence[str], known: Sequence[str]) -> dict[str
         key, equals, value = word.partition("=")
         if not equals or key not in known:
             raise UserError(
-                f"specheads {verb}: {word!r} is not known; it takes {'=, '.join(known)}=."
+                f"specheads {verb}: {word!r} is not known; {closest(key, known)}it takes"
+                f" {'=, '.join(known)}=."
             )
         values[key] = value
     return values
-
-
-def closest(name: str, known: Sequence[str]) -> str:
-    """Return a question with the known names that end or begin as `name`, or else the one most like
-    it; "" if none is.
-    """
-    if not name:
-        return ""
-    close = [each for each in known if each.endswith(f".{name}")]
-    close = close or [each for each in known if each.startswith(name)]
-    close = close[:3] or get_close_matches(name, known, 1)
-    return f"did you mean {' or '.join(close)}? " if close else ""

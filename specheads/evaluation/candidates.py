@@ -15,6 +15,7 @@ from specheads.decoding.step_times import TimedSteps
 from specheads.decoding.stopping import Fitting, FixedLength, StoppingRule, logistic_inputs
 from specheads.decoding.verification import VerificationRule
 from specheads.errors import UserError, is_number
+from specheads.evaluation.keys import FIXED
 from specheads.evaluation.report import MEASURED, RuleFields
 from specheads.heads.head import AcceptanceHead
 from specheads.heads.metrics import fit_logistic
@@ -29,7 +30,6 @@ from specheads.replay.replay import (
     replay,
 )
 
-FIXED = "fixed_length"
 CEILING = "ceiling"
 ORACLE = "oracle"
 TARGET = "target"

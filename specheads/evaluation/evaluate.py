@@ -65,7 +65,8 @@ def evaluate(
     if settings.concurrency:
         with stage("batches") as say:
             results = replace(results, batches=decode_batches(setup, results))
-            say(f"decoded in batches of {', '.join(str(each.size) for each in results.batches)}")
+            sizes = [str(each.concurrency) for each in results.batches]
+            say(f"decoded in batches of {', '.join(sizes)}")
     with waiting("comparing settings"):
         report = report_of(setup, results, config, command)
     if not settings.any_draft:

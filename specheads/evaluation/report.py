@@ -14,10 +14,9 @@ from typing import Any
 
 from specheads.decoding.step_costs import StepCosts
 from specheads.decoding.step_times import StepTimes
+from specheads.evaluation.keys import MEASURED  # noqa: F401  a name of reports, too
 from specheads.replay.information import Information
 from specheads.replay.intervals import Interval
-
-MEASURED = "measured"
 
 
 class Kind(StrEnum):

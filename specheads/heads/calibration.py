@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from specheads.errors import UserError, is_number
+from specheads.heads.config import check_calibration
 from specheads.heads.metrics import fit_logistic
 
 NUM_INDICES = 8  # the last stands for all later ones: few rounds get that far
@@ -106,16 +106,7 @@ class IndexCalibration:
         """
         if values is None:
             return cls.neutral()
-        known = isinstance(values, Mapping) and values.keys() == {"slope", "intercept"}
-        if (
-            not known
-            or not all(map(_are_numbers, values.values()))
-            or len(values["slope"]) != len(values["intercept"])
-        ):
-            raise UserError(
-                f"the calibration {values!r} must be slope and intercept, lists of finite numbers"
-                " of the same length, one for each index in a round."
-            )
+        check_calibration(values)
         return cls(list(values["slope"]), list(values["intercept"]))
 
 
@@ -135,11 +126,3 @@ def in_rounds(furthest: Tensor, num_indices: int = NUM_INDICES) -> tuple[Tensor,
         as_tuple=True
     )
     return token, index
-
-
-def _are_numbers(values: object) -> bool:
-    return (
-        isinstance(values, list | tuple)
-        and len(values) > 0
-        and all(is_number(x) and abs(x) < float("inf") for x in values)
-    )

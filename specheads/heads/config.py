@@ -9,9 +9,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Strict
 
-from specheads.errors import UserError
-from specheads.heads.calibration import IndexCalibration
-from specheads.heads.features import FEATURES, input_size
+from specheads.errors import UserError, is_number
 from specheads.settings import Count, Number, Text, check, count
 
 FORMAT_VERSION = 2
@@ -19,9 +17,19 @@ DEFAULT_INPUTS = {
     "input_token": ("hidden",),
     "next_token": ("hidden", "embedding", "draft_prob", "max_prob", "entropy"),
 }
+# At the position that has read y_i, features of the token are already those of y_{i+1}, which
+# training does not know: an `input_token` head may read only the state and the distribution of the
+# next token. features.py computes each.
 KNOWN_INPUTS = {
-    kind: tuple(name for name, feature in FEATURES.items() if kind in feature.heads)
-    for kind in DEFAULT_INPUTS
+    "input_token": ("hidden", "max_prob", "entropy", "second_prob"),
+    "next_token": (
+        "hidden",
+        "embedding",
+        "draft_prob",
+        "max_prob",
+        "entropy",
+        "second_prob",
+    ),
 }
 # A look-ahead head is projected down to an eighth of the draft's width, within these bounds: it
 # runs in every draft step, and widths from 8 to 40 decided equally well on nano
@@ -101,6 +109,8 @@ class HeadConfig:
 
     @property
     def input_size(self) -> int:
+        from specheads.heads.features import input_size  # it imports torch, as all who ask this
+
         return input_size(self.inputs, vars(self))
 
     def to_dict(self) -> dict[str, Any]:
@@ -121,5 +131,29 @@ class HeadConfig:
             raise ValueError(f"its config has the unknown key {unknown[0]!r}")
         if missing := sorted(_WRITTEN - values.keys()):
             raise ValueError(f"its config lacks the key {missing[0]!r}")
-        IndexCalibration.from_dict(values.get("calibration"))
+        check_calibration(values.get("calibration"))
         return cls(**values)
+
+
+def check_calibration(values: Mapping[str, Any] | None) -> None:
+    """Raise UserError unless `values` are those of a calibration by index, or None."""
+    if values is None:
+        return
+    known = isinstance(values, Mapping) and values.keys() == {"slope", "intercept"}
+    if (
+        not known
+        or not all(map(_are_numbers, values.values()))
+        or len(values["slope"]) != len(values["intercept"])
+    ):
+        raise UserError(
+            f"the calibration {values!r} must be slope and intercept, lists of finite numbers"
+            " of the same length, one for each index in a round."
+        )
+
+
+def _are_numbers(values: object) -> bool:
+    return (
+        isinstance(values, list | tuple)
+        and len(values) > 0
+        and all(is_number(x) and abs(x) < float("inf") for x in values)
+    )

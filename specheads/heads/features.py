@@ -1,5 +1,5 @@
 """The features of a drafted token, all that heads and stopping rules may read, in one table: a new
-input is one entry here.
+input is one entry here, and its name in config.py's KNOWN_INPUTS.
 
 Exported files carry a copy of this source; it needs nothing but torch.
 """
@@ -43,7 +43,6 @@ class DraftedToken(NamedTuple):
 class Feature:
     """One entry of the table."""
 
-    heads: tuple[str, ...]  # kinds of head that may read it
     compute: Callable[[DraftedToken], Tensor]
     size: str | None = (
         None  # key of a head's config that holds the length of the vector; None: a single number
@@ -75,16 +74,10 @@ def draft_prob(drafted: DraftedToken) -> Tensor:
     return (logits.gather(-1, drafted.token.unsqueeze(-1)) - largest).squeeze(-1).exp() / total
 
 
-# At the position that has read y_i, features of the token are already those of y_{i+1}, which
-# training does not know: an `input_token` head may read only the state and the distribution of the
-# next token.
-BOTH = ("input_token", "next_token")
-NEXT_TOKEN = ("next_token",)
 FEATURES = {
-    "hidden": Feature(BOTH, lambda drafted: drafted.hidden, size="hidden_size"),
+    "hidden": Feature(lambda drafted: drafted.hidden, size="hidden_size"),
     # The draft's input embedding of the token. A look-up, so it is not stored.
     "embedding": Feature(
-        NEXT_TOKEN,
         lambda drafted: drafted.embed(drafted.token),
         size="embedding_size",
         of_token=True,
@@ -93,22 +86,21 @@ FEATURES = {
     # Probabilities and entropy (nats) of the draft's plain softmax, whatever the warp, so that they
     # are informative in greedy decoding.
     "draft_prob": Feature(
-        NEXT_TOKEN, draft_prob, transform=log_prob, reads_logits=True, of_token=True, recorded=True
+        draft_prob, transform=log_prob, reads_logits=True, of_token=True, recorded=True
     ),
     "max_prob": Feature(
-        BOTH, lambda drafted: 1 / drafted.softmax.total, reads_logits=True, recorded=True
+        lambda drafted: 1 / drafted.softmax.total, reads_logits=True, recorded=True
     ),
     "entropy": Feature(
-        BOTH,
         lambda drafted: (
             drafted.softmax.total.log() - drafted.softmax.moment / drafted.softmax.total
         ),
         reads_logits=True,
         recorded=True,
     ),
-    "second_prob": Feature(BOTH, second_prob, transform=log_prob, reads_logits=True),
+    "second_prob": Feature(second_prob, transform=log_prob, reads_logits=True),
     # The token's id, for stopping rules only.
-    "token": Feature((), lambda drafted: drafted.token, of_token=True, stored=False),
+    "token": Feature(lambda drafted: drafted.token, of_token=True, stored=False),
 }
 RECORDED = tuple(name for name, feature in FEATURES.items() if feature.recorded)
 

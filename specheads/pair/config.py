@@ -3,21 +3,19 @@ keys on command lines.
 """
 
 import json
-import os
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
-import torch
 import yaml
 from pydantic import BeforeValidator, InstanceOf
 
 from specheads.errors import UserError
 from specheads.pair.locations import check_available
-from specheads.pair.quantization import FORMS, check_quantization
 from specheads.settings import Flag, PositiveNumber, Settings, Text, config_folder, setting
 
+# How weights are stored in fewer bits; quantization.py says what each needs
+QUANTIZATIONS = ("int8", "fp8", "int4", "nf4", "llm_int8")
 INSTRUCTION = "{instruction}"  # an instruction format takes the text there
 
 
@@ -40,19 +38,30 @@ def _check_arguments(value: object) -> object:
     return value
 
 
-def checked_dtype(dtype: str | torch.dtype) -> str | torch.dtype:
-    """Return "auto" or the torch dtype of a name. Raises UserError for anything else."""
-    torch_dtype = getattr(torch, dtype, None) if isinstance(dtype, str) else dtype
-    if dtype == "auto" or (isinstance(torch_dtype, torch.dtype) and torch_dtype.is_floating_point):
-        return torch_dtype or dtype
-    raise UserError(
-        f"dtype={dtype!r} must be a floating-point type; use auto, float32, bfloat16, float16 or"
-        " float64."
-    )
+_DTYPES = ("auto", "float32", "bfloat16", "float16", "float64")
+
+
+def _dtype_name(value: object) -> str:
+    name = str(value).removeprefix("torch.")  # a dtype of torch, too
+    if name not in _DTYPES:
+        raise UserError(
+            f"model.dtype={value} must be a floating-point type; use {', '.join(_DTYPES[:-1])} or"
+            f" {_DTYPES[-1]}."
+        )
+    return name
+
+
+def _check_quantization(name: object) -> object:
+    if name not in (None, *QUANTIZATIONS):
+        raise ValueError(
+            f"is not known; expected {', '.join(QUANTIZATIONS)}, or null for the weights as they"
+            " are"
+        )
+    return name
 
 
 Location = Text | InstanceOf[Path]
-Quantization = Annotated[str | None, BeforeValidator(check_quantization)]
+Quantization = Annotated[str | None, BeforeValidator(_check_quantization)]
 
 
 class PairConfig(Settings):
@@ -66,7 +75,7 @@ class PairConfig(Settings):
     tokenizer: Location | None = setting(None, "the tokenizer's location; null: with the target")
     draft_revision: Text | None = setting(None, "a hub commit or tag")
     target_revision: Text | None = setting(None, "a hub commit or tag")
-    dtype: Annotated[str | torch.dtype, BeforeValidator(checked_dtype)] = setting(
+    dtype: Annotated[str, BeforeValidator(_dtype_name)] = setting(
         "auto",
         "a torch dtype or its name; auto takes the checkpoint's on a GPU, and on a CPU bfloat16 or"
         " float32, what is faster there",
@@ -110,22 +119,6 @@ class PairConfig(Settings):
         " is the target's), true for both",
     )
 
-    def source(self, role: str) -> "ModelSource":
-        """Return where the draft or the target is and how it is loaded.
-
-        Raises UserError for a device that does not exist here.
-        """
-        is_draft = role == "draft"
-        return ModelSource(
-            self.draft if is_draft else self.target,
-            self.draft_revision if is_draft else self.target_revision,
-            self.dtype,
-            checked_device(self.device),
-            None if is_draft else self.device_map,
-            self.trust_remote_code in (True, role),
-            self.draft_quantization if is_draft else self.quantization,
-        )
-
     def check_available(self, draft: bool) -> None:
         """Raise UserError, within seconds, for a target (and with `draft`, a draft) that is neither
         here nor on the hub.
@@ -138,54 +131,6 @@ class _Model(Settings):
     """What gives the keys of a pair their names in messages."""
 
     model: PairConfig
-
-
-@dataclass(frozen=True)
-class ModelSource:
-    """Where a model is and how it is loaded.
-
-    The keys are those of PairConfig, without the other model's.
-    """
-
-    location: str | Path
-    revision: str | None = None
-    dtype: str | torch.dtype = "auto"
-    device: str = "cpu"
-    device_map: str | None = None
-    trust_remote_code: bool = False
-    quantization: str | None = None
-
-    @property
-    def rounded_form(self) -> str | None:
-        """The GGUF name of the form to which weights are rounded, in place of a package that stores
-        them.
-        """
-        on_cpu = torch.device(self.device).type == "cpu" and not (
-            self.device_map and torch.cuda.is_available()
-        )
-        return FORMS.get(self.quantization or "") if on_cpu else None
-
-
-def checked_device(device: str | None) -> str:
-    """Return the device for models; None is cuda if there is one, and each process's own.
-
-    Raises UserError for an unknown one.
-    """
-    if device is None:
-        rank = os.environ.get("LOCAL_RANK")
-        return ("cuda" if rank is None else f"cuda:{rank}") if torch.cuda.is_available() else "cpu"
-    try:
-        if torch.empty(0, device=device).is_meta:
-            raise RuntimeError("its tensors have no numbers")
-    except (
-        RuntimeError,
-        AssertionError,
-    ) as error:  # what torch raises for unknown names, and for a build without that device
-        raise UserError(
-            f"device={device!r} cannot be used here ({str(error).splitlines()[0]}); use cpu, or"
-            " null to choose automatically."
-        ) from None
-    return device
 
 
 def pair_config(name: str | None = None, **keys: object) -> PairConfig:

@@ -8,19 +8,22 @@ from typing import TYPE_CHECKING, Annotated, Any, Self
 from pydantic import BeforeValidator
 
 from specheads.errors import UserError
-from specheads.pair.sampling import Warp
+from specheads.pair.warp import WarpValues
 from specheads.settings import Built, Count, Settings, argument, setting
 
 if TYPE_CHECKING:
     from specheads.pair.pair import Pair
+    from specheads.pair.sampling import Warp
+else:
+    Warp = WarpValues  # the values are all that settings check, and sampling.py imports torch
 
 logger = logging.getLogger(__name__)
 
-NAMES = tuple(each.name for each in fields(Warp))
+NAMES = tuple(each.name for each in fields(WarpValues))
 
 
 @dataclass(frozen=True)
-class TargetWarp(Warp):
+class TargetWarp(WarpValues):
     """A warp whose values but the `given` ones are a target's.
 
     `of` takes them from it, until then they are those of transformers' generate.
@@ -31,7 +34,7 @@ class TargetWarp(Warp):
     )
     given: tuple[str, ...] = ()
 
-    def of(self, pair: "Pair") -> Warp:
+    def of(self, pair: "Pair") -> "Warp":
         """Return the warp for a pair, and log once where its values are from.
 
         Raises UserError for values that no warp has.
@@ -39,6 +42,8 @@ class TargetWarp(Warp):
         `do_sample` is not read: false is what nearly all have, and from greedy data heads would
         learn 0 and 1 only.
         """
+        from specheads.pair.sampling import Warp  # a pair is loaded, and torch with it
+
         config = getattr(pair.target, "generation_config", None)
         said = {name: value for name in NAMES if (value := getattr(config, name, None)) is not None}
         values: dict[str, Any] = self.values() | {"min_p": self.min_p}
@@ -72,7 +77,12 @@ def _or_targets(value: object) -> object:
     """
     if value is None or isinstance(value, Mapping):
         given = {name: each for name, each in (value or {}).items() if each is not None}
-        return TargetWarp(**given, given=tuple(given)) if set(given) <= set(NAMES) else value
+        if not set(given) <= set(NAMES):
+            return value
+        try:
+            return TargetWarp(**given, given=tuple(given))
+        except UserError as error:
+            raise UserError(f"warp.{error}") from None
     return value
 
 

@@ -20,11 +20,11 @@ from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerB
 from transformers.quantizers import AutoHfQuantizer
 
 from specheads.errors import UserError, is_out_of_memory
-from specheads.pair.config import ModelSource
 from specheads.pair.draft_vocabulary import FORM, SIZE, kept_tokens, restore, set_output
 from specheads.pair.quantization import QUANTIZATIONS, is_quantized, round_weights
 from specheads.pair.revisions import from_pretrained, resolve, without_warnings
 from specheads.pair.sampling import at_least_float32
+from specheads.pair.source import ModelSource
 from specheads.pair.synthetic import (
     is_synthetic,
     synthetic_config,

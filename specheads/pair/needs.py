@@ -15,6 +15,7 @@ from specheads.pair.language_model import LanguageModel, short_name, weightless_
 from specheads.pair.locations import EMBEDDED
 from specheads.pair.padding import BATCH_TOKENS, SLICE_ELEMENTS
 from specheads.pair.quantization import QUANTIZATIONS
+from specheads.pair.source import ModelSource
 from specheads.storage.files import amount
 
 logger = logging.getLogger(__name__)
@@ -32,7 +33,7 @@ def pair_needs(config: PairConfig, only_draft: bool = False) -> list[str]:
     types = list[str]()
     is_known = True
     for role in ("draft", "target") if config.draft else ("target",):
-        source = config.source(role)
+        source = ModelSource.of(config, role)
         number = ""
         is_loaded = role == "draft" or not only_draft
         try:

@@ -22,7 +22,7 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from specheads.errors import UserError, is_count
-from specheads.pair.config import INSTRUCTION, ModelSource, PairConfig, checked_dtype, pair_config
+from specheads.pair.config import INSTRUCTION, PairConfig, pair_config
 from specheads.pair.draft_vocabulary import borrow_embedding, borrows_embedding, kept_tokens
 from specheads.pair.initial_draft import TargetLayers
 from specheads.pair.language_model import (
@@ -39,6 +39,7 @@ from specheads.pair.revisions import (
     revision_of,
     set_draft_temperature,
 )
+from specheads.pair.source import ModelSource, checked_dtype
 from specheads.storage.files import without_home
 
 Message = Mapping[str, object]  # of a conversation: its role, content and the like
@@ -423,7 +424,7 @@ def _load_pair(config: PairConfig, only_draft: bool, new_draft: TargetLayers | N
     draft_id = new_draft.name if new_draft else str(config.draft)
     if config.draft_temperature is not None:
         set_draft_temperature(draft, config.draft_temperature)
-    sources = {role: config.source(role) for role in ("target", "draft")}
+    sources = {role: ModelSource.of(config, role) for role in ("target", "draft")}
     stored = {role: source.rounded_form or source.quantization for role, source in sources.items()}
     pair = Pair(
         target=target,
@@ -517,13 +518,13 @@ def _tokenizer(
     Raises UserError if models have others.
     """
     location = config.tokenizer or config.target
-    source = config.source("target")
+    source = ModelSource.of(config, "target")
     tokenizer = load_tokenizer(
         location, None if config.tokenizer else source.revision, source.trust_remote_code
     )
 
     def compared(role: str) -> Tensor | None:
-        source = config.source(role)
+        source = ModelSource.of(config, role)
         try:
             theirs = load_tokenizer(source.location, source.revision, source.trust_remote_code)
         except UserError:
@@ -558,8 +559,8 @@ def _models(
     config: PairConfig, only_draft: bool, new_draft: TargetLayers | None
 ) -> tuple[PreTrainedModel, PreTrainedModel]:
     # The draft first: a target that may be spread over devices takes what is left.
-    draft = None if new_draft else load_model(config.source("draft"))
-    source = config.source("target")
+    draft = None if new_draft else load_model(ModelSource.of(config, "draft"))
+    source = ModelSource.of(config, "target")
     target = weightless_model(source) if only_draft else load_model(source)
     if config.device_map and source.device.startswith("cuda"):
         _check_spread(getattr(target, "hf_device_map", {}), str(config.target))

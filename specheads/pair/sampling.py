@@ -7,27 +7,14 @@ on the rest of its batch.
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, fields
-from typing import Annotated
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from specheads.errors import UserError
-from specheads.settings import Count, Probability, argument, check_arguments, number
-
-# Of a top_p, and of a temperature above 0: with much smaller ones float32 has infinite logits and
-# NaN probabilities
-LEAST = 1e-6
-_TopP = Annotated[float, number(f"a number from {LEAST:g} to 1", lambda value: LEAST <= value <= 1)]
-_Temperature = Annotated[
-    float,
-    number(
-        f"0 or a number from {LEAST:g} to {1 / LEAST:g}",
-        lambda value: value == 0 or LEAST <= value <= 1 / LEAST,
-    ),
-]
+from specheads.pair.warp import WarpValues
 
 
 class Sampling:
@@ -100,37 +87,10 @@ def tokens_at(probs: Tensor, uniforms: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Warp:
+class Warp(WarpValues):
     """Temperature, then top-k, then top-p, then min-p (Nguyen et al. 2024), as transformers' logits
     warpers apply them.
     """
-
-    temperature: _Temperature = argument(
-        1.0, "the number that divides the logits; 0: greedy, whatever the others are"
-    )
-    top_k: Count = argument(0, "the number of most likely tokens to keep, for example 50; 0: all")
-    top_p: _TopP = argument(
-        1.0, "the probability that the most likely tokens to keep must reach together; 1: all"
-    )
-    min_p: Probability = argument(
-        0.0, "the share of the largest probability that tokens to keep must reach; 0: all"
-    )
-
-    def __post_init__(self) -> None:
-        check_arguments(self)
-
-    @property
-    def greedy(self) -> bool:
-        """Whether the most likely token always has probability one."""
-        return self.temperature == 0
-
-    def values(self) -> dict[str, float]:
-        """Return the values by name, as caches and heads have them.
-
-        Min_p only where it is on: it is younger than they are.
-        """
-        values = {each.name: getattr(self, each.name) for each in fields(Warp)}
-        return {name: value for name, value in values.items() if name != "min_p" or value}
 
     def __call__(self, logits: Tensor) -> Tensor:
         """Return probabilities (..., V), float32 or wider, of logits (..., V) of any float type.

@@ -17,6 +17,7 @@ from pyarrow import parquet
 
 from specheads.errors import UserError
 from specheads.pair.revisions import resolve
+from specheads.prompts.data_set_files import KINDS, WEB
 from specheads.prompts.templates import SourceRows, kind_of
 
 logger = logging.getLogger(__name__)
@@ -32,40 +33,6 @@ _UNREADABLE = (
     AttributeError,
     datasets.exceptions.DatasetsError,
 )
-_SUFFIXES = (".json", ".jsonl", ".csv", ".parquet", ".txt")
-_KINDS = "JSON, JSONL, CSV, Parquet or text file"
-_WEB = ("https://", "http://")
-
-
-def check_split(key: str, split: str) -> None:
-    """Raise UserError for a split that is not like "train[:500]"."""
-    try:
-        datasets.ReadInstruction.from_spec(split)
-    except ValueError:
-        raise UserError(
-            f"{key}={split!r} must be the name of a split or a slice of one, for example"
-            f" {key}=train or '{key}=\"train[:500]\"'."
-        ) from None
-
-
-def check_path(path: str) -> None:
-    """Raise UserError for a local path that holds nothing to read."""
-    local = Path(resolve(path))
-    suffix = local.suffix.lower()
-    is_file = local.is_file() or path.startswith(_WEB)
-    wrong = ""
-    if local.is_dir():
-        if not any((local / name).is_file() for name in ("dataset_dict.json", "state.json")):
-            wrong = "is a folder, but no data set that save_to_disk wrote"
-    elif is_file and suffix not in _SUFFIXES:
-        wrong = f"ends in {suffix}, but only {', '.join(_SUFFIXES)} are read"
-    elif not is_file and (suffix in _SUFFIXES or path.startswith(("/", "./", "../", "~"))):
-        wrong = f"is not there ({local.absolute()})"
-    if wrong:
-        raise UserError(
-            f"data.path={path!r} {wrong}; give a {_KINDS}, a folder of save_to_disk, or a hub data"
-            " set."
-        )
 
 
 def load_tables(
@@ -80,7 +47,7 @@ def load_tables(
         if not local.exists():
             datasets.disable_progress_bars()
             logger.info("data: loading %s, from its address or an earlier download", path)
-        if path.startswith(_WEB):
+        if path.startswith(WEB):
             local = Path(datasets.DownloadManager().download(path))
         loaded: datasets.Dataset | datasets.DatasetDict | None = None
         if local.is_dir():
@@ -216,6 +183,6 @@ def _not_loaded(path: str, name: str | None, is_local: bool, error: Exception) -
         return UserError(f"data.path={path!r} cannot be read ({reason}); write it again.")
     return UserError(
         f"data.path={path!r} with data.name={name} is no local file or folder, and could not be"
-        f" loaded: {reason}. Without a network, copy a {_KINDS} here and give data.path=<file>, or"
+        f" loaded: {reason}. Without a network, copy a {KINDS} here and give data.path=<file>, or"
         " copy the cache (HF_HOME) of a machine that has it."
     )

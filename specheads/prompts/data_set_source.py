@@ -9,6 +9,7 @@ from itertools import chain, zip_longest
 from typing import Literal
 
 from specheads.errors import UserError
+from specheads.prompts.data_set_files import check_path, check_split
 from specheads.prompts.prompt import FINAL, SPLITS, Prompt, check_some, scaled_down, text_id
 from specheads.prompts.templates import (
     NO_QUESTION,
@@ -100,8 +101,6 @@ class DatasetSource:
     )
 
     def __post_init__(self) -> None:
-        from specheads.prompts import data_set  # imports `datasets`: slow, and nano does without
-
         check_arguments(self, "data")
         check_some(self.num_train, self.num_dev, self.num_test, self.num_final)
         for name in ("template", "completion_template", "response_template"):
@@ -109,8 +108,8 @@ class DatasetSource:
                 self._parsed(name)
         for name in ("split", "test_split"):
             if (split := getattr(self, name)) is not None:
-                data_set.check_split(f"data.{name}", split)
-        data_set.check_path(self.path)
+                check_split(f"data.{name}", split)
+        check_path(self.path)
 
     def check_final(self) -> None:
         if not self.num_final:
@@ -127,7 +126,7 @@ class DatasetSource:
         With `responses` they have the data set's own. Raises UserError where it cannot be loaded,
         or the template does not fit.
         """
-        from specheads.prompts import data_set
+        from specheads.prompts import data_set  # imports `datasets`: slow, and nano does without
 
         template = self._parsed(
             "template" if chats or self.completion_template is None else "completion_template"

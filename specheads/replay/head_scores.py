@@ -92,11 +92,9 @@ def record_sets(
     folders = recorder.record(list(sets.values()))
     names: list[list[str]] = [[] for _ in folders]
     # The target takes longer than heads.
-    of_heads = ("predictions of heads", named, False)
-    of_target = ("the target's probabilities", {}, ground_truth)
-    for what, some, truth in (of_heads, of_target):
+    for what, some, truth in (("heads", named, False), ("the target", {}, ground_truth)):
         if some or truth:
-            with progress(what, total) as advance:
+            with progress(f"predictions of {what}", total) as advance:
                 for folder, of_folder in zip(folders, names, strict=True):
                     of_folder += add_predictions(folder, recorder.pair, some, truth, advance)
     return dict(zip(sets, map(load_recording, folders, names), strict=True))

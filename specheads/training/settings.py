@@ -2,10 +2,11 @@
 arguments of lightning.Trainer.
 """
 
-import inspect
+import ast
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Annotated, Literal
 
-import torch
 from pydantic import ConfigDict, PlainValidator, model_validator
 
 from specheads.errors import UserError, is_count
@@ -55,6 +56,21 @@ def _devices(value: object) -> object:
 Devices = Annotated[int | Literal["auto"] | list[int], PlainValidator(_devices)]
 
 
+def _arguments_of_trainer() -> list[str]:
+    """Return the names of lightning.Trainer's arguments, read in its source: its import takes
+    seconds.
+    """
+    package = find_spec("lightning")
+    assert package is not None and package.origin is not None
+    source = Path(package.origin).with_name("pytorch") / "trainer" / "trainer.py"
+    for node in ast.parse(source.read_text("utf-8")).body:
+        if isinstance(node, ast.ClassDef) and node.name == "Trainer":
+            methods = [each for each in node.body if isinstance(each, ast.FunctionDef)]
+            made = next(each for each in methods if each.name == "__init__")
+            return [each.arg for each in (*made.args.args[1:], *made.args.kwonlyargs)]
+    raise AssertionError(f"{source} has no class Trainer")
+
+
 class Loader(Settings):
     """How batches are loaded."""
 
@@ -97,9 +113,7 @@ class TrainerSettings(Settings):
         """Refuse arguments that lightning.Trainer does not know, or that are made here."""
         if not self.model_extra:
             return self
-        from lightning import Trainer  # slow to import, and needed only to know its arguments
-
-        known = [name for name in inspect.signature(Trainer).parameters if name not in MADE_HERE]
+        known = [name for name in _arguments_of_trainer() if name not in MADE_HERE]
         for name, value in self.model_extra.items():
             if name not in known:
                 raise unknown_key(f"trainer.{name}", value, known)
@@ -156,7 +170,7 @@ class Training(Warped):
         processes = Processes.this()
         batch_size = self.loader.batch_size
         check_launcher(self.trainer, processes)
-        count = count or num_processes(self.trainer, self.trainer.accelerator, processes)
+        count = count or named_processes(self.trainer, processes)
         if batch_size % count:
             raise UserError(
                 f"loader.batch_size={batch_size} rows cannot be split over {count} processes; give"
@@ -164,12 +178,14 @@ class Training(Warped):
             )
 
 
-def num_processes(settings: TrainerSettings, accelerator: str, processes: Processes) -> int:
-    """Return the number of processes that train."""
+def named_processes(settings: TrainerSettings, processes: Processes) -> int:
+    """Return how many processes a launcher or the settings name; 1 for devices=auto, which the
+    trainer counts.
+    """
     if processes.launcher:
         return processes.count
     if settings.devices == "auto":
-        return max(1, torch.cuda.device_count()) if accelerator in ("cuda", "gpu") else 1
+        return 1
     return len(settings.devices) if isinstance(settings.devices, list) else settings.devices
 
 

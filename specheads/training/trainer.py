@@ -35,7 +35,7 @@ from specheads.progress import Advance, progress
 from specheads.storage.files import temporary_of, write_whole
 from specheads.storage.runs import is_resumed
 from specheads.training.curve_module import CurveModule
-from specheads.training.settings import TrainerSettings, Training, check_launcher, num_processes
+from specheads.training.settings import TrainerSettings, Training, check_launcher, named_processes
 
 logger = logging.getLogger(__name__)
 
@@ -390,6 +390,13 @@ def placement(
             save_distributed_checkpoint=False,
         )
     return arguments
+
+
+def num_processes(settings: TrainerSettings, accelerator: str, processes: Processes) -> int:
+    """Return the number of processes that train."""
+    if settings.devices == "auto" and not processes.launcher and accelerator in ("cuda", "gpu"):
+        return max(1, torch.cuda.device_count())
+    return named_processes(settings, processes)
 
 
 def _join_again(processes: Processes, accelerator: str) -> None:

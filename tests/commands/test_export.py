@@ -7,7 +7,7 @@ import torch
 
 from specheads.errors import UserError
 from specheads.heads.head import AcceptanceHead, HeadConfig, load_head, save_head
-from specheads.integrations.formats import drafting_of
+from specheads.integrations.engines import drafting_of
 
 
 @pytest.fixture

@@ -12,7 +12,6 @@ from commands import shell
 from warm_processes import run as run_warm
 
 import specheads
-from specheads.commands import compose
 from specheads.commands import main as main_module
 from specheads.commands.main import VERB_OF_PARENT, function_of
 from specheads.commands.verbs import VERBS
@@ -104,30 +103,11 @@ def test_a_pair_of_a_folder_of_configs_is_used_and_passed_on(tmp_path):
     assert f"next: specheads train {' '.join(words[1:])}" in done.stdout
 
 
-@pytest.mark.parametrize(
-    ("words", "large"),
-    [
-        (["--help"], {"torch", "transformers", "lightning", "hydra", "rich", "yaml"}),
-        (["train", "--help"], {"torch", "transformers", "lightning"}),
-    ],
-)
-def test_help_imports_no_large_library(words, large):
-    compose.keys_of("train")  # notes them
-    script = f"import sys; from {main_module.__name__} import run; run({words})"
+def test_the_list_of_verbs_imports_no_library():
+    large = {"torch", "pydantic", "hydra", "rich", "yaml"}
+    script = f"import sys; from {main_module.__name__} import run; run(['--help'])"
     script += f"; assert not {large} & set(sys.modules)"
     done = subprocess.run(
         [sys.executable, "-c", script], check=False, env=shell(), capture_output=True, text=True
     )
     assert done.returncode == 0, done.stderr
-
-
-def test_noted_keys_are_read_until_the_source_changes(tmp_path, monkeypatch):
-    monkeypatch.setenv("SPECHEADS_CACHE", str(tmp_path))
-    keys = compose.keys_of("train")
-    (note,) = (tmp_path / "keys").iterdir()
-    assert compose.keys_of("train") == keys and keys.defaults["head"]["depth"] == 3
-    assert "residual" in keys.sentences["head.depth"]
-    note.write_text(json.dumps([{}, {"noted": "so"}]))
-    assert compose.keys_of("train").sentences == {"noted": "so"}
-    note.write_text("{")
-    assert compose.keys_of("train") == keys

@@ -49,26 +49,32 @@ def test_a_probe_says_what_to_do(tmp_path, capsys):
     assert sorted((tmp_path / "data" / "recordings").iterdir()) == made and len(made) == 2
 
 
-def test_the_next_command_has_the_same_prompts(tmp_path, capsys):
+def test_the_next_command_has_the_same_prompts(tmp_path, monkeypatch, run):
+    monkeypatch.chdir(tmp_path)
     rows = [json.dumps({"instruction": f"Say {number}."}) for number in range(9)]
-    (file := tmp_path / "mine.jsonl").write_text("\n".join(rows))
-    found = evaluate.probe_pair(composed(tmp_path, "data=alpaca", f"prompts={file}"))
-    assert f" data.path={file}" in found.answer.command
-    *_, numbers, following = capsys.readouterr().out.splitlines()
-    assert numbers == f"numbers: {tmp_path / 'probe.json'}"
-    assert following == f"next: {found.answer.command}"
+    (tmp_path / "mine.jsonl").write_text("\n".join(rows))
+    code, text, _ = run("probe", *SMALL, "data=alpaca", "data.path=mine.jsonl")
+    (numbers,) = tmp_path.glob("outputs/probe/*/probe.json")
+    *_, where, following = text.splitlines()
+    assert code == 0 and where == f"numbers: {numbers.relative_to(tmp_path)}"
+    assert following.startswith("next: specheads ")
+    assert "data=alpaca data.path=mine.jsonl" in following
+    assert following == f"next: {json.loads(numbers.read_text())['answer']['command']}"
+
+
+def test_the_prompts_of_an_embedded_pair_have_no_file(run):
+    code, _, error = run("probe", "model=nano", "data.path=mine.jsonl")
+    assert code == 2 and "the chosen data set reads no file; add data=alpaca" in error
 
 
 def test_own_prompts_are_read_from_a_file(tmp_path):
     rows = [json.dumps({"instruction": f"Say {number}.", "input": ""}) for number in range(9)]
     (tmp_path / "mine.jsonl").write_text("\n".join(rows))
     data = evaluate._probed_prompts(
-        composed(tmp_path, "data=alpaca", f"prompts={tmp_path / 'mine.jsonl'}")
+        composed(tmp_path, "data=alpaca", f"data.path={tmp_path / 'mine.jsonl'}")
     )
     prompts = list(data.source.load(False))
     assert [prompt.text for prompt in prompts] == [f"Say {number}." for number in range(6)]
-    with pytest.raises(UserError, match="reads no file; add data=alpaca"):
-        evaluate._probed_prompts(composed(tmp_path, f"prompts={tmp_path / 'mine.jsonl'}"))
 
 
 def test_too_few_prompts_are_named(tmp_path):

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from pathlib import Path
 
 import pytest
 
@@ -46,19 +47,29 @@ def outputs(tmp_path, monkeypatch):
 
 def test_runs_and_heads_are_listed_with_their_figures(outputs, run):
     code, text, _ = run("runs")
-    lines = [" ".join(line.split()) for line in text.splitlines()]
-    assert code == 0
-    assert "outputs/head/a/heads/one KL 0.250, AUROC 0.750 model=nano head.depth=1" in lines
-    assert "outputs/head/a/heads/two KL 0.500, AUROC 0.750 model=nano head.depth=1" in lines
-    used = "outputs/evaluate/b use fixed_length(num_tokens=3), 1.30 times the target alone"
-    assert used in lines
-    assert "outputs/distill/d/draft acceptance 0.625" in lines
-    assert any(line.startswith("outputs/head/damaged/heads/one") for line in lines)
-    places = [text.index(f"head/sweep/{number} ") for number in (0, 2, 10)]
-    assert (
-        places == sorted(places)
-        and "outputs/head/sweep/2 unfinished model=nano head.depth=2" in lines
-    )
+    assert code == 0 and f"relative to {outputs}" in text.replace("~", str(Path.home()))
+    for path, about in (
+        ("head/a/heads/one", "KL 0.250, AUROC 0.750; model=nano head.depth=1"),
+        ("head/a/heads/two", "KL 0.500, AUROC 0.750; model=nano head.depth=1"),
+        ("evaluate/b", "use fixed_length(num_tokens=3), 1.30 times the target alone"),
+        ("distill/d/draft", "acceptance 0.625"),
+        ("head/sweep/2", "unfinished; model=nano head.depth=2"),
+    ):
+        assert f"\noutputs/{path}\n  {about}\n" in text
+    assert "\noutputs/head/damaged/heads/one\n" in text
+    places = [text.index(f"head/sweep/{number}\n") for number in (0, 2, 10)]
+    assert places == sorted(places)
+
+
+def test_no_path_is_broken_in_a_narrow_terminal(outputs, run, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "40")
+    long = outputs / "outputs" / "head" / "2026-11-30_01-44-34" / "heads" / "next_token-d3-r1-long"
+    long.mkdir(parents=True)
+    (long.parents[1] / "run.json").write_text("{}")
+    (long / "config.json").write_text(json.dumps({"train": {"test": {"kl": 0.5}}}))
+    lines = run("runs", f"outputs={outputs / 'outputs'}")[1].splitlines()
+    assert str(long.relative_to(outputs)) in lines
+    assert all(len(line) <= 40 for line in lines[1:] if line.startswith("  "))
 
 
 @pytest.mark.parametrize(

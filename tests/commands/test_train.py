@@ -6,14 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from specheads.commands.compose import command_config, settings_of
-from specheads.commands.train import _advice, _checked_settings, _print_heads
-from specheads.errors import UserError
+from specheads.commands.train import _advice, _print_heads
 from specheads.replay.information import Information
 from specheads.replay.intervals import Interval
 from specheads.training.heads.calibrate import Calibrated
 from specheads.training.heads.head_training import DevLoss, TrainedHeads
-from specheads.training.heads.settings import HeadTraining
 
 
 def trained(number, path, low=0.05, high=0.2):
@@ -112,36 +109,3 @@ def test_heads_that_learned_nothing_are_named_and_not_built_on(
 
 
 # --- before a training
-
-
-@pytest.mark.parametrize("split", ["train", "dev", "test"])
-def test_a_training_needs_prompts_of_every_split(split):
-    with pytest.raises(UserError) as error:
-        _checked_settings(
-            HeadTraining, command_config("train", ["model=nano", f"data.num_{split}=0"])
-        )
-    assert (
-        str(error.value)
-        == f"data.num_{split}=0 must be a positive integer; training needs prompts of every split."
-    )
-
-
-def test_settings_are_those_of_the_command_line_and_fit_its_processes():
-    given = command_config("train", ["model=nano", "heads=lookahead", "loader.batch_size=6"])
-    assert (
-        _checked_settings(HeadTraining, given) == settings_of(HeadTraining, given)
-        and given.heads == "lookahead"
-    )
-    with pytest.raises(
-        UserError, match="loader.batch_size=6 rows cannot be split over 4 processes"
-    ):
-        _checked_settings(
-            HeadTraining,
-            command_config("train", ["model=nano", "loader.batch_size=6", "trainer.devices=4"]),
-        )
-    # A mistake in what makes the data.
-    with pytest.raises(UserError, match="model.quantization=int8"):
-        _checked_settings(
-            HeadTraining,
-            command_config("train", ["model=nano", "model.quantization=int8", "runner=vllm"]),
-        )

@@ -16,9 +16,10 @@ from specheads.evaluation import presentation
 from specheads.evaluation.batches import BatchRun, batch_rows
 from specheads.evaluation.candidates import TARGET_ALONE, Candidate
 from specheads.evaluation.evaluate import evaluate
+from specheads.evaluation.keys import RecordingSettings
 from specheads.evaluation.presentation import print_report
 from specheads.evaluation.prompt_sets import PromptData
-from specheads.evaluation.settings import Evaluation, RecordingSettings
+from specheads.evaluation.settings import Evaluation
 from specheads.storage.files import write_json
 from specheads.storage.runs import STATE
 

@@ -19,6 +19,7 @@ from specheads.decoding.verification import BlockVerification
 from specheads.evaluation import assembly, conclusions, presentation
 from specheads.evaluation import evaluate as evaluation
 from specheads.evaluation.candidates import CostTable, RuleChoice, candidates
+from specheads.evaluation.keys import RecordingSettings
 from specheads.evaluation.page import figures
 from specheads.evaluation.prompt_sets import PromptData
 from specheads.evaluation.replayed_sets import Results
@@ -31,7 +32,7 @@ from specheads.evaluation.report import (
     Report,
     Verdict,
 )
-from specheads.evaluation.settings import Evaluation, RecordingSettings
+from specheads.evaluation.settings import Evaluation
 from specheads.pair.sampling import Warp
 from specheads.replay.intervals import Interval
 from specheads.storage.files import write_json

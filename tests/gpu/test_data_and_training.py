@@ -14,7 +14,8 @@ from specheads.data_gen.shard_rows import label_responses
 from specheads.decoding.responses import Responder
 from specheads.heads.batch import HeadBatch, head_features
 from specheads.prompts.prompt import ResponseLimits
-from specheads.training.heads.bank import HeadBank, HeadSpec
+from specheads.training.heads.bank import HeadBank
+from specheads.training.heads.settings import HeadSpec
 from tests.gpu.checks import ENGINES, moved, random_prompt, with_angles_of_the_cpu
 
 VOCAB = 12

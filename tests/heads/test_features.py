@@ -7,7 +7,8 @@ import torch
 from fakes import needs_compiler, tiny_pair
 
 from specheads import AcceptanceHead, HeadConfig, SpeculativeDecoder, Warp, load_pair, stopping
-from specheads.heads.features import RECORDED, drafting_features
+from specheads.heads.config import KNOWN_INPUTS
+from specheads.heads.features import FEATURES, RECORDED, drafting_features
 from specheads.pair.draft_vocabulary import keep_tokens
 
 DISTRIBUTION = ("draft_prob", "max_prob", "entropy", "second_prob")
@@ -34,6 +35,13 @@ def test_features_of_the_distribution_are_those_of_the_softmax():
     for name, expected in by_definition(logits, token).items():
         assert torch.allclose(features[name], expected, atol=1e-12, rtol=1e-12), name
     assert features["second_prob"][0, 0] == features["max_prob"][0, 0]
+
+
+def test_every_known_input_of_a_head_is_a_feature():
+    for names in KNOWN_INPUTS.values():
+        assert set(names) <= set(FEATURES)
+    # One that differs between the tokens of a position is not known where the head reads its state.
+    assert not [name for name in KNOWN_INPUTS["input_token"] if FEATURES[name].of_token]
 
 
 def test_features_of_half_precision_are_computed_in_float32():

@@ -221,7 +221,7 @@ def exported_once(tmp_path_factory):
     )
     torch.nn.init.normal_(head.readout.weight)
     folder = save_head(head, tmp_path_factory.mktemp("exported") / "head", torch.randn(32, 8))
-    for _, write in FORMATS.values():
+    for write in FORMATS.values():
         write(load_head(folder), folder)
     return folder
 

@@ -27,10 +27,11 @@ from specheads.heads.head import AcceptanceHead, HeadConfig, load_head, save_hea
 from specheads.heads.head_folder import store_in_config
 from specheads.heads.portable.standalone_head import DraftRound, StandaloneHead
 from specheads.heads.train_prompts import TrainPrompts
-from specheads.pair.config import ModelSource, config_folder, pair_config
+from specheads.pair.config import config_folder, pair_config
 from specheads.pair.language_model import LanguageModel, load_model, load_tokenizer
 from specheads.pair.revisions import resolve
 from specheads.pair.sampling import Warp
+from specheads.pair.source import ModelSource
 from specheads.prompts.data_set_source import DatasetSource
 from specheads.prompts.prompt import Prompt, ResponseLimits
 from specheads.replay.head_scores import add_predictions, head_fingerprint

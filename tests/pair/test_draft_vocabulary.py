@@ -15,7 +15,6 @@ from transformers import Gemma2Config, Gemma2ForCausalLM
 from specheads import SpeculativeDecoder, UserError, Warp, load_pair
 from specheads.decoding.stopping import FixedLength
 from specheads.decoding.verification import BlockVerification, TokenVerification
-from specheads.pair.config import ModelSource
 from specheads.pair.draft_vocabulary import (
     borrow_embedding,
     borrows_embedding,
@@ -28,6 +27,7 @@ from specheads.pair.language_model import LanguageModel, weightless_model
 from specheads.pair.pair import load_draft
 from specheads.pair.quantization import lattice_of, on_lattice
 from specheads.pair.revisions import set_draft_temperature
+from specheads.pair.source import ModelSource
 from specheads.training.distill.distill_loss import forward_kl
 
 TOKENS = torch.arange(5, 25)[None]

@@ -12,8 +12,8 @@ from fakes import tiny_llama
 from specheads import load_pair
 from specheads.data_gen.run import generate_data
 from specheads.data_gen.settings import DataGeneration
-from specheads.pair.config import ModelSource
 from specheads.pair.language_model import chosen_dtype, load_model, weightless_model
+from specheads.pair.source import ModelSource
 from specheads.prompts.sources import NanoSource
 
 SMALL = {"max_new_tokens": 8, "samples_per_position": 2}

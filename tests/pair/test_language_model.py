@@ -8,8 +8,8 @@ from architectures import LENGTH, VOCAB_SIZE, tiny_config, tiny_model
 from fakes import tiny_pair
 
 from specheads import UserError
-from specheads.pair.config import ModelSource
 from specheads.pair.language_model import LanguageModel, load_model
+from specheads.pair.source import ModelSource
 
 
 @pytest.fixture

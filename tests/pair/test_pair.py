@@ -14,11 +14,12 @@ from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
 from specheads import UserError, load_pair
-from specheads.pair.config import checked_device, pair_config
+from specheads.pair.config import pair_config
 from specheads.pair.language_model import LanguageModel
 from specheads.pair.pair import _check_spread, _check_vocabulary, known_tokens, load_draft, remarks
 from specheads.pair.revisions import resolve, revision_at, revision_of, set_draft_temperature
 from specheads.pair.sampling import Warp
+from specheads.pair.source import checked_device
 from specheads.prompts.prompt import response_provenance
 from specheads.storage import files
 
@@ -106,11 +107,11 @@ def test_a_folder_without_weights_has_no_version(nano, tmp_path):
         ),
         (
             {"name": "nano", "dtype": "float61"},
-            "dtype='float61' must be a floating-point type; use auto, float32",
+            "model.dtype=float61 must be a floating-point type; use auto, float32",
         ),
         ({"name": "nano", "device": "gpu9"}, "device='gpu9' cannot be used here"),
         ({"draft": None, "target": "embedded:nano/target"}, "a pair needs both"),
-        ({"name": "nano", "tap": 3}, r"model\.tap=3 is not known; expected one of draft, target"),
+        ({"name": "nano", "tap": 3}, r"model\.tap=3 is not known; .*expected one of draft, target"),
         (
             {"name": "nano", "chat": 1},
             r"model\.chat=1 must be true or false; it is whether instructions",

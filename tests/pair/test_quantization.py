@@ -11,7 +11,7 @@ from families import CONFIGS, tiny_model
 import specheads.pair.quantization
 from specheads import SpeculativeDecoder, UserError, Warp, load_pair
 from specheads.decoding.stopping import FixedLength
-from specheads.pair import language_model
+from specheads.pair import config, language_model
 from specheads.pair.config import pair_config
 from specheads.pair.initial_draft import TargetLayers
 from specheads.pair.language_model import chosen_dtype
@@ -23,9 +23,14 @@ from specheads.pair.quantization import (
     on_lattice,
     round_weights,
 )
+from specheads.pair.source import ModelSource
 from specheads.prompts.prompt import response_provenance
 from specheads.training.distill.distillation import distill
 from specheads.training.distill.settings import Distillation
+
+
+def test_every_name_of_the_config_is_a_way_to_store_weights():
+    assert tuple(QUANTIZATIONS) == config.QUANTIZATIONS
 
 
 def test_an_unknown_quantization_is_refused():
@@ -54,7 +59,7 @@ def test_a_missing_package_is_refused_with_the_line_that_installs_it(name, monke
             rf" {package}\)"
         ),
     ):
-        pair_config("nano", quantization=name)
+        ModelSource.of(pair_config("nano", quantization=name), "target")
     usable.add(package)
     assert check_quantization(name) == name
 
@@ -64,7 +69,7 @@ def test_a_quantization_of_gpus_is_refused_on_a_cpu(monkeypatch):
     with pytest.raises(
         UserError, match="model.quantization=fp8 is for GPUs; on a CPU use int8 or int4"
     ):
-        pair_config("nano", quantization="fp8")
+        ModelSource.of(pair_config("nano", quantization="fp8"), "target")
 
 
 def test_a_draft_is_not_made_of_a_quantized_target():
@@ -145,7 +150,7 @@ def test_a_rounded_model_runs_in_float32_whatever_the_cpu_has(monkeypatch):
     monkeypatch.setattr(language_model, "_has_instructions", lambda *names: True)
     for quantization, dtype in (("int8", torch.float32), (None, torch.bfloat16)):
         config = pair_config("nano", device="cpu", dtype="auto", quantization=quantization)
-        assert chosen_dtype(config.source("target")) == dtype
+        assert chosen_dtype(ModelSource.of(config, "target")) == dtype
 
 
 def test_caches_tell_quantized_models_apart(quantized, nano):

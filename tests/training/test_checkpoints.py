@@ -13,9 +13,10 @@ from specheads.heads.batch import collate
 from specheads.heads.head import HeadConfig
 from specheads.interrupts import Interrupted, Request
 from specheads.storage.files import write_json
-from specheads.training.heads.bank import HeadBank, HeadSpec
+from specheads.training.heads.bank import HeadBank
 from specheads.training.heads.head_module import HeadModule
 from specheads.training.heads.mixed_responses import MixedResponses
+from specheads.training.heads.settings import HeadSpec
 from specheads.training.loaders import ResumableData
 from specheads.training.settings import Optimizer
 from specheads.training.trainer import Checkpoints, checkpoint_to_resume, differences

@@ -10,8 +10,8 @@ from specheads import UserError
 from specheads.processes import Processes
 from specheads.training.distill.settings import Distillation
 from specheads.training.heads.settings import HeadTraining
-from specheads.training.settings import TrainerSettings, num_processes
-from specheads.training.trainer import SrunEnvironment, placement
+from specheads.training.settings import TrainerSettings
+from specheads.training.trainer import SrunEnvironment, num_processes, placement
 
 ALONE = Processes(None, 0, 1, 0, 1)
 TORCHRUN = Processes("torchrun", 3, 8, 1, 2)  # 4 machines

@@ -254,7 +254,7 @@ def test_the_settings_of_an_evaluation_are_ones_that_vllm_takes(folders, tmp_pat
     from vllm.engine.arg_utils import EngineArgs
     from vllm.utils.argparse_utils import FlexibleArgumentParser
 
-    from specheads.integrations.formats import ENGINES, DraftLength, EngineDrafting
+    from specheads.integrations.engines import ENGINES, DraftLength, EngineDrafting
 
     lengths = [DraftLength(1, 5), DraftLength(4, 3), DraftLength(16, 0)]
     written = ENGINES["vllm"][1](EngineDrafting(str(folders["draft"]), lengths, None))

@@ -5,7 +5,6 @@ PyTorch.
 """
 
 import logging
-import os
 from collections.abc import Sequence
 
 from specheads.decoding.engine.artefacts import compile_ahead
@@ -16,6 +15,7 @@ from specheads.decoding.engine.cuda_graph import GraphEngine
 from specheads.decoding.engine.eager import EagerEngine, Engine, Engines, ForwardOutput, StepMemory
 from specheads.decoding.engine.own_cache import OwnCacheEngine, WholeTexts, cache_of
 from specheads.decoding.engine.reading import RowPlaces, TreeSlots
+from specheads.decoding.engine_names import resolve_engine
 from specheads.errors import UserError
 from specheads.pair.language_model import LanguageModel
 
@@ -39,19 +39,6 @@ __all__ = [
 ]
 
 logger = logging.getLogger(__name__)
-
-_ENGINES = ("eager", "compiled", "cuda_graph")
-
-
-def resolve_engine(name: str) -> str:
-    """Return `name`, or for `auto` the environment's engine if it names one.
-
-    Raises UserError for an unknown engine.
-    """
-    name = os.environ.get("SPECHEADS_ENGINE") or name if name == "auto" else name
-    if name not in ("auto", *_ENGINES):
-        raise UserError(f"engine={name} must be one of auto, {', '.join(_ENGINES)}.")
-    return name
 
 
 def make_engine(

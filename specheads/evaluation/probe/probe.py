@@ -26,15 +26,15 @@ from specheads.evaluation.probe.prediction import (
     head_name,
     speed_of,
 )
+from specheads.evaluation.probe.settings import Probe
 from specheads.evaluation.prompt_sets import PromptData, PromptSet
 from specheads.evaluation.replayed_sets import RecordedSet, counts_of, recorded_text
-from specheads.evaluation.settings import EngineName, Evaluation
+from specheads.evaluation.settings import Evaluation
 from specheads.evaluation.setup import Setup, versions
 from specheads.evaluation.sweep import Measured, doubts_of_machine
 from specheads.heads.config import HeadConfig
 from specheads.heads.head import AcceptanceHead, LocatedHead
 from specheads.heads.train_prompts import TrainPrompts
-from specheads.pair.generation_config import Warped
 from specheads.pair.pair import Pair
 from specheads.progress import progress, stage
 from specheads.replay.head_scores import record_sets
@@ -42,31 +42,6 @@ from specheads.replay.information import Information, information
 from specheads.replay.intervals import Interval, halves, interval, resample_counts
 from specheads.replay.recording import Recorder
 from specheads.replay.response_tree import RecordSettings
-from specheads.settings import PositiveCount, PositiveNumber, Seed, Text, setting
-
-
-class Probe(Warped):
-    """How much of a pair is looked at.
-
-    The defaults take about five minutes for the embedded pairs, and cold compilation.
-    """
-
-    seed: Seed = setting(0, "seed of everything that is sampled")
-    engine: EngineName = setting(
-        "auto", "how models are run while steps are timed: auto, eager, compiled, cuda_graph"
-    )
-    prompts: Text | None = setting(
-        None,
-        "a file of prompts, with the templates of data= (for a pair of your own, data=alpaca);"
-        " null: dev prompts of data=",
-    )
-    num_prompts: PositiveCount = setting(
-        48, "prompts to record; half of them choose for the others"
-    )
-    max_new_tokens: PositiveCount = setting(
-        512, "longest response, in tokens", config="${data.max_new_tokens}"
-    )
-    timing_seconds: PositiveNumber = setting(20.0, "time steps for at most so many seconds")
 
 
 @dataclass(frozen=True)

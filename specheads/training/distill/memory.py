@@ -8,9 +8,10 @@ import torch
 from transformers import PreTrainedModel
 
 from specheads.errors import UserError
-from specheads.pair.config import PairConfig, checked_device
+from specheads.pair.config import PairConfig
 from specheads.pair.language_model import weightless_model
 from specheads.pair.quantization import QUANTIZATIONS
+from specheads.pair.source import ModelSource, checked_device
 from specheads.training.distill.muon import matrices_of_layers
 from specheads.training.distill.settings import Distillation
 
@@ -49,7 +50,7 @@ def check_config(config: PairConfig, settings: Distillation) -> None:
 
     def weightless(role: str) -> PreTrainedModel:
         # The device decides the type of the weights
-        return weightless_model(replace(config.source(role), device=str(device)))
+        return weightless_model(replace(ModelSource.of(config, role), device=str(device)))
 
     target = weightless("target")
     initial = settings.initial_draft

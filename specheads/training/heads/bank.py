@@ -3,24 +3,15 @@ bank of one.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear, silu, softplus
 
-from specheads.heads.head import AcceptanceHead, HeadConfig, set_scale
+from specheads.heads.head import AcceptanceHead, set_scale
 from specheads.heads.portable.network import Network, assemble
-
-
-@dataclass(frozen=True)
-class HeadSpec:
-    """One head of a bank: its config and the weight of rejections in its loss."""
-
-    name: str
-    config: HeadConfig
-    reject_weight: float = 1.0
+from specheads.training.heads.settings import HeadSpec
 
 
 class HeadStack(nn.Module):

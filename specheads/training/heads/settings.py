@@ -4,13 +4,13 @@ values in lists.
 
 import itertools
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal, TypeVar
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 from pydantic import AfterValidator, model_validator
 
 from specheads.errors import UserError
 from specheads.heads.config import DEFAULT_INPUTS, KNOWN_INPUTS, HeadConfig
-from specheads.pair.pair import Pair
 from specheads.settings import (
     Count,
     NonNegativeNumber,
@@ -23,8 +23,10 @@ from specheads.settings import (
     setting,
     shown,
 )
-from specheads.training.heads.bank import HeadSpec
 from specheads.training.settings import Optimizer, Training
+
+if TYPE_CHECKING:
+    from specheads.pair.pair import Pair
 
 T = TypeVar("T")
 # SpecDec++ mixes because its heads read the drafted token. A look-ahead head does not, and the
@@ -40,6 +42,15 @@ RESPONSE_SHARE = {"input_token": 0.15, "next_token": 1.0}
 REJECT_WEIGHT = {"input_token": 6.0, "next_token": 1.0}
 # At 1, an input_token head would have nothing to predict
 LARGEST_RESPONSE_SHARE = {"input_token": 0.99, "next_token": 1.0}
+
+
+@dataclass(frozen=True)
+class HeadSpec:
+    """One head of a bank: its config and the weight of rejections in its loss."""
+
+    name: str
+    config: HeadConfig
+    reject_weight: float = 1.0
 
 
 def checked_share(predicts: str, response_share: float | None) -> float:
@@ -146,7 +157,7 @@ class HeadTraining(Training):
     def predicts(self) -> Predicts:
         return KINDS[self.heads]
 
-    def specs(self, pair: Pair | None = None) -> list[HeadSpec]:
+    def specs(self, pair: "Pair | None" = None) -> list[HeadSpec]:
         """Return the heads to train for a pair, one for each combination of values.
 
         Without a pair sizes are 1, to check settings before models are loaded. A head's name has
@@ -217,7 +228,7 @@ def _choices(value: T | tuple[T, ...]) -> tuple[T, ...]:
     return value if isinstance(value, tuple) else (value,)
 
 
-def _properties(pair: Pair | None) -> dict[str, Any]:
+def _properties(pair: "Pair | None") -> dict[str, Any]:
     """Return what a head's config says about its pair."""
     if pair is None:
         return {"hidden_size": 1, "embedding_size": 1}

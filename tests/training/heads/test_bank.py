@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from specheads.heads.head import AcceptanceHead, HeadConfig, set_scale
-from specheads.training.heads.bank import HeadBank, HeadSpec, HeadStack, weighted_bce
+from specheads.training.heads.bank import HeadBank, HeadStack, weighted_bce
+from specheads.training.heads.settings import HeadSpec
 
 SIZE = 12
 NUM_TOKENS = 40

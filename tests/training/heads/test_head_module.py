@@ -15,9 +15,10 @@ from specheads.heads.batch import collate
 from specheads.heads.head import HeadConfig
 from specheads.heads.metrics import prediction_metrics
 from specheads.training.curve_module import cosine_after_warmup
-from specheads.training.heads.bank import HeadBank, HeadSpec
+from specheads.training.heads.bank import HeadBank
 from specheads.training.heads.head_module import HeadModule
 from specheads.training.heads.mixed_responses import MixedResponses
+from specheads.training.heads.settings import HeadSpec
 from specheads.training.loaders import ResumableData
 from specheads.training.settings import Optimizer
 
