@@ -24,12 +24,8 @@ from specheads.load import threads_by_load
 from specheads.pair.needs import memory_of, memory_parts
 from specheads.pair.padding import BATCH_TOKENS, batches_of_tokens
 from specheads.pair.pair import Pair
-<<<<<<< HEAD
-from specheads.pair.sampling import Warp, computing_with
-from specheads.progress import Advance, progress
-=======
 from specheads.pair.sampling import Warp, computing_with, naming_rows
->>>>>>> main
+from specheads.progress import Advance, progress
 from specheads.prompts.prompt import EncodedPrompt, ResponseLimits, response_provenance
 from specheads.replay.response_tree import (
     COLUMNS,

@@ -16,12 +16,8 @@ from specheads.pair.padding import SLICE_ELEMENTS, slices
 from specheads.pair.pair import Pair
 from specheads.pair.reading import GivenTexts, states_by_length, states_of
 from specheads.pair.revisions import set_draft_temperature
-<<<<<<< HEAD
-from specheads.pair.sampling import Warp, check_numbers, overlap
-from specheads.progress import progress
-=======
 from specheads.pair.sampling import Warp, check_numbers, naming_rows, overlap
->>>>>>> main
+from specheads.progress import progress
 from specheads.training.distill.distill_loss import forward_kl
 from specheads.training.distill.samples import Sample, Samples, place_of, texts_of
 
