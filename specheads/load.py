@@ -8,6 +8,7 @@ and one thread at 57 %; next to two of them at 9 and 37 %.
 
 import logging
 import os
+import platform
 import re
 import time
 from collections.abc import Iterator
@@ -21,6 +22,16 @@ _SECONDS = 1.0  # between two looks at the counters while it decodes
 _ROUNDING = 0.3  # of a core that others may use of one that a thread still takes
 # Cores that others take from this process, from which on its times are not those of a quiet machine
 NOTABLE = 0.25
+
+
+def processor_name() -> str:
+    """Return the model of the processor; its architecture where the system does not say."""
+    information = Path("/proc/cpuinfo")
+    if information.is_file():
+        model = re.search(r"^model name\s*: (.+)$", information.read_text(), re.MULTILINE)
+        if model:
+            return model[1]
+    return platform.processor() or platform.machine()
 
 
 def available_memory(root: Path = Path("/")) -> float:
@@ -102,7 +113,7 @@ class _Threads:
         self.most = 0
         self.now = 0
         self.has_logged = False
-        self.depth = 0  # of the blocks within each other that run by load
+        self.in_block = False
 
     def begin(self) -> None:
         """Leave out what passed before a block, unless one ended just now."""
@@ -116,7 +127,7 @@ class _Threads:
         threads in a block that runs by load.
         """
         now = time.perf_counter()
-        if now < self.due or not self.depth:
+        if now < self.due or not self.in_block:
             return
         import torch
 
@@ -145,7 +156,7 @@ def threads_by_load() -> Iterator[None]:
     """
     import torch
 
-    if _threads.depth:
+    if _threads.in_block:
         yield
         return
     most = torch.get_num_threads()
@@ -154,11 +165,11 @@ def threads_by_load() -> Iterator[None]:
     if _threads.now != most:
         torch.set_num_threads(_threads.now)
     _threads.begin()
-    _threads.depth = 1
+    _threads.in_block = True
     try:
         yield
     finally:
-        _threads.depth = 0
+        _threads.in_block = False
         if torch.get_num_threads() != most:
             torch.set_num_threads(most)
 

@@ -8,16 +8,17 @@ from dataclasses import replace
 from pathlib import Path
 
 from specheads.decoding.verification import BlockVerification
-from specheads.evaluation.assembly import recommend, report_of
+from specheads.evaluation.assembly import report_of
 from specheads.evaluation.batches import decode_batches
 from specheads.evaluation.candidates import ORACLE_BOUND, Candidate, CostTable, Tuning, candidates
 from specheads.evaluation.costs import measured_costs, timed_text
 from specheads.evaluation.prompt_sets import PromptData
+from specheads.evaluation.recommendations import store_recommendations
 from specheads.evaluation.replayed_sets import Results, chosen, record, recorded_text, replay_all
 from specheads.evaluation.report import Report
 from specheads.evaluation.settings import Evaluation
 from specheads.evaluation.setup import Setup
-from specheads.evaluation.sweep import decode, doubts_of, sweep_settings
+from specheads.evaluation.sweep import decode, disagreements_of, doubts_of, sweep_settings
 from specheads.heads.head import AcceptanceHead, LocatedHead
 from specheads.pair.pair import Pair
 from specheads.progress import stage, waiting
@@ -70,7 +71,7 @@ def evaluate(
     with waiting("comparing settings"):
         report = report_of(setup, results, config, command)
     if not settings.any_draft:
-        recommend(setup, results, report)
+        store_recommendations(setup, results, report)
     return report
 
 
@@ -111,7 +112,11 @@ def _decoded(setup: Setup, results: Results) -> Results:
         say(f"{len(prompts.prompts)} prompts with {len(to_decode)} settings")
     results = replace(results, measured=measured)
     predicted = results.predicted(len(prompts.prompts))
-    return replace(results, doubts=[*doubts_of(measured, predicted, prompts.groups)])
+    return replace(
+        results,
+        doubts=[*doubts_of(measured, prompts.groups)],
+        disagreements=[*disagreements_of(measured, predicted, prompts.groups)],
+    )
 
 
 def under_block(settings: Sequence[Candidate]) -> list[Candidate]:
