@@ -71,7 +71,7 @@ class _Point(NamedTuple):
 class Work:
     """Something that takes time: what it is, how much is done, and what remains.
 
-    `total` is None where nobody knows how much there is: then it says for how long it has run.
+    `total` is None where it is unknown: then the text is how long it has run.
     """
 
     def __init__(self, what: str, total: float | None, clock: Clock = time.perf_counter) -> None:

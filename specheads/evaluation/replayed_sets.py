@@ -15,6 +15,7 @@ from specheads.evaluation.keys import MEASURED, Kind
 from specheads.evaluation.report import BatchTable
 from specheads.evaluation.setup import Setup
 from specheads.evaluation.sweep import Measured
+from specheads.load import adapt_threads, threads_by_load
 from specheads.progress import Advance, progress
 from specheads.replay.head_scores import record_sets
 from specheads.replay.intervals import NUM_RESAMPLES, Groups, resample_counts
@@ -97,9 +98,11 @@ def counts_of(
         counts[number] = oracle(recording).per_prompt(recording.num_prompts)
         advance(1)
     numbers = list(rules)
-    for place, rounds in replay_each(recording, list(rules.values())):
-        counts[numbers[place]] = rounds.per_prompt(recording.num_prompts)
-        advance(1)
+    with threads_by_load():
+        for place, rounds in replay_each(recording, list(rules.values())):
+            counts[numbers[place]] = rounds.per_prompt(recording.num_prompts)
+            advance(1)
+            adapt_threads()
     return [counts[number] for number in range(len(candidates))]
 
 
