@@ -141,7 +141,7 @@ def distill(
         weights = checkpoints.read_best(trainer) or module.trained_weights([DRAFT])
         if not shards_weights(trainer.strategy):
             module.draft.load_state_dict(weights[DRAFT], strict=False)  # tied weights come once
-        say(f"{trainer.global_step:,} steps, {trainer.current_epoch} epochs")
+        say(f"{trainer.global_step:,} steps in {trainer.current_epoch} passes over the prompts")
     if not trainer.is_global_zero:  # the first process of a distributed run writes for all
         return DistilledDraft(run / "draft")
     description = draft_provenance(pair, settings, data.folder, len(train))
