@@ -69,7 +69,7 @@ TRIALS = {
         ("evaluate", *PAIR, *SHARDS, *DECODED),
         WRITTEN,
         timed=re.compile(
-            r"report\.html |report\.json 0\.verdict\.answer\.|generations\.jsonl"
+            r"report\.html |report\.json 0\.answer\.|generations\.jsonl"
             r" \S+\.rounds\.\d+\.\d+\.[34]"
         ),
     ),
