@@ -37,6 +37,7 @@ from specheads.commands.runs import jobs_of, print_runs
 from specheads.commands.verbs import Verb
 from specheads.errors import EXIT_USER_ERROR, UserError, user_error
 from specheads.processes import Processes, from_first, is_first_process
+from specheads.progress import be_silent, tell_stages, waiting
 from specheads.settings import config_folder
 from specheads.storage import runs
 from specheads.storage.files import without_home
@@ -147,7 +148,9 @@ class CommandLine:
     def job(self, cfg: DictConfig) -> None:
         """Run one composed config: the only one, or one of a sweep."""
         try:
-            run = self.load()
+            tell_stages() if is_first_process() else be_silent()
+            with waiting("loading PyTorch"):
+                run = self.load()
             _take_gpu()
             if _begin():
                 folder = Path(HydraConfig.get().runtime.output_dir)
@@ -173,6 +176,8 @@ class CommandLine:
             if not processes.is_first:
                 where = f" in process {processes.rank} on {socket.gethostname()}"
         print(f"error{where}: {message}", file=sys.stderr)
+        if path := log_file():
+            print(f"log: {without_home(str(path))}", file=sys.stderr)
         return True
 
 
@@ -202,6 +207,21 @@ def _resumed_by(interruption: interrupts.Interrupted) -> str:
         return str(interruption)
     again = "the same command" if may_resume() else "the same command without resume=false"
     return f"{interruption}; {again} resumes it"
+
+
+def log_file() -> Path | None:
+    """Return the file with all messages of this run."""
+    for handler in logging.getLogger().handlers:
+        if isinstance(handler, logging.FileHandler) and taken:
+            path = Path(handler.baseFilename)
+            return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
+    return None
+
+
+def print_log() -> None:
+    """Print where the log of this run is, if it has one."""
+    if path := log_file():
+        print(f"log: {without_home(str(path))}")
 
 
 def next_command(verb: str, *overrides: str) -> str:
@@ -270,7 +290,7 @@ class NoteRunKey(Callback):
         if not is_first_process():
             with read_write(config), open_dict(config):
                 config.hydra.output_subdir = None
-                config.hydra.job_logging.root.handlers = ["console"]
+                config.hydra.job_logging.root.handlers = ["warnings"]
                 config.hydra.job_logging.handlers.pop("file", None)
 
     def on_multirun_start(self, config: DictConfig, **kwargs: object) -> None:

@@ -31,6 +31,7 @@ from specheads.evaluation.candidates import (
 from specheads.evaluation.keys import MEASURED
 from specheads.evaluation.setup import Setup
 from specheads.evaluation.sweep import Measured, decode
+from specheads.progress import progress
 from specheads.storage.files import read_json, write_json
 from specheads.storage.runs import is_resumed
 
@@ -119,10 +120,20 @@ def _seconds(setup: Setup, rules: Mapping[str, StoppingRule]) -> Seconds:
     decoder = SpeculativeDecoder(
         setup.pair, warp=settings.warp, engine=settings.engine, window=setup.window
     )
-    seconds = time_steps(decoder, rules, min(CONTEXT, setup.window // 2), patience=patience)
+    context = min(CONTEXT, setup.window // 2)
+    with progress("steps", patience) as advance:
+        seconds = time_steps(decoder, rules, context, patience=patience, advance=advance)
     setup.run_folder.mkdir(parents=True, exist_ok=True)
     write_json(path, seconds)
     return seconds
+
+
+def timed_text(table: CostTable) -> str:
+    """Return what a step of each model takes, in a few words."""
+    costs = table.costs[MEASURED]
+    draft = 1000 * costs.draft_seconds
+    target = 1000 * costs.target_seconds
+    return f"draft {draft:.2g} ms, target {target:.2g} ms a step: ratio {costs.ratio:.1f}"
 
 
 def cost_table(

@@ -113,9 +113,9 @@ MICRO = 1e6
 def print_probe(probed: Probed, console: Console | None = None) -> None:
     """Print what was measured, what each way to decode is predicted to be worth, and the answer."""
     console = console or Console()
+    _say(console, *(f"unreliable: {doubt}" for doubt in probed.doubts), style="yellow")
     _say(console, *(f"{name}: {text}" for name, text in _measured(probed).items()))
     print_table(_options(probed), console)
-    _say(console, *(f"unreliable: {doubt}" for doubt in probed.doubts), style="yellow")
     _say(console, probed.answer.text, style="bold")
 
 

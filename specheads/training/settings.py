@@ -34,6 +34,7 @@ MADE_HERE = (  # arguments that no command line gives
     "plugins",
     "enable_checkpointing",
     "enable_model_summary",
+    "enable_progress_bar",
     "default_root_dir",
     "num_sanity_val_steps",
     "use_distributed_sampler",
