@@ -28,7 +28,7 @@ FORM = "stored_form"
 # Of a weight in 8 bits, in place of its tensor: (O, I) uint8, and (O, I / 32) float16
 _BYTES = ".q"
 _STEPS = ".d"
-_BORROWS = "borrows_embedding"  # an attribute of a model
+BORROWS = "borrows_embedding"  # an attribute of a model
 _WEIGHTS = "model.safetensors"
 
 
@@ -73,6 +73,31 @@ def set_output(model: PreTrainedModel, weight: Tensor, tokens: Tensor) -> None:
     model.set_output_embeddings(output)
     setattr(model.config, SIZE, len(tokens))
     model.register_buffer(KEPT, tokens, persistent=False)
+
+
+def set_stored_output(
+    model: PreTrainedModel, weight: Tensor, offsets: Tensor, location: str | Path
+) -> None:
+    """Give a model the output of its folder: rows `weight` (n, H), of which number i is of token i
+    + `offsets[i]`.
+
+    Raises UserError if they do not fit each other or the model.
+    """
+    offsets = offsets.long()
+    tokens, order = (offsets + torch.arange(len(offsets))).sort()
+    embedding = model.get_input_embeddings()
+    fits = (
+        len(tokens) == len(weight) == len(tokens.unique())
+        and tokens[0] >= 0
+        and tokens[-1] < len(embedding.weight)
+    )
+    if not fits or weight.shape[1:] != embedding.weight.shape[1:]:
+        raise UserError(
+            f"{location}: {OUTPUT} {tuple(weight.shape)} and {OFFSETS} {tuple(offsets.shape)} do"
+            f" not fit; expected a row for each of {len(offsets)} different tokens from 0 to"
+            f" {len(embedding.weight) - 1}."
+        )
+    set_output(model, weight[order].to(embedding.weight), tokens.to(embedding.weight.device))
 
 
 class _Checkpoint:
@@ -120,23 +145,8 @@ def restore(model: PreTrainedModel, location: str | Path, revision: str | None) 
             f"{location} has {SIZE}={size} in its config, but no {' and '.join(sorted(missing))} in"
             f" {_WEIGHTS}; such a draft is stored as specheads distill, EAGLE-3 and speculators do."
         )
-    weight = stored[OUTPUT]
-    offsets = stored[OFFSETS].long()
-    tokens, order = (offsets + torch.arange(len(offsets))).sort()
-    embedding = model.get_input_embeddings()
-    fits = (
-        len(tokens) == len(weight) == len(tokens.unique())
-        and tokens[0] >= 0
-        and tokens[-1] < len(embedding.weight)
-    )
-    if not fits or weight.shape[1:] != embedding.weight.shape[1:]:
-        raise UserError(
-            f"{location}: {OUTPUT} {tuple(weight.shape)} and {OFFSETS} {tuple(offsets.shape)} do"
-            f" not fit; expected a row for each of {len(offsets)} different tokens from 0 to"
-            f" {len(embedding.weight) - 1}."
-        )
-    set_output(model, weight[order].to(embedding.weight), tokens.to(embedding.weight.device))
-    setattr(model, _BORROWS, _embedding_name(model) not in stored)
+    set_stored_output(model, stored[OUTPUT], stored[OFFSETS], location)
+    setattr(model, BORROWS, _embedding_name(model) not in stored)
 
 
 def stored_as(
@@ -165,7 +175,7 @@ def borrows_embedding(draft: nn.Module) -> bool:
     """Whether a draft's input embeddings are its target's: they are not trained, and not stored
     with it.
     """
-    return getattr(draft, _BORROWS, False)
+    return getattr(draft, BORROWS, False)
 
 
 def _embedding_name(model: PreTrainedModel) -> str:
@@ -215,4 +225,4 @@ def borrow_embedding(
             )
         weight = stored[name]
     mine.weight = nn.Parameter(weight.to(mine.weight), requires_grad=False)
-    setattr(draft, _BORROWS, True)
+    setattr(draft, BORROWS, True)
