@@ -50,6 +50,7 @@ _KNOWN = "t2d"  # (V,) bool, the tokens of `d2t`
 _OF_TRAINING = ("verifier_lm_head.weight", "verifier_norm.weight")
 _WEIGHTS = "model.safetensors"
 _PICKLED = "pytorch_model.bin"
+_EXPECTED = "give the folder of an EAGLE-3 draft of speculators, SafeAILab or SpecForge"
 
 
 def read_feature_draft(
@@ -68,24 +69,22 @@ def read_feature_draft(
     for a folder of another kind, a config that does not agree with its tensors or with the target,
     and weights that are quantised or in several files.
     """
-    path = _file(location, "config.json", revision)
-    stored = {} if path is None else read_json(Path(path))
-    tensors = _read_tensors(location, revision)
+    stored = _read_config(location, revision)
     is_flat = _KIND not in stored
     if not is_flat and stored[_KIND] != "eagle3":
         raise UserError(
             f"{location} is a draft of the kind {stored[_KIND]!r} ({_KIND} in its config.json);"
             " expected eagle3, the only kind that is read."
         )
-    if _INPUT not in tensors:
-        raise UserError(
-            f"{location} has no tensor {_INPUT}, which every EAGLE-3 draft has; give the folder of"
-            " an EAGLE-3 draft in the format of speculators, SafeAILab or SpecForge."
-        )
     if any(stored.get(key) for key in _QUANTIZATIONS):
         raise UserError(
             f"the EAGLE-3 draft {location} is quantised; give its checkpoint in bfloat16, float16"
             " or float32."
+        )
+    tensors = _read_tensors(location, revision)
+    if _INPUT not in tensors:
+        raise UserError(
+            f"{location} has no tensor {_INPUT}, which every EAGLE-3 draft has; {_EXPECTED}."
         )
     keys = _of_flat(stored, location) if is_flat else {"norm_before_residual": True} | stored
     config = _config_of(keys, tensors[_INPUT], target, location)
@@ -106,6 +105,17 @@ def _file(location: str | Path, name: str, revision: str | None) -> str | None:
     return path
 
 
+def _read_config(location: str | Path, revision: str | None) -> dict[str, Any]:
+    path = _file(location, "config.json", revision)
+    if path is None:
+        raise UserError(f"{location} has no config.json; {_EXPECTED}.")
+    try:
+        stored: dict[str, Any] = read_json(Path(path))
+    except ValueError as error:
+        raise UserError(f"{error}; download {location} again, or correct the file.") from error
+    return stored
+
+
 def _read_tensors(location: str | Path, revision: str | None) -> dict[str, Tensor]:
     """Return the tensors of a draft, by speculators' names."""
     if (path := _file(location, _WEIGHTS, revision)) is not None:
@@ -119,8 +129,8 @@ def _read_tensors(location: str | Path, revision: str | None) -> dict[str, Tenso
             ) from error
     else:
         raise UserError(
-            f"{location} has neither {_WEIGHTS} nor {_PICKLED}; give the folder of an EAGLE-3 draft"
-            " whose weights are in one file."
+            f"{location} has neither {_WEIGHTS} nor {_PICKLED}; {_EXPECTED}, with its weights in"
+            " one file."
         )
     named = {}
     for name, tensor in tensors.items():
@@ -142,7 +152,7 @@ def _of_flat(stored: Mapping[str, Any], location: str | Path) -> dict[str, Any]:
             " false in config.json",
             location,
         )
-    layers = keys.get(_LAYERS)
+    layers: Any = keys.get(_LAYERS)
     named: dict[str, Any] = {norm: keys.get(norm, False) for norm in _NORMS}
     return named | {
         _LAYER: {key: value for key, value in stored.items() if key not in _OF_DRAFT},
@@ -261,7 +271,9 @@ def _load(model: FeatureDraft, tensors: Mapping[str, Tensor], location: str | Pa
                 " which says what tokens they are; give a folder with it."
             )
         set_stored_output(model, weights.pop(OUTPUT), offsets, location)
-        if known is not None and not torch.equal(known.bool().nonzero()[:, 0], kept_tokens(model)):
+        kept = kept_tokens(model)
+        assert kept is not None  # it was just set
+        if known is not None and not torch.equal(known.bool().nonzero()[:, 0], kept):
             raise UserError(
                 f"{location}: {OFFSETS} and {_KNOWN} name other tokens; expected"
                 f" {_KNOWN}[i + {OFFSETS}[i]] to be true for each of {size} tokens i, and no other;"

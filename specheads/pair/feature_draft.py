@@ -81,7 +81,7 @@ class _FeatureLayer(nn.Module):
         text_config = config.text_config
         size = text_config.hidden_size
         parts = _PARTS[text_config.model_type]
-        plain = parts.layer(text_config, layer_idx=0)
+        plain: Any = parts.layer(text_config, layer_idx=0)
         self.input_layernorm = plain.input_layernorm
         self.hidden_norm = parts.norm(size, eps=text_config.rms_norm_eps)
         self.self_attn = plain.self_attn

@@ -18,7 +18,8 @@ from specheads.pair.language_model import LanguageModel
 
 FIXTURES = ROOT / "tests" / "fixtures" / "eagle3"
 CASES = sorted(folder.name for folder in FIXTURES.iterdir())
-TARGET = LlamaConfig(vocab_size=40, hidden_size=16, num_attention_heads=2, num_hidden_layers=8)
+SIZES = {"vocab_size": 40, "hidden_size": 16, "num_attention_heads": 2}
+TARGET = LlamaConfig(**SIZES, num_hidden_layers=8)
 GENERATOR = torch.Generator().manual_seed(0)
 
 
@@ -102,7 +103,7 @@ def test_the_flat_format_is_the_same_draft(name, pickled, tmp_path):
 
 def test_layers_without_names_are_those_of_the_paper(tmp_path):
     folder = flat(tmp_path / "flat", "llama")
-    deeper = LlamaConfig(**(TARGET.to_dict() | {"num_hidden_layers": 36}))
+    deeper = LlamaConfig(**SIZES, num_hidden_layers=36)
     assert read_feature_draft(folder, deeper).config.target_layers == (2, 18, 33)
 
 
@@ -238,10 +239,18 @@ def test_mistakes_are_reported_in_one_message(changes, message, tmp_path):
         read_feature_draft(changed(tmp_path / "wrong", **changes), TARGET)
 
 
+def test_a_folder_without_a_readable_config_is_rejected(tmp_path):
+    with pytest.raises(UserError, match="has no config.json; give the folder of an EAGLE-3 draft"):
+        read_feature_draft(tmp_path, TARGET)
+    (tmp_path / "config.json").write_text("{")
+    with pytest.raises(UserError, match="config.json.*; download .* again"):
+        read_feature_draft(tmp_path, TARGET)
+
+
 def test_weights_in_several_files_or_with_code_are_rejected(tmp_path):
     folder = changed(tmp_path / "sharded")
     (folder / "model.safetensors").rename(folder / "model-00001-of-00001.safetensors")
-    with pytest.raises(UserError, match="whose weights are in one file"):
+    with pytest.raises(UserError, match="with its weights in one file"):
         read_feature_draft(folder, TARGET)
     torch.save({"fc.weight": print}, folder / "pytorch_model.bin")
     with pytest.raises(UserError, match="holds more than tensors"):
