@@ -112,7 +112,9 @@ def _read_config(location: str | Path, revision: str | None) -> dict[str, Any]:
     try:
         stored: dict[str, Any] = read_json(Path(path))
     except ValueError as error:
-        raise UserError(f"{error}; download {location} again, or correct the file.") from error
+        raise UserError(
+            f"{path} cannot be read ({error}); download {location} again, or correct the file."
+        ) from error
     return stored
 
 
