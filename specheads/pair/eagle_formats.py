@@ -67,7 +67,7 @@ def read_feature_draft(
 
     One without embeddings must be given those of its target (`borrow_embedding`). Raises UserError
     for a folder of another kind, a config that does not agree with its tensors or with the target,
-    and weights that are quantised or in several files.
+    and weights that are quantized or in several files.
     """
     stored = _read_config(location, revision)
     is_flat = _KIND not in stored
@@ -78,7 +78,7 @@ def read_feature_draft(
         )
     if any(stored.get(key) for key in _QUANTIZATIONS):
         raise UserError(
-            f"the EAGLE-3 draft {location} is quantised; give its checkpoint in bfloat16, float16"
+            f"the EAGLE-3 draft {location} is quantized; give its checkpoint in bfloat16, float16"
             " or float32."
         )
     tensors = _read_tensors(location, revision)
@@ -86,6 +86,7 @@ def read_feature_draft(
         raise UserError(
             f"{location} has no tensor {_INPUT}, which every EAGLE-3 draft has; {_EXPECTED}."
         )
+    # vLLM takes it for true where speculators' config lacks it, and for false in a flat one.
     keys = _of_flat(stored, location) if is_flat else {"norm_before_residual": True} | stored
     config = _config_of(keys, tensors[_INPUT], target, location)
     with no_init_weights():
@@ -149,7 +150,7 @@ def _of_flat(stored: Mapping[str, Any], location: str | Path) -> dict[str, Any]:
     keys = {**stored, **(stored.get("eagle_config") or {})}
     if keys.get("norm_output"):
         logger.warning(
-            "%s has norm_output=true: its own states are read normalised, as EAGLE-3.1's. SpecForge"
+            "%s has norm_output=true: its own states are read normalized, as EAGLE-3.1's. SpecForge"
             " before September 2026 wrote it for EAGLE-3; if few tokens are accepted, set it to"
             " false in config.json",
             location,
@@ -264,7 +265,7 @@ def _load(model: FeatureDraft, tensors: Mapping[str, Tensor], location: str | Pa
             raise UserError(
                 f"{location} has {name} as {_shape(weight)}, but its config.json asks for"
                 f" {_shape(expected[name])}; correct config.json, and give weights that are not"
-                " quantised."
+                " quantized."
             )
     if size != vocab_size:
         if offsets is None:

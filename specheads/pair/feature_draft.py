@@ -55,10 +55,10 @@ class FeatureDraftConfig(PreTrainedConfig):
     target_layers: tuple[int, ...] = ()  # whose inputs the draft reads, from low to high
     target_hidden_size: int = 0
     draft_vocab_size: int = 0
-    norm_before_residual: bool = False  # whether the layer adds to the normalised state
+    norm_before_residual: bool = False  # whether the layer adds to the normalized state
     norm_before_fc: bool = False  # one norm over all features
     fc_norm: bool = False  # a norm for the features of each layer
-    norm_output: bool = False  # whether own states are normalised
+    norm_output: bool = False  # whether own states are normalized
 
     def __post_init__(self, **kwargs: object) -> None:
         if isinstance(self.text_config, Mapping):
@@ -95,10 +95,10 @@ class _FeatureLayer(nn.Module):
 
     def forward(self, embeddings: Tensor, states: Tensor, **attention: object) -> Tensor:
         """Return the layer's output (B, T, H) for embeddings and states (B, T, H)."""
-        normalised = self.hidden_norm(states)
-        both = torch.cat([self.input_layernorm(embeddings), normalised], dim=-1)
+        normalized = self.hidden_norm(states)
+        both = torch.cat([self.input_layernorm(embeddings), normalized], dim=-1)
         attended, _ = self.self_attn(both, **attention)
-        hidden = attended + (normalised if self.norm_before_residual else states)
+        hidden = attended + (normalized if self.norm_before_residual else states)
         after: Tensor = hidden + self.mlp(self.post_attention_layernorm(hidden))
         return after
 
@@ -141,8 +141,8 @@ class FeatureDraft(PreTrainedModel):
             features = self.input_norm(features)
         if self.fc_norm is not None:
             chunks = features.chunk(len(self.fc_norm), dim=-1)
-            normalised = [norm(chunk) for norm, chunk in zip(self.fc_norm, chunks, strict=True)]
-            features = torch.cat(normalised, dim=-1)
+            normalized = [norm(chunk) for norm, chunk in zip(self.fc_norm, chunks, strict=True)]
+            features = torch.cat(normalized, dim=-1)
         states: Tensor = self.fc(features)
         return states
 

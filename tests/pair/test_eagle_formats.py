@@ -143,7 +143,7 @@ def by_formula(tensors, embeddings, states):
 
 @torch.no_grad()
 def test_a_flat_draft_computes_the_papers_formulas(tmp_path):
-    """Its own state is the layer's output before the last norm; the residual is not normalised."""
+    """Its own state is the layer's output before the last norm; the residual is not normalized."""
     model = read_feature_draft(flat(tmp_path / "flat", "llama"), TARGET)
     tensors = load_file(FIXTURES / "llama" / "model.safetensors")
     model.embed_tokens.weight.copy_(tensors["embed_tokens.weight"])
@@ -227,7 +227,7 @@ MISTAKES = {
         "also has input_norm.weight; .*norm_before_fc=False",
     ),
     "two norms": ({"keys": {"norm_before_fc": True, "fc_norm": True}}, "exclude each other"),
-    "quantised": ({"keys": {"quantization_config": {"bits": 4}}}, "is quantised"),
+    "quantized": ({"keys": {"quantization_config": {"bits": 4}}}, "is quantized"),
     "another kind": ({"keys": {"speculators_model_type": "dflash"}}, "of the kind 'dflash'"),
     "no draft": ({"without": ("fc.weight",)}, "no tensor fc.weight"),
 }
