@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from rich.console import Console
-from simulated_evaluations import BUSY, QUIET, Population, Simulation
+from simulated_evaluations import BUSY, MAX_TOKENS, QUIET, Population, Simulation
 
 from specheads import UserError
 from specheads.commands import export
@@ -17,10 +17,11 @@ from specheads.commands.runs import print_runs
 from specheads.decoding.decoder import recommended_rules
 from specheads.evaluation.answer import answer_of, fastest_by_kind, setting_to_use, winners_at
 from specheads.evaluation.candidates import FIXED
+from specheads.evaluation.conclusions import evidence_text
 from specheads.evaluation.keys import MEASURED, Kind
 from specheads.evaluation.page.document import html_of
 from specheads.evaluation.presentation import print_report, write_report
-from specheads.evaluation.recommendations import store_recommendations
+from specheads.evaluation.recommendations import recommendations, store_recommendations
 from specheads.evaluation.report import (
     ComparedSetting,
     DataSet,
@@ -296,6 +297,35 @@ def simulations():
     """Heads that gain nothing and heads that gain; rules without a head that gain nothing."""
     of = Population(250, heads=2, error=1.0)
     return [Simulation(of, gain, num_prompts=(40, 60)) for gain in (0.0, 0.03, 0.08)]
+
+
+def test_a_heads_folder_is_given_its_best_threshold_with_its_speed(simulations, tmp_path):
+    simulation = simulations[2]
+    results = simulation.results(None, np.random.default_rng(0))
+    report = simulation.report(results, rules=True)
+    (mine, head), (elsewhere, other) = simulation.of.heads.items()
+    located = {mine: LocatedHead(head, str(tmp_path)), elsewhere: LocatedHead(other, "my/head")}
+    setup = SimpleNamespace(located_heads=located)
+    (best,) = [row for row in report.data_sets[0].winners if row.head == mine]
+    expected = {
+        "threshold": best.parameters["threshold"],
+        "min_tokens": 1,
+        "max_tokens": MAX_TOKENS,
+        "verification": "token",
+        "setting": best.name,
+        "speedup": best.speedup.value,
+        "speedup_low": best.speedup.low,
+        "speedup_high": best.speedup.high,
+        "use": report.answer.setting,
+        "evidence": evidence_text(report.answer),
+    }
+    assert recommendations(setup, results, report) == {tmp_path: expected}
+    faster = decoded("head", "block", 1.6, verification="block")
+    for setting, verification in ((best.name, "block"), ("fixed", "token")):
+        answer = replace(report.answer, setting=setting, under_verification=faster)
+        found = recommendations(setup, results, replace(report, answer=answer))
+        assert found == {tmp_path: expected | {"use": setting, "verification": verification}}
+    assert recommendations(setup, results, replace(report, answer=None)) == {}
 
 
 def test_of_200_simulated_evaluations_all_places_name_the_same_setting(

@@ -359,14 +359,14 @@ def check_rounds(rounds, recording, length_of):
         (Ceiling(), 0.7, 20),
         (Ceiling(0.0), 0.0, 20),
         (Ceiling(0.4, 5), 0.4, 5),
-        (recorded_threshold(RecordedHead("told", "next_token"), 0.5, 6), 0.5, 6),
+        (recorded_threshold(RecordedHead("logits", "next_token"), 0.5, 6), 0.5, 6),
     ],
 )
 def test_a_draft_ends_where_a_rejection_is_likelier_than_the_threshold(rule, threshold, max_tokens):
     recording = random_recording(num_prompts=20, max_tokens=20, acceptance=0.8)
     generator = torch.Generator().manual_seed(0)
     truth = (3 * torch.rand(len(recording.tokens), generator=generator)).clamp(max=1)
-    recording.features.update({GROUND_TRUTH: truth, "told": truth.logit()})
+    recording.features.update({GROUND_TRUTH: truth, "logits": truth.logit()})
 
     def length_of(nodes, num_right):
         nodes = nodes[:max_tokens]
