@@ -4,6 +4,7 @@ timed by themselves, and the overhead of a round from a few that were decoded.
 
 import logging
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -108,10 +109,11 @@ def timed_rules(setup: Setup) -> dict[str, StoppingRule]:
 def _seconds(setup: Setup, rules: Mapping[str, StoppingRule]) -> Seconds:
     """Return the seconds of steps; a resumed run reads those that it timed before."""
     path = setup.run_folder / STEP_TIMES
-    if is_resumed(setup.run_folder) and path.is_file():
-        kept: Seconds = read_json(path)
-        if rules.keys() <= kept.keys():
-            return kept
+    kept = None
+    with suppress(OSError, ValueError):  # missing, or damaged
+        kept = read_json(path)
+    if is_resumed(setup.run_folder) and isinstance(kept, dict) and rules.keys() <= kept.keys():
+        return kept
     settings = setup.settings
     patience = settings.timing_seconds
     logger.info("timing steps until they are known to 1 %%, for %.0f s at most", patience)

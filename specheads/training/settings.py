@@ -95,7 +95,7 @@ class TrainerSettings(Settings):
         " auto: all; torchrun and srun decide it themselves",
         decides=False,
     )
-    precision: int | Text = setting(
+    precision: PositiveCount | Text = setting(
         "32-true",
         "the precision of the arithmetic; heads always compute in float32",
     )
