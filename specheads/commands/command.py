@@ -37,6 +37,7 @@ from specheads.commands.runs import jobs_of, print_runs
 from specheads.commands.verbs import Verb
 from specheads.errors import EXIT_USER_ERROR, UserError, user_error
 from specheads.processes import Processes, from_first, is_first_process
+from specheads.progress import be_silent, tell_stages, waiting
 from specheads.settings import config_folder
 from specheads.storage import runs
 from specheads.storage.files import without_home
@@ -55,6 +56,7 @@ _SHARED_KEYS = (
     "paths",
     "seed",
 )
+_OF_DECODERS = ("model", "warp", "paths")  # those of `specheads generate`, which reads no prompts
 _SHARED_VERBS = ("train", "distill")  # torchrun and srun may start these
 # Keys that do not decide what a run computes.
 _WHERE = ("accelerator", "devices", "num_nodes", "strategy")  # of a trainer
@@ -123,7 +125,10 @@ class CommandLine:
                 print(help_text(self.name, overrides_of(words), of=of))
             else:
                 self._check(words)
-                self._run_by_hydra()
+                if self.verb.has_run:
+                    self._run_by_hydra()
+                else:
+                    self._run_without_folder(words)
 
     def _check(self, words: Sequence[str]) -> None:
         """Raise UserError for a mistake in a config that the words lead to, and Hydra's errors."""
@@ -131,6 +136,12 @@ class CommandLine:
         for check in (partial(checks.check, self.verb), self.check_more):
             for cfg in configs:
                 check(cfg)
+
+    def _run_without_folder(self, words: Sequence[str]) -> None:
+        """Run each config of the words in this folder, and write nothing."""
+        run = self.load()
+        for cfg in configs_of(self.name, words):
+            run(cfg)
 
     def _run_by_hydra(self) -> None:
         register(self.name)
@@ -147,7 +158,9 @@ class CommandLine:
     def job(self, cfg: DictConfig) -> None:
         """Run one composed config: the only one, or one of a sweep."""
         try:
-            run = self.load()
+            tell_stages() if is_first_process() else be_silent()
+            with waiting("loading PyTorch"):
+                run = self.load()
             _take_gpu()
             if _begin():
                 folder = Path(HydraConfig.get().runtime.output_dir)
@@ -173,6 +186,8 @@ class CommandLine:
             if not processes.is_first:
                 where = f" in process {processes.rank} on {socket.gethostname()}"
         print(f"error{where}: {message}", file=sys.stderr)
+        if path := log_file():
+            print(f"log: {without_home(str(path))}", file=sys.stderr)
         return True
 
 
@@ -204,6 +219,21 @@ def _resumed_by(interruption: interrupts.Interrupted) -> str:
     return f"{interruption}; {again} resumes it"
 
 
+def log_file() -> Path | None:
+    """Return the file with all messages of this run."""
+    for handler in logging.getLogger().handlers:
+        if isinstance(handler, logging.FileHandler) and taken:
+            path = Path(handler.baseFilename)
+            return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
+    return None
+
+
+def print_log() -> None:
+    """Print where the log of this run is, if it has one."""
+    if path := log_file():
+        print(f"log: {without_home(str(path))}")
+
+
 def next_command(verb: str, *overrides: str) -> str:
     """Return the command line that follows this one, with its folder of configs, and its overrides
     that both commands share.
@@ -216,10 +246,11 @@ def next_command(verb: str, *overrides: str) -> str:
         for source in hydra_cfg.runtime.config_sources:
             if source.provider == "command-line":
                 words += ["--config-dir", os.path.relpath(source.path)]
+    shared = _OF_DECODERS if verb == "generate" else _SHARED_KEYS
     replaced = {override.split("=")[0] for override in overrides}
     for override in given:
         key = override.lstrip("+").split("=")[0]
-        if key.split(".")[0] in _SHARED_KEYS and key not in replaced:
+        if key.split(".")[0] in shared and key not in replaced:
             words.append(override)
     return shlex.join([*words, *overrides])
 
@@ -270,7 +301,7 @@ class NoteRunKey(Callback):
         if not is_first_process():
             with read_write(config), open_dict(config):
                 config.hydra.output_subdir = None
-                config.hydra.job_logging.root.handlers = ["console"]
+                config.hydra.job_logging.root.handlers = ["warnings"]
                 config.hydra.job_logging.handlers.pop("file", None)
 
     def on_multirun_start(self, config: DictConfig, **kwargs: object) -> None:
