@@ -20,8 +20,9 @@ from specheads.commands.compose import command_config, load_configured_pair
 from specheads.commands.evaluate import evaluation_settings, prompt_data
 from specheads.evaluation.conclusions import change, times
 from specheads.evaluation.evaluate import evaluate
+from specheads.evaluation.keys import Kind
 from specheads.evaluation.presentation import write_report
-from specheads.evaluation.report import Kind, Report
+from specheads.evaluation.report import Report
 from specheads.heads.head import find_heads
 from specheads.prompts.prompt import Prompt
 from specheads.prompts.sources import PromptSource
@@ -52,16 +53,18 @@ class Shuffled:
 
 def line_of(report: Report) -> str:
     """Return a report's recommendation in a line, with the best of each kind."""
-    assert report.verdict is not None and report.ratio is not None
-    answer = report.verdict.answer
-    found = [f"{answer.use}: {answer.choices[answer.use].name} (ratio {report.ratio.value:.1f})"]
-    for kind, choice in answer.choices.items():
+    answer = report.answer
+    assert answer is not None and report.ratio is not None
+    found = [f"{answer.kind}: {answer.setting} (ratio {report.ratio.value:.1f})"]
+    if answer.is_tie:
+        found.append(f"a tie with the {answer.comparison.fastest}")
+    for kind, choice in answer.comparison.choices.items():
         if kind != Kind.ALONE:
             gain = f", {change(choice.gain)}" if choice.gain is not None else ""
             found.append(f"{kind} {choice.name} {times(choice.speedup)}{gain}")
     decoded = [f"{row.name} {times(row.speedup)}" for row in report.live]
-    doubt = report.verdict.doubt or "none"
-    return "; ".join([*found, f"decoded {', '.join(decoded)}", f"doubt: {doubt}"])
+    doubts = [*answer.disagreements, *answer.doubts] or ["none"]
+    return "; ".join([*found, f"decoded {', '.join(decoded)}", f"doubts: {' '.join(doubts)}"])
 
 
 def main() -> None:
@@ -89,8 +92,8 @@ def main() -> None:
             pair, heads, settings.but(seed=number), others, (Path(cfg.paths.data), folder)
         )
         write_report(report, folder)
-        assert report.verdict is not None
-        used[str(report.verdict.answer.use)] += 1
+        assert report.answer is not None
+        used[str(report.answer.kind)] += 1
         print(f"{number}: {line_of(report)}", flush=True)
     print(f"recommended: {dict(used)}")
 

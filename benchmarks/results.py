@@ -11,7 +11,6 @@ docs/measurements, formats them.
 import argparse
 import os
 import platform
-import re
 import shlex
 import subprocess
 import sys
@@ -25,6 +24,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from benchmarks.render import RESULTS, ROOT, Value, markdown
+from specheads.load import processor_name
 from specheads.storage.files import write_json
 
 OUTPUTS = ROOT / "outputs" / "benchmarks"
@@ -109,12 +109,8 @@ def _commit() -> str:
 
 def _this_machine() -> dict[str, object]:
     """Return the processor, what of it is used, the versions and the GPU."""
-    information = Path("/proc/cpuinfo")
-    model = None
-    if information.exists():
-        model = re.search(r"^model name\s*: (.+)$", information.read_text(), re.MULTILINE)
     return {
-        "cpu": model[1] if model else platform.machine(),
+        "cpu": processor_name(),
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
         "torch": torch.__version__,

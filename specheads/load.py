@@ -8,6 +8,7 @@ and one thread at 57 %; next to two of them at 9 and 37 %.
 
 import logging
 import os
+import platform
 import re
 import time
 from collections.abc import Iterator
@@ -21,6 +22,16 @@ _SECONDS = 1.0  # between two looks at the counters while it decodes
 _ROUNDING = 0.3  # of a core that others may use of one that a thread still takes
 # Cores that others take from this process, from which on its times are not those of a quiet machine
 NOTABLE = 0.25
+
+
+def processor_name() -> str:
+    """Return the model of the processor; its architecture where the system does not say."""
+    information = Path("/proc/cpuinfo")
+    if information.is_file():
+        model = re.search(r"^model name\s*: (.+)$", information.read_text(), re.MULTILINE)
+        if model:
+            return model[1]
+    return platform.processor() or platform.machine()
 
 
 def available_memory(root: Path = Path("/")) -> float:

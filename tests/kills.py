@@ -37,6 +37,8 @@ REPLAYED += ["stopping=[fixed_length,head_threshold]", "thresholds=[0.3,0.6]"]
 TRAINED = ["checkpoint.every_steps=3", "trainer.log_every_n_steps=1", "loader.batch_size=8"]
 DISTILLED = ["trainer.max_epochs=2", "validation.num_prompts=4"]
 CUT = ["model.draft=null", "init_layers=1", "draft_vocabulary=200", "embedding=target"]
+CALIBRATED = ["trainer.max_epochs=1", "data.num_dev=48", "data.max_new_tokens=32"]
+CALIBRATED += ["calibration=48", "heads=lookahead"]
 DECODED = ["verification=block", "fixed_lengths=[1,2,4]", "thresholds=[0.5]", "num_live_prompts=6"]
 DECODED += ["timing_seconds=2"]
 PROBED = ["num_prompts=8", "generation.batch_size=4"]
@@ -59,6 +61,7 @@ TRIALS = {
     "train": Trial(
         ("train", *PAIR, *SHARDS, *TRAINED, "trainer.max_epochs=4", "calibration=8"), ("data",)
     ),
+    "calibration": Trial(("train", *PAIR, *SHARDS, *TRAINED, *CALIBRATED)),
     "distill": Trial(("distill", *PAIR, *SHARDS, *TRAINED, *DISTILLED), ("data",)),
     "distill, cut": Trial(("distill", *PAIR, *SHARDS, *TRAINED, *DISTILLED, *CUT), ("data",)),
     "evaluate": Trial(("evaluate", *PAIR, *SHARDS, *REPLAYED), WRITTEN),
@@ -66,7 +69,7 @@ TRIALS = {
         ("evaluate", *PAIR, *SHARDS, *DECODED),
         WRITTEN,
         timed=re.compile(
-            r"report\.html |report\.json 0\.verdict\.answer\.|generations\.jsonl"
+            r"report\.html |report\.json 0\.answer\.|generations\.jsonl"
             r" \S+\.rounds\.\d+\.\d+\.[34]"
         ),
     ),

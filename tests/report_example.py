@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from specheads.decoding.step_costs import StepCosts
 from specheads.decoding.step_times import StepTimes
-from specheads.evaluation.conclusions import verdict_of
+from specheads.evaluation.answer import answer_of
 from specheads.evaluation.report import (
     BatchRow,
     BatchTable,
@@ -89,18 +89,18 @@ def report_example() -> Report:
             "Only 40 prompts: <wide> intervals.",
         ],
     )
-    return with_verdict(report)
+    return with_answer(report)
 
 
-def with_verdict(report: Report) -> Report:
-    """Return the report with the verdict that its rows give, where a rule without a head is to be
+def with_answer(report: Report) -> Report:
+    """Return the report with the answer that its rows give, where a rule without a head is to be
     used at ratio 20.
     """
-    verdict = verdict_of(report, {"20": "logistic 0.5"})
-    if verdict is not None:
+    answer = answer_of(report, {"20": "logistic 0.5"}, 40)
+    if answer is not None:
         changes = {"command": "specheads evaluate 'x=<y>'", "python": "print('<y>')"}
-        verdict = replace(verdict, **changes)
-    return replace(report, verdict=verdict)
+        answer = replace(answer, **changes)
+    return replace(report, answer=answer)
 
 
 def _fields(family: str) -> dict[str, object]:
@@ -134,8 +134,9 @@ def _rules(rng: random.Random, family: str) -> list[RuleRow]:
             for ratio in RATIOS
         }
         rates = (discard, about(verification), 1 / verification, 0.7)
-        names = (family, f"{title}{value}", {key: value})
-        rows.append(RuleRow(*names, *rates, speedup, **_fields(family)))
+        names = (family, f"{title}{value}")
+        given = {"parameters": {key: value}, **_fields(family)}
+        rows.append(RuleRow(*names, *rates, speedup, **given))
     return rows
 
 

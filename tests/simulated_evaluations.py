@@ -37,6 +37,7 @@ from specheads.decoding.stopping import (
     HeadThreshold,
     MaxProbability,
 )
+from specheads.evaluation.answer import answer_of
 from specheads.evaluation.candidates import (
     FIXED,
     TARGET_ALONE,
@@ -46,15 +47,16 @@ from specheads.evaluation.candidates import (
     candidates,
     step_kind,
 )
-from specheads.evaluation.conclusions import verdict_of
 from specheads.evaluation.costs import Overheads, cost_table
+from specheads.evaluation.keys import Kind
 from specheads.evaluation.replayed_sets import RecordedSet, Results, chosen
-from specheads.evaluation.report import DataSet, Kind, Report
-from specheads.evaluation.rows import live_rows, winners_of
+from specheads.evaluation.report import DataSet, Report
+from specheads.evaluation.rows import data_set, live_rows, winners_of
 from specheads.evaluation.settings import Evaluation
 from specheads.evaluation.sweep import (
     DecodedRound,
     Measured,
+    disagreements_of,
     doubts_of,
     sweep_settings,
 )
@@ -349,17 +351,20 @@ class Simulation:
         final, prompts = self._sample(rng, "test", num_final, final_per_file)
         return dev, final, prompts
 
-    def replay(self, rng: np.random.Generator) -> Report:
-        """Return the report of an evaluation that counts costs and decodes nothing."""
-        dev, final, _ = self._samples(rng)
-        return self._report(chosen(self.of.rules, self.table, dev, [final]))
+    def evaluate(self, noise: Noise | None, rng: np.random.Generator) -> Report:
+        """Return the report of an evaluation, see `results`."""
+        return self.report(self.results(noise, rng))
 
-    def evaluate(self, noise: Noise, rng: np.random.Generator) -> Report:
-        """Return the report of an evaluation that times steps on a noisy machine, and decodes the
+    def results(self, noise: Noise | None, rng: np.random.Generator) -> Results:
+        """Return the results of an evaluation that times steps on a noisy machine, and decodes the
         chosen rules there.
+
+        Without noise, of one that counts costs and decodes nothing.
         """
-        machine = Machine(rng, noise)
         dev, final, prompts = self._samples(rng)
+        if noise is None:
+            return chosen(self.of.rules, self.table, dev, [final])
+        machine = Machine(rng, noise)
         table = cost_table(
             CostTable({}, self.table.head_shares),
             self._timed(machine),
@@ -371,25 +376,30 @@ class Simulation:
         measured = self._decoded(machine, to_decode, prompts[:NUM_DECODED])
         results = replace(results, measured=measured)
         num_decoded = len(prompts[:NUM_DECODED])
-        doubts = doubts_of(measured, results.predicted(num_decoded), final.groups[:num_decoded])
-        return self._report(replace(results, doubts=[*doubts]))
+        groups = final.groups[:num_decoded]
+        doubts = [*doubts_of(measured, groups)]
+        disagreements = [*disagreements_of(measured, results.predicted(num_decoded), groups)]
+        return replace(results, doubts=doubts, disagreements=disagreements)
 
-    def _report(self, results: Results) -> Report:
-        """Return the report of results, of all that its verdict reads."""
+    def report(self, results: Results, rules: bool = False) -> Report:
+        """Return the report of results: all that its answer reads, and with `rules` their rows."""
         final = results.reported
-        ratio = results.main_ratio
-        winners = winners_of(final, results, ratio)
+        winners = winners_of(final, results, results.main_ratio)
         data = DataSet("simulated", "test", self.num_prompts[1], 1, 1, [], winners)
+        if rules:
+            data = data_set(final, results)
         steps = results.cost_table.steps
         report = Report(
-            {},
+            {"draft": "my/draft"},
             None if steps is None else steps.estimate,
             results.doubts,
             live_rows(results, True, final.groups[:NUM_DECODED]) if results.measured else [],
             [data],
             ratio=None if steps is None else interval(steps.ratios()),
+            disagreements=results.disagreements,
         )
-        return replace(report, verdict=verdict_of(report, results.uses))
+        answer = answer_of(report, results.uses, self.num_prompts[0])
+        return replace(report, answer=answer)
 
     def _timed(self, machine: Machine) -> TimedSteps:
         """Return what a clock says of steps, as an evaluation times them."""
@@ -466,8 +476,8 @@ class Tally:
     )
 
     def add(self, simulation: Simulation, report: Report) -> None:
-        assert report.verdict
-        answer = report.verdict.answer
+        assert report.answer
+        answer = report.answer.comparison
         truth = simulation.truth
         used, head, fixed = (answer.choices[kind] for kind in (answer.use, Kind.HEAD, Kind.FIXED))
         wins = (
@@ -477,7 +487,7 @@ class Tally:
         )
         gain = head.gain or Interval(0, 0, 0)
         self.runs += 1
-        self.doubted += bool(report.doubts)
+        self.doubted += report.is_unreliable
         self.heads += answer.use == Kind.HEAD
         self.false_wins += wins and truth[used.name] <= simulation.fixed
         self.found += wins and answer.use == Kind.HEAD and truth[used.name] > simulation.fixed
@@ -507,7 +517,7 @@ def concluded(simulation: Simulation, runs: int, noise: Noise | None = None) -> 
     for _ in range(runs):
         tally.add(
             simulation,
-            simulation.replay(rng) if noise is None else simulation.evaluate(noise, rng),
+            simulation.evaluate(noise, rng),
         )
     return tally
 

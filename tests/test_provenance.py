@@ -17,7 +17,7 @@ from specheads.prompts.prompt import Prompt, ResponseLimits, encode_prompts
 from specheads.replay.recording import Recorder
 from specheads.replay.response_tree import RecordSettings
 from specheads.storage.shards import fingerprint
-from specheads.training.distill.samples import TargetStore
+from specheads.training.distill.samples import Samples, TargetStore
 from specheads.training.heads.mixed_responses import FeatureStore, MixedResponses
 
 PROMPTS = [Prompt(str(number), "train", f"x = {number}") for number in range(3)]
@@ -54,7 +54,7 @@ def recording(pair, prompts, settings):
 def distributions(pair, prompts, settings):
     answers = [[RESPONSE[: settings["max_new_tokens"] - 8]] for _ in prompts]
     ids = [np.frombuffer(prompt.text.encode(), np.uint8).astype(np.int32) for prompt in prompts]
-    return TargetStore(FOLDER, pair, ids, answers).provenance
+    return TargetStore(FOLDER, pair, Samples(ids, answers)).provenance
 
 
 def features(pair, prompts, settings):

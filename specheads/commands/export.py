@@ -10,8 +10,8 @@ from typing import Literal
 
 from specheads.commands.verbs import VERBS, arguments
 from specheads.errors import UserError
-from specheads.evaluation.keys import MEASURED
-from specheads.integrations.engines import ENGINES, drafting_of
+from specheads.evaluation.keys import MEASURED, Kind
+from specheads.integrations.engines import ENGINES, Json, drafting_of
 from specheads.pair.locations import check_available
 from specheads.settings import Settings, Text, fields_of, setting
 from specheads.storage.files import read_json, without_home
@@ -87,7 +87,8 @@ def _engine_settings(settings: Export) -> str:
     version, write = ENGINES[settings.format]
     try:
         report = read_json(path)
-        given = drafting_of(report, settings.ratio)
+        comparison = _comparison_at(report, settings.ratio)
+        given = drafting_of(report, settings.ratio, _length(comparison))
         doubts = report["doubts"] if settings.ratio == MEASURED else ()
     except UserError:
         raise
@@ -96,8 +97,32 @@ def _engine_settings(settings: Export) -> str:
             f"{path} cannot be read ({error}); give the folder of a run of specheads evaluate."
         ) from None
     remarks = [f"# for {version}, by {without_home(str(path))} at ratio {settings.ratio}"]
+    if comparison["use"] != Kind.FIXED:
+        used = comparison["choices"][comparison["use"]]["name"]
+        remarks.append(f"# the evaluation recommends {used}; engines have fixed lengths alone")
     remarks += [f"# its timing is doubtful: {doubt}" for doubt in doubts]
     return "\n".join([*remarks, write(given)])
+
+
+def _comparison_at(report: Json, ratio: str) -> Json:
+    """Return what the answer of a report says at one ratio of costs.
+
+    Raises UserError for a ratio that it does not have.
+    """
+    answer = report["answer"]
+    known = {each["ratio"]: each for each in (answer["comparison"], *answer["others"])}
+    if ratio not in known:
+        raise UserError(
+            f"ratio={ratio}: the report has no answer at it, expected one of {', '.join(known)}."
+        )
+    return known[ratio]
+
+
+def _length(comparison: Json) -> int:
+    """Return the best fixed length; 0 where the target alone is to be used."""
+    if comparison["use"] == Kind.ALONE:
+        return 0
+    return int(comparison["choices"][Kind.FIXED]["parameters"]["num_tokens"])
 
 
 def help_text() -> str:

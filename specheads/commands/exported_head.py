@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from specheads.errors import UserError
-from specheads.heads.card import properties
+from specheads.heads.card import properties, recommendation
 from specheads.heads.head import load_head
 from specheads.integrations.formats import FORMATS
 
@@ -36,10 +36,8 @@ def described(location: str) -> str:
     rows = properties(config) | {
         "parameters": f"{sum(weight.numel() for weight in head.parameters()):,}",
         "prompts": "not known",
-        "recommended": (
-            _listed(config.recommended or {})
-            or "nothing yet; specheads evaluate chooses a threshold"
-        ),
+        "recommended": recommendation(config)
+        or "nothing yet; specheads evaluate chooses a threshold",
         "held out": _listed(config.train.get("test") or {}) or "not known",
         "files": "unchanged since its export",
     }

@@ -100,9 +100,8 @@ def _of_head(config: Any) -> str:
 
 
 def _of_report(report: Any) -> str:
-    answer = report["verdict"]["answer"]
-    used = answer["choices"][answer["use"]]
-    return f"use {used['name']}, {used['speedup']['value']:.2f} times the target alone"
+    answer = report["answer"]
+    return f"use {answer['setting']}, {answer['speedup']['value']:.2f} times the target alone"
 
 
 def _of_draft(description: Any) -> str:

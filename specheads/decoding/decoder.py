@@ -353,8 +353,8 @@ class SpeculativeDecoder(Decoder):
         """Return a decoder with the rules that `specheads evaluate` found best for a head and
         stored in it.
 
-        `choices` are warp, engine and window. Raises UserError if none is stored, as something else
-        was faster for example.
+        `choices` are warp, engine and window. Raises UserError if none is stored, or if another
+        setting is recommended, which it names.
         """
         _check_choices({"head": head}, needed="head")
         stopping, verification = recommended_rules(head)
@@ -508,14 +508,21 @@ def generate_baseline(
 def recommended_rules(head: AcceptanceHead) -> tuple[HeadThreshold, VerificationRule]:
     """Return the rules that a head recommends.
 
-    Raises UserError if it recommends nothing, or a verification that is not known.
+    Raises UserError if it recommends nothing or a setting without it, or a verification that is not
+    known.
     """
     values = head.config.recommended or {}
     if "threshold" not in values:
         raise UserError(
-            "the head recommends no setting: specheads evaluate head=<folder> stores one, unless"
-            " something else was faster; choose one yourself, for example"
-            " stopping=HeadThreshold(head, 0.5)."
+            "the head recommends no setting: specheads evaluate head=<folder> stores one; or choose"
+            " one yourself, for example stopping=HeadThreshold(head, 0.5)."
+        )
+    use = values.get("use")
+    if use != values.get("setting"):
+        raise UserError(
+            f"the head's evaluation recommends {use}, not this head; decode with that rule"
+            " (specheads.stopping), or with this head at its best threshold by"
+            ' stopping=HeadThreshold(head, threshold="auto").'
         )
     verification = values.get("verification", TokenVerification.name)
     if verification not in VERIFICATIONS:

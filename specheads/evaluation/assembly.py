@@ -1,29 +1,25 @@
 """The report of an evaluation, assembled from the results of its steps."""
 
 import json
-import logging
 import shlex
 from dataclasses import replace
+from datetime import date
 
-import torch
 import yaml
 
 from specheads.decoding import stopping
 from specheads.decoding.verification import BlockVerification
-from specheads.evaluation import conclusions
+from specheads.evaluation.answer import answer_of
 from specheads.evaluation.candidates import FIXED, Candidate, written
-from specheads.evaluation.replayed_sets import Results, recommendations
-from specheads.evaluation.report import DataSet, LiveRow, Report, TextSample, Verdict
+from specheads.evaluation.replayed_sets import Results
+from specheads.evaluation.report import Answer, DataSet, LiveRow, Report, TextSample
 from specheads.evaluation.rows import data_set, live_rows, reliability, text_samples
 from specheads.evaluation.setup import Setup, device_name, load_average, versions
-from specheads.heads.head_folder import store_in_config
 from specheads.pair.pair import Pair
 from specheads.replay.information import information
 from specheads.replay.intervals import interval
 from specheads.replay.replay import recorded_head, replay
 from specheads.storage.files import without_home
-
-logger = logging.getLogger(__name__)
 
 
 def report_of(
@@ -56,37 +52,34 @@ def report_of(
         steps=None if steps is None else steps.estimate,
         ratio=None if steps is None else interval(steps.ratios()),
         doubts=results.doubts,
+        disagreements=results.disagreements,
         live=live,
         data_sets=data_sets,
         batches=results.batches,
         notes=setup.prompts.notes(),
     )
-    if (verdict := conclusions.verdict_of(report, results.uses)) is None:
+    num_dev_prompts = 0 if results.dev is None else results.dev.recording.num_prompts
+    answer = answer_of(report, results.uses, num_dev_prompts)
+    if answer is None:
         return report
-    texts = _texts(setup.pair, results, verdict) if sets else []
-    return replace(
-        report, verdict=_with_code(setup, results, report, verdict, command), texts=texts
-    )
+    texts = _texts(setup.pair, results, answer) if sets else []
+    return replace(report, answer=_with_code(setup, results, answer, command), texts=texts)
 
 
-def _with_code(
-    setup: Setup, results: Results, report: Report, verdict: Verdict, command: str
-) -> Verdict:
-    """Return the verdict with the command that makes its setting, and with Python that decodes with
+def _with_code(setup: Setup, results: Results, answer: Answer, command: str) -> Answer:
+    """Return the answer with the command that makes its setting, and with Python that decodes with
     it.
     """
-    name = verdict.answer.choices[verdict.answer.use].name
     known = [*(each.setting for each in results.measured), *results.candidates]
-    rule = next((each for each in known if each.name == name and each.rule_name), None)
+    rule = next((each for each in known if each.name == answer.setting and each.rule_name), None)
     # The target alone; or other drafts, which the command line names
     if rule is None or not setup.settings.can_replay:
-        return verdict
-    block = conclusions.faster_verification(report, name)
-    words = _command_words(setup, rule, block)
+        return answer
+    words = _command_words(setup, rule, answer.under_verification)
     return replace(
-        verdict,
+        answer,
         command=f"{command} {shlex.join(words)}",
-        python=_python(setup, rule, block),
+        python=_python(setup, rule, answer.under_verification),
     )
 
 
@@ -138,9 +131,9 @@ def _python(setup: Setup, rule: Candidate, verification: LiveRow | None) -> str:
     return "\n".join(lines)
 
 
-def _texts(pair: Pair, results: Results, verdict: Verdict) -> list[TextSample]:
+def _texts(pair: Pair, results: Results, answer: Answer) -> list[TextSample]:
     """Return responses in pieces, as each setting that there is to choose from drafts them."""
-    names = {choice.name for choice in verdict.answer.choices.values()}
+    names = {choice.name for choice in answer.comparison.choices.values()}
     rules = {rule.name: rule for rule in results.candidates if rule.name in names}.values()
     recording = results.reported.recording
     drafting = [rule.rule for rule in rules if rule.rule is not None]
@@ -176,26 +169,9 @@ def context_of(setup: Setup, config: str | None = None, num_decoded: int = 0) ->
         "lossless": settings.verification.lossless,
         "costs": {"head_shares": setup.head_sizes},
         "device": device_name(pair),
-        "threads": torch.get_num_threads(),
+        "date": date.today().isoformat(),
         "load": {"start": setup.load, "end": load_average()},
         "versions": versions(),
         **setup.prompts.context(),
         "config": config or yaml.safe_dump(plain, sort_keys=False, allow_unicode=True),
     }
-
-
-def recommend(setup: Setup, results: Results, report: Report) -> None:
-    """Store the best setting in each local head, None where something else was faster."""
-    for folder, values in recommendations(setup, results, report).items():
-        try:
-            store_in_config(folder, recommended=values)
-        except OSError as error:
-            logger.warning("nothing could be stored in %s (%s)", folder, error.strerror)
-            continue
-        what = "no threshold, for another setting was faster"
-        if values is not None:
-            verification = ""
-            if "verification" in values:
-                verification = f" under {values['verification']} verification"
-            what = f"threshold {values['threshold']:g}, for threshold=auto{verification}"
-        logger.info("%s now holds %s", folder, what)

@@ -15,8 +15,8 @@ from specheads.decoding.step_times import TimedSteps
 from specheads.decoding.stopping import Fitting, FixedLength, StoppingRule, logistic_inputs
 from specheads.decoding.verification import VerificationRule
 from specheads.errors import UserError, is_number
-from specheads.evaluation.keys import FIXED
-from specheads.evaluation.report import MEASURED, RuleFields
+from specheads.evaluation.keys import FIXED, MEASURED
+from specheads.evaluation.report import RuleFields
 from specheads.heads.head import AcceptanceHead
 from specheads.heads.metrics import fit_logistic
 from specheads.replay.recording import Recording
@@ -108,7 +108,6 @@ class Candidate(RuleFields):
     name: str
     rule: StoppingRule | None  # the rule that is replayed
     live: StoppingRule | None  # the rule that decodes; None for a bound that no decoder can reach
-    parameters: Mapping[str, object] = field(default_factory=dict)
     ratio: str | None = None  # the cost ratio that it was fitted to; None: it suits all
     verification: VerificationRule | None = None  # None: that of the evaluation
     # With another verification, the name of the same rule under that of the evaluation
@@ -132,7 +131,7 @@ def step_kind(cls: type, head: str | None) -> str:
     return cls.__name__ if head is None else f"{cls.__name__} of {head}"
 
 
-TARGET_ALONE = Candidate(TARGET, "target alone", None, None, {"num_tokens": 0})
+TARGET_ALONE = Candidate(TARGET, "target alone", None, None, parameters={"num_tokens": 0})
 # It knows every outcome
 ORACLE_BOUND = Candidate(ORACLE, ORACLE, None, None, rule_name=ORACLE, bound=True)
 
@@ -142,7 +141,13 @@ def fixed_length(length: int) -> Candidate:
     rule = FixedLength(length)
     lengths = {"num_tokens": length}
     return Candidate(
-        FIXED, typed(FIXED, lengths), rule, rule, lengths, arguments=lengths, rule_name=FIXED
+        FIXED,
+        typed(FIXED, lengths),
+        rule,
+        rule,
+        parameters=lengths,
+        arguments=lengths,
+        rule_name=FIXED,
     )
 
 
@@ -317,7 +322,7 @@ def candidates(
                 f"ceiling {threshold:g}",
                 Ceiling(threshold, most),
                 None,
-                {"threshold": threshold},
+                parameters={"threshold": threshold},
                 rule_name=CEILING,
                 bound=True,
             )

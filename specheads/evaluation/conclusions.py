@@ -1,28 +1,30 @@
-"""The conclusions of a report: what to use, what that rests on, and further findings as
-sentences.
-"""
+"""The answer and the further findings of a report as sentences."""
 
-from collections.abc import Iterable, Mapping, Sequence
-from math import inf
-from typing import NamedTuple, TypeVar
+from collections.abc import Mapping
+from typing import NamedTuple
 
 from specheads.decoding.records import LARGEST_DRIFT, REMEDY
-from specheads.evaluation.candidates import FIXED, TARGET, TARGET_ALONE, Candidate
+from specheads.errors import is_number
+from specheads.evaluation.answer import (
+    fastest_by_kind,
+    main_data_set,
+    preferred,
+    ratios_of,
+    winners_at,
+)
+from specheads.evaluation.candidates import TARGET
+from specheads.evaluation.keys import MEASURED, Kind
 from specheads.evaluation.report import (
-    MEASURED,
+    Answer,
     BatchRow,
     BatchTable,
-    ComparedSetting,
     Comparison,
-    DataSet,
     Information,
-    Kind,
     LiveRow,
     Report,
-    Verdict,
-    Winner,
+    RuleRow,
 )
-from specheads.replay.intervals import Interval, is_clearly_faster
+from specheads.replay.intervals import Interval
 
 
 class FormattedInterval(NamedTuple):
@@ -63,37 +65,9 @@ def minus(text: str) -> str:
     return text.replace("-", "−")
 
 
-PREFERRED = "10"  # ratio to begin with where none was measured
-
-
-def ratios_of(report: Report) -> list[str]:
-    """Return every ratio that has predictions, the measured one first."""
-    ratios = set[str]()
-    for data_set in report.data_sets:
-        ratios |= {row.ratio for row in data_set.winners}
-        for row in data_set.rules:
-            ratios |= row.speedup.keys()
-    return sorted(ratios, key=lambda ratio: -inf if ratio == MEASURED else float(ratio))
-
-
-def preferred(ratios: Sequence[str]) -> str | None:
-    """Return which of `ratios_of` a reader sees first: the measured one where there is one."""
-    return PREFERRED if PREFERRED in ratios and MEASURED not in ratios else next(iter(ratios), None)
-
-
 def first_ratio(report: Report) -> str | None:
-    """Return the ratio that a reader sees first: that of the verdict."""
-    return report.verdict.answer.ratio if report.verdict else preferred(ratios_of(report))
-
-
-def main_data_set(report: Report) -> int | None:
-    """Return which data set a reader sees first: the first of test prompts, else the first of
-    all.
-    """
-    for number, data_set in enumerate(report.data_sets):
-        if data_set.role == "test":
-            return number
-    return 0 if report.data_sets else None
+    """Return the ratio that a reader sees first: that of the answer."""
+    return report.answer.comparison.ratio if report.answer else preferred(ratios_of(report))
 
 
 def ratio_text(report: Report, ratio: str) -> str:
@@ -101,43 +75,6 @@ def ratio_text(report: Report, ratio: str) -> str:
     if ratio != MEASURED or report.ratio is None:
         return ratio
     return f"{report.ratio.value:.1f} ({MEASURED})"
-
-
-def winners_at(data_set: DataSet, ratio: str | None) -> list[Winner]:
-    """Return the winners at a ratio: those that a decoder could use, the fastest on dev prompts
-    first, then the bounds.
-    """
-    winners = [row for row in data_set.winners if row.ratio == ratio]
-    return sorted(winners, key=lambda row: (row.bound, -row.dev_speedup))
-
-
-Row = TypeVar("Row", LiveRow, Winner)
-
-
-def kind_of(row: LiveRow | Winner | Candidate) -> Kind:
-    """Return what a setting is, for a reader who chooses."""
-    if row.family == TARGET:
-        return Kind.ALONE
-    if row.rule_name == FIXED:
-        return Kind.FIXED
-    return Kind.HEADLESS if row.head is None else Kind.HEAD
-
-
-def dev_speed(row: LiveRow | Winner) -> float:
-    """Return a setting's speed-up on dev prompts; of one that was only decoded, on these."""
-    return row.dev_speedup if isinstance(row, Winner) else row.speedup.value
-
-
-def fastest_by_kind(rows: Iterable[Row]) -> dict[Kind, Row]:
-    """Return the setting of each kind that was the fastest on dev prompts, the fastest of all
-    first; bounds are left out.
-    """
-    found = dict[Kind, Row]()
-    for row in sorted(rows, key=dev_speed, reverse=True):
-        is_usable = row.lossless if isinstance(row, LiveRow) else not row.bound
-        if is_usable:
-            found.setdefault(kind_of(row), row)
-    return found
 
 
 def fastest_of(batches: BatchTable) -> BatchRow:
@@ -148,179 +85,181 @@ def fastest_of(batches: BatchTable) -> BatchRow:
     return max(lossless, key=lambda row: row.tokens_per_second)
 
 
-def verdict_of(report: Report, uses: Mapping[str, str]) -> Verdict | None:
-    """Return what to use: by replay, or by decoding where nothing was replayed.
-
-    `uses` names by ratio the setting that dev prompts chose.
+def facts_of(report: Report) -> dict[str, str]:
+    """Return what a reader asks first of an evaluation, by name: how it sampled, where and when it
+    ran, and how fast that was.
     """
-    number = main_data_set(report)
-    answers = dict[str, Comparison]()
-    if number is not None:
-        for ratio in ratios_of(report):
-            if rows := winners_at(report.data_sets[number], ratio):
-                answers[ratio] = _answer(ratio, rows, uses.get(ratio))
-    elif report.live:
-        answers[MEASURED] = _answer(MEASURED, report.live, None)
-    main = preferred(list(answers))
-    if main is None:
-        return None
-    answer = answers.pop(main)
-    others = [*answers.values()]
-    return Verdict(
-        answer,
-        others,
-        [other.ratio for other in others if other.use != answer.use],
-        _rests_on(report, main),
-        _decoded(report, answer),
-        _doubt(report),
-    )
-
-
-def _answer(ratio: str, rows: Sequence[Row], use: str | None) -> Comparison:
-    """Return the answer that decoded or replayed settings give.
-
-    `use` is the name of the one to use, None: the fastest.
-    """
-    fastest = fastest_by_kind(rows)
-    choices = dict[Kind, ComparedSetting]()
-    for kind, row in fastest.items():
-        choices[kind] = ComparedSetting(row.name, row.speedup, row.gain)
-    if Kind.ALONE not in choices:
-        fixed = choices[Kind.FIXED].speedup
-        gain = Interval(1 / fixed.value, 1 / fixed.high, 1 / fixed.low)
-        choices[Kind.ALONE] = ComparedSetting(TARGET_ALONE.name, Interval(1, 1, 1), gain)
-    order = sorted(
-        choices, key=lambda kind: dev_speed(fastest[kind]) if kind in fastest else 1.0, reverse=True
-    )
-    used = next(iter(order))
-    for kind in order:
-        if choices[kind].name == use:
-            used = kind
-            break
-    skip = None
-    head = fastest.get(Kind.HEAD)
-    if head is not None and used != Kind.HEAD and head.over_headless is not None:
-        headless = [kind for kind in order if kind != Kind.HEAD]
-        other = choices[next(iter(headless))].name
-        skip = (
-            f"on dev prompts it was not clearly faster than {other}; here it is"
-            f" {change(head.over_headless)} against that"
-        )
-    return Comparison(ratio, used, {kind: choices[kind] for kind in Kind if kind in choices}, skip)
-
-
-def _rests_on(report: Report, ratio: str) -> str:
-    number = main_data_set(report)
-    if number is None:
-        prompts = report.context.get("num_live_prompts", "some")
-        return f"Measured here on {prompts} prompts, the fastest of these same prompts."
-    data = report.data_sets[number]
-    text = (
-        f"Replayed at ratio {ratio_text(report, ratio)} on {data.num_prompts} prompts of"
-        f" {data.name}, chosen on dev prompts; "
-    )
-    if ratio != MEASURED or report.ratio is None:
-        return f"{text}{counted_text(report, ratio)}."
-    known = report.ratio
-    return (
-        f"{text}as timed here, a step of the target costs {known.value:.1f} draft steps"
-        f" [{known.low:.1f}, {known.high:.1f}]."
-    )
-
-
-def _decoded(report: Report, answer: Comparison) -> list[str]:
-    """Return what decoding says of the setting to use: its speed, next to the predicted one, and
-    what another verification rule adds.
-    """
-    name = answer.choices[answer.use].name
-    decoded = {row.name: row for row in report.live}
-    if answer.ratio != MEASURED or not report.data_sets or name not in decoded:
-        return []
-    row = decoded[name]
-    sentences = []
-    if row.replayed_tokens_per_second is not None:
-        predicted = row.replayed_tokens_per_second / row.tokens_per_second.value
-        sentences.append(
-            f"Decoded on {report.context.get('num_live_prompts', 'some')} of these prompts:"
-            f" {times(row.speedup)} the target alone; predicted tokens per second were"
-            f" {signed(predicted)}\u00a0% off."
-        )
-    for other in report.live:
-        if other.same_rule == name and other.over_same_rule is not None:
-            sentences.append(
-                f"Under {other.verification} verification, its decoded rounds are"
-                f" {change(other.over_same_rule)} faster."
-            )
-    return sentences
-
-
-def faster_verification(report: Report, name: str) -> LiveRow | None:
-    """Return the decoded row of another verification rule under which the setting of this name is
-    clearly faster.
-    """
+    context = report.context
+    facts = dict[str, str]()
+    warp = context.get("warp")
+    if isinstance(warp, Mapping):
+        facts["sampling"] = warp_text(warp)
+    for title, key in (("machine", "device"), ("date", "date")):
+        if context.get(key):
+            facts[title] = str(context[key])
+    speeds = list[str]()
     for row in report.live:
-        if row.same_rule == name and is_clearly_faster(row.over_same_rule):
-            return row
-    return None
+        is_answer = report.answer is not None and row.name == report.answer.setting
+        if row.family == TARGET or is_answer:
+            speeds.append(f"{row.name} {row.tokens_per_second.value:,.0f}")
+    if speeds:
+        facts["tokens per second"] = ", ".join(speeds) + (", unreliable" * report.is_unreliable)
+    number = main_data_set(report)
+    rows: list[LiveRow | RuleRow] = [*report.live]
+    if number is not None:
+        rows += report.data_sets[number].rules
+    used = next((row for row in rows if report.answer and row.name == report.answer.setting), None)
+    if used is not None and used.acceptance_rate is not None:
+        facts["acceptance rate"] = f"{used.acceptance_rate:.2f} of the drafted tokens"
+        facts["tokens per forward pass of the target"] = f"{used.block_efficiency:.2f}"
+    return facts
 
 
-def _doubt(report: Report) -> str | None:
-    """Return in a line why timing is unreliable."""
-    for text in report.doubts:
-        return f"{text[:1].lower()}{text[1:].removesuffix('.')}"
-    return None
+def warp_text(warp: Mapping[str, object]) -> str:
+    """Return how tokens were sampled."""
+    if warp.get("temperature") == 0:
+        return "greedy"
+    words = list[str]()
+    for name, value in warp.items():
+        if is_number(value):
+            words.append(f"{name.replace('_', '-')} {value:g}")
+    return ", ".join(words)
 
 
-def use_text(answer: Comparison) -> str:
+def use_text(comparison: Comparison) -> str:
     """Return how fast the setting to use is: over the target alone, and over the best fixed
     length.
     """
-    use = answer.choices[answer.use]
-    others = [kind for kind in answer.choices if kind != Kind.ALONE]
-    if answer.use == Kind.ALONE:
-        if not others:
-            return "Nothing else that was decoded keeps the target's distribution."
-        best = max(others, key=lambda kind: answer.choices[kind].speedup.value)
-        fastest = answer.choices[best]
-        return (
-            f"No setting was clearly faster on dev prompts; here {fastest.name} is"
-            f" {times(fastest.speedup)} the target alone."
-        )
-    text = f"{times(use.speedup)} the target alone"
-    if answer.use == Kind.FIXED:
-        return (
-            f"{text}; no rule is clearly faster than this fixed length."
-            if len(others) > 1
-            else f"{text}."
-        )
-    if use.gain is None:
+    setting = comparison.setting
+    if comparison.use == Kind.ALONE:
+        return "No setting is clearly faster than the target alone."
+    text = f"{times(setting.speedup)} the target alone"
+    if comparison.use == Kind.FIXED or setting.gain is None:
         return f"{text}."
     return (
-        f"{text}, {'' if use.gain.high > 1 else 'no gain: '}{change(use.gain)} over the best fixed"
-        " length."
+        f"{text}, {'' if setting.gain.high > 1 else 'no gain: '}{change(setting.gain)} over the"
+        " best fixed length."
     )
 
 
-def changes_text(report: Report, verdict: Verdict) -> str:
-    """Return whether another ratio of costs changes the kind of the setting to use."""
-    if not verdict.others:
+def tie_text(comparison: Comparison) -> str | None:
+    """Return why the fastest setting on dev prompts is not the one to use; None where it is."""
+    if not comparison.is_tie:
+        return None
+    fastest = comparison.choices[comparison.fastest].name
+    here = ""
+    if comparison.over_used is not None:
+        here = f"; on these prompts it is {change(comparison.over_used)} faster"
+    return (
+        f"A tie, so the simplest: {fastest} was the fastest on dev prompts, but not clearly faster"
+        f" than {comparison.setting.name}{here}."
+    )
+
+
+def evidence_text(answer: Answer) -> str:
+    """Return what an answer rests on: the prompts, the machine, and how steps' costs are known."""
+    evidence = answer.evidence
+    if evidence.method == "decoding":
+        return (
+            f"Decoded on {evidence.num_prompts} prompts on {evidence.machine}, and chosen on these"
+            " same prompts."
+        )
+    dev = f"{evidence.num_dev_prompts} " if evidence.num_dev_prompts else ""
+    text = (
+        f"Replayed on {evidence.num_prompts} prompts of {evidence.prompts}, chosen on {dev}dev"
+        " prompts; "
+    )
+    known = evidence.ratio
+    if known is None:
+        return f"{text}costs are counted at cost ratio {answer.comparison.ratio}, not timed."
+    return (
+        f"{text}as timed on {evidence.machine}, a forward pass of the target costs"
+        f" {known.value:.1f} draft steps [{known.low:.1f}, {known.high:.1f}]."
+    )
+
+
+def decoded_texts(answer: Answer) -> list[str]:
+    """Return what decoding says of the setting to use: its speed, next to the predicted one, and
+    what another verification rule adds.
+    """
+    row = answer.decoded
+    if row is None or answer.evidence.method == "decoding":
+        return []
+    text = (
+        f"Decoded as a check: {times(row.speedup)} the target alone,"
+        f" {row.tokens_per_second.value:,.0f} tokens/s"
+    )
+    if row.replayed_tokens_per_second is not None:
+        predicted = row.replayed_tokens_per_second / row.tokens_per_second.value
+        text += f"; predicted tokens per second were {signed(predicted)}\u00a0% off"
+    sentences = [f"{text}."]
+    other = answer.under_verification
+    if other is not None and other.over_same_rule is not None:
+        sentences.append(
+            f"Under {other.verification} verification, its decoded rounds are"
+            f" {change(other.over_same_rule)} faster."
+        )
+    return sentences
+
+
+def disagreement_text(answer: Answer) -> str | None:
+    """Return where replay and decoding disagree by more than their intervals; None where they do
+    not.
+    """
+    if not answer.disagreements:
+        return None
+    return f"Replay and decoding disagree: {' '.join(answer.disagreements)}"
+
+
+def doubt_text(answer: Answer) -> str | None:
+    """Return why timing was unreliable, the first of its reasons; None where it was not."""
+    for text in answer.doubts:
+        return f"Timing unreliable here: {text[:1].lower()}{text[1:]}"
+    return None
+
+
+def changes_text(report: Report, answer: Answer) -> str:
+    """Return whether another cost ratio changes the kind of the setting to use, and which costs are
+    others there than those that were timed here.
+    """
+    if not answer.others:
         return "not known, no other was replayed"
-    if not verdict.changes:
-        same = ", ".join(ratio_text(report, each.ratio) for each in verdict.others)
-        return f"no: at {same} it is the {verdict.answer.use}, too"
-    changed = []
-    for each in verdict.others:
-        if each.ratio in verdict.changes:
-            changed.append(f"at {ratio_text(report, each.ratio)} the {each.use}")
-    return f"yes: {', '.join(changed)}"
+    if not answer.changes:
+        same = ", ".join(ratio_text(report, each.ratio) for each in answer.others)
+        return f"no: at {same} it is the {answer.kind}, too"
+    ratios = dict[Kind, list[str]]()
+    for each in answer.changes:
+        ratios.setdefault(each.use, []).append(ratio_text(report, each.ratio))
+    changed = [f"at {' and '.join(known)} the {kind}" for kind, known in ratios.items()]
+    text = f"yes: {', '.join(changed)}"
+    if answer.comparison.ratio != MEASURED:
+        return text
+    text += "; there verifying more tokens is free"
+    counted = _head_share(report, answer.changes[0].ratio)
+    timed = _head_share(report, MEASURED)
+    if counted is None or timed is None:
+        return f"{text}, here it is timed"
+    return (
+        f"{text} and a head adds {counted:.0%} to a draft step, counted from its weights, while"
+        f" here it adds {timed:.0%} and both are timed"
+    )
+
+
+def _head_share(report: Report, ratio: str) -> float | None:
+    """Return what the best head adds to a draft step at a ratio, as a share of the step."""
+    number = main_data_set(report)
+    if number is None:
+        return None
+    head = fastest_by_kind(winners_at(report.data_sets[number], ratio)).get(Kind.HEAD)
+    return None if head is None else head.head_share
 
 
 def used_at(report: Report, ratio: str) -> str | None:
-    """Return the name of the rule to use at a ratio; None where that is not known."""
-    if report.verdict is not None:
-        for answer in (report.verdict.answer, *report.verdict.others):
-            if answer.ratio == ratio:
-                return answer.choices[answer.use].name
+    """Return the name of the setting to use at a ratio; None where that is not known."""
+    if report.answer is not None:
+        for comparison in (report.answer.comparison, *report.answer.others):
+            if comparison.ratio == ratio:
+                return comparison.setting.name
     return None
 
 

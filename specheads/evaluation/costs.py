@@ -27,7 +27,7 @@ from specheads.evaluation.candidates import (
     fixed_length,
     step_kind,
 )
-from specheads.evaluation.report import MEASURED
+from specheads.evaluation.keys import MEASURED
 from specheads.evaluation.setup import Setup
 from specheads.evaluation.sweep import Measured, decode
 from specheads.storage.files import read_json, write_json

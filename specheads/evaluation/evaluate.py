@@ -8,16 +8,17 @@ from dataclasses import replace
 from pathlib import Path
 
 from specheads.decoding.verification import BlockVerification
-from specheads.evaluation.assembly import recommend, report_of
+from specheads.evaluation.assembly import report_of
 from specheads.evaluation.batches import decode_batches
 from specheads.evaluation.candidates import ORACLE_BOUND, Candidate, CostTable, Tuning, candidates
 from specheads.evaluation.costs import measured_costs
 from specheads.evaluation.prompt_sets import PromptData
+from specheads.evaluation.recommendations import store_recommendations
 from specheads.evaluation.replayed_sets import Results, chosen, record, replay_all
 from specheads.evaluation.report import Report
 from specheads.evaluation.settings import Evaluation
 from specheads.evaluation.setup import Setup
-from specheads.evaluation.sweep import decode, doubts_of, sweep_settings
+from specheads.evaluation.sweep import decode, disagreements_of, doubts_of, sweep_settings
 from specheads.heads.head import AcceptanceHead, LocatedHead
 from specheads.pair.pair import Pair
 
@@ -65,7 +66,7 @@ def evaluate(
         results = replace(results, batches=decode_batches(setup, results))
     report = report_of(setup, results, config, command)
     if not settings.any_draft:
-        recommend(setup, results, report)
+        store_recommendations(setup, results, report)
     return report
 
 
@@ -97,7 +98,11 @@ def _decoded(setup: Setup, results: Results) -> Results:
     measured = decode(setup, "generations", to_decode, prompts.prompts)
     results = replace(results, measured=measured)
     predicted = results.predicted(len(prompts.prompts))
-    return replace(results, doubts=[*doubts_of(measured, predicted, prompts.groups)])
+    return replace(
+        results,
+        doubts=[*doubts_of(measured, prompts.groups)],
+        disagreements=[*disagreements_of(measured, predicted, prompts.groups)],
+    )
 
 
 def under_block(settings: Sequence[Candidate]) -> list[Candidate]:

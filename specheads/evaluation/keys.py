@@ -3,6 +3,7 @@ import torch.
 """
 
 from collections.abc import Mapping
+from enum import StrEnum
 from typing import Annotated, Literal, Self
 
 from pydantic import AfterValidator, SkipValidation, model_validator
@@ -23,6 +24,15 @@ from specheads.settings import (
 
 FIXED = "fixed_length"
 MEASURED = "measured"  # the ratio of costs on this machine
+
+
+class Kind(StrEnum):
+    """What a setting is, for a reader who chooses."""
+
+    ALONE = "target alone"
+    FIXED = "best fixed length"
+    HEADLESS = "best without training"
+    HEAD = "head"
 
 
 def _threshold(value: object) -> object:

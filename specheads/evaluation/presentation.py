@@ -8,16 +8,17 @@ from rich.console import Console
 
 from specheads.decoding.step_times import VERIFIED
 from specheads.evaluation import conclusions
+from specheads.evaluation.answer import ratios_of, winners_at
 from specheads.evaluation.conclusions import change, information_text, percent, times
 from specheads.evaluation.probe.prediction import BETTER, MORE_OVERLAP, Option
 from specheads.evaluation.probe.probe import Probed
-from specheads.evaluation.report import Report, Verdict
+from specheads.evaluation.report import Answer, Report
 from specheads.evaluation.tables import (
+    answer_table,
     batch_table,
     estimate_cell,
     live_table,
     table_of,
-    verdict_table,
     winners_table,
 )
 from specheads.storage.files import write_json, write_whole
@@ -43,9 +44,9 @@ def print_report(report: Report, console: Console | None = None, verbose: bool =
     console = console or Console()
     if verbose:
         _print_tables(report, console)
-    if report.verdict is not None:
-        _print_verdict(report, report.verdict, console)
-    for batches in [] if report.doubts else report.batches:
+    if report.answer is not None:
+        _print_answer(report, report.answer, console)
+    for batches in [] if report.is_unreliable else report.batches:
         row = conclusions.fastest_of(batches)
         _say(
             console,
@@ -63,8 +64,8 @@ def _say(console: Console, *texts: str, style: str = "") -> None:
 def _print_tables(report: Report, console: Console) -> None:
     tests = [data for data in report.data_sets if data.role == "test"]
     for data in tests:
-        for ratio in conclusions.ratios_of(report):
-            if conclusions.winners_at(data, ratio):
+        for ratio in ratios_of(report):
+            if winners_at(data, ratio):
                 print_table(winners_table(report, data, ratio), console)
     for data in tests:
         if data.information:
@@ -76,17 +77,19 @@ def _print_tables(report: Report, console: Console) -> None:
     _say(console, *report.doubts)
 
 
-def _print_verdict(report: Report, verdict: Verdict, console: Console) -> None:
-    answer = verdict.answer
-    _say(console, f"Use: {answer.choices[answer.use].name}", style="bold")
-    _say(console, conclusions.use_text(answer), verdict.rests_on, *verdict.decoded)
-    if verdict.doubt:
-        _say(console, f"Timing unreliable here: {verdict.doubt}.")
-    print_table(verdict_table(report, answer), console)
-    if answer.skip_head:
-        _say(console, f"Skip the head: {answer.skip_head}.")
-    changes = conclusions.changes_text(report, verdict)
-    _say(console, f"Another ratio changes the winner: {changes}.")
+def _print_answer(report: Report, answer: Answer, console: Console) -> None:
+    if text := conclusions.disagreement_text(answer):
+        _say(console, text, style="yellow")
+    _say(console, f"Use: {answer.setting}", style="bold")
+    _say(console, conclusions.use_text(answer.comparison))
+    if text := conclusions.tie_text(answer.comparison):
+        _say(console, text)
+    _say(console, conclusions.evidence_text(answer), *conclusions.decoded_texts(answer))
+    if text := conclusions.doubt_text(answer):
+        _say(console, text, style="yellow")
+    print_table(answer_table(report, answer.comparison), console)
+    changes = conclusions.changes_text(report, answer)
+    _say(console, f"Another cost ratio changes the winner: {changes}.")
 
 
 def log_report(report: Report, loggers: Sequence[object]) -> None:

@@ -1,39 +1,26 @@
-"""The recorded sets of prompts, the counts of each candidate on them, and what dev prompts choose
-and recommend.
+"""The recorded sets of prompts, the counts of each candidate on them, and what dev prompts
+choose.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from pathlib import Path
-from typing import NotRequired, TypedDict
 
 import numpy as np
 
 from specheads.decoding.stopping import MAX_TOKENS, HeadThreshold
-from specheads.decoding.verification import TokenVerification
-from specheads.evaluation.candidates import FIXED, TARGET_ALONE, Candidate, CostTable, Rules
-from specheads.evaluation.conclusions import kind_of
-from specheads.evaluation.report import MEASURED, BatchTable, Kind, Report
+from specheads.evaluation.answer import kind_of, setting_to_use
+from specheads.evaluation.candidates import TARGET_ALONE, Candidate, CostTable, Rules
+from specheads.evaluation.keys import MEASURED, Kind
+from specheads.evaluation.report import BatchTable
 from specheads.evaluation.setup import Setup
 from specheads.evaluation.sweep import Measured
 from specheads.forecast import Advance, progress
 from specheads.replay.head_scores import record_sets
-from specheads.replay.intervals import (
-    NUM_RESAMPLES,
-    Groups,
-    Interval,
-    interval,
-    is_clearly_faster,
-    resample_counts,
-)
+from specheads.replay.intervals import NUM_RESAMPLES, Groups, resample_counts
 from specheads.replay.recording import Recorder, Recording
 from specheads.replay.replay import Counts, oracle, replay_each
 from specheads.replay.response_tree import RecordSettings
-
-# The probability with which chance alone may make the best of some settings clearly faster than
-# another one
-BY_CHANCE = 0.05
 
 
 @dataclass(frozen=True)
@@ -136,6 +123,8 @@ class Results:
     measured: Sequence[Measured] = ()  # the target alone comes first
     batches: Sequence[BatchTable] = ()
     doubts: Sequence[str] = ()  # why live figures are unreliable; empty if they are not
+    # Where decoded and predicted speeds differ by more than their intervals
+    disagreements: Sequence[str] = ()
 
     @property
     def main_ratio(self) -> str:
@@ -179,8 +168,10 @@ class Results:
     @property
     def uses(self) -> dict[str, str]:
         """By ratio the setting to use by the recorded dev prompts."""
-        heads = {each.name for each in self.candidates if each.head is not None}
-        return {ratio: setting_to_use(self._resampled(ratio), heads) for ratio in self.best}
+        kinds = {TARGET_ALONE.name: Kind.ALONE}
+        for each in self.candidates:
+            kinds[each.name] = kind_of(each)
+        return {ratio: setting_to_use(self._resampled(ratio), kinds) for ratio in self.best}
 
     def _resampled(self, ratio: str) -> dict[str, np.ndarray]:
         """Return by setting its speed-ups (1 + R,) on dev prompts, resampled alike."""
@@ -192,20 +183,19 @@ class Results:
                 speeds[rule.name] = self.cost_table.speedup(counts, resamples, rule, ratio)
         return speeds
 
-    def predicted(self, num_prompts: int) -> dict[str, Interval]:
-        """Return by decoded setting its speed-up on the first reported prompts, from their
-        recording; empty where fewer were recorded.
+    def predicted(self, num_prompts: int) -> dict[str, np.ndarray]:
+        """Return by decoded setting its speed-ups (1 + R,) on the first reported prompts, from
+        their recording; empty where fewer were recorded.
         """
         if not self.tests or num_prompts > self.reported.recording.num_prompts:
             return {}
         resamples = np.zeros((1 + NUM_RESAMPLES, self.reported.recording.num_prompts))
         resamples[:, :num_prompts] = resample_counts(self.reported.groups[:num_prompts])
         decoded = {each.setting.name for each in self.measured if each.setting.verification is None}
-        predicted = {}
+        predicted = dict[str, np.ndarray]()
         for rule, counts in zip(self.candidates, self.reported.counts, strict=True):
             if rule.name in decoded and rule.ratio in (None, MEASURED):
-                speedup = self.cost_table.speedup(counts, resamples, rule, MEASURED)
-                predicted[rule.name] = interval(speedup)
+                predicted[rule.name] = self.cost_table.speedup(counts, resamples, rule, MEASURED)
         return predicted
 
 
@@ -229,102 +219,3 @@ def chosen(
             if rule.ratio in (None, ratio) and is_faster:
                 best[ratio][rule.family] = number
     return Results(rules, table, dev, tests, best, speeds)
-
-
-def setting_to_use(speeds: Mapping[str, np.ndarray], heads: Collection[str]) -> str:
-    """Return the fastest setting by `speeds` (1 + R,) on dev prompts, resampled alike, that is
-    clearly worth what it asks for.
-
-    One of `heads` must be clearly faster than the fastest that needs no head, and any setting than
-    the target alone.
-    """
-    alone = speeds[TARGET_ALONE.name]
-    if not _clearly_faster([speed / alone for speed in speeds.values()]):
-        return TARGET_ALONE.name
-    of_heads = dict[str, np.ndarray]()
-    of_others = dict[str, np.ndarray]()
-    for name, speed in speeds.items():
-        if name in heads:
-            of_heads[name] = speed
-        else:
-            of_others[name] = speed
-    best = _fastest(speeds)
-    other = _fastest(of_others)
-    if best in heads:
-        over_other = [speed / speeds[other] for speed in of_heads.values()]
-        return best if _clearly_faster(over_other) else other
-    return best
-
-
-def _fastest(speeds: Mapping[str, np.ndarray]) -> str:
-    return max(speeds, key=lambda name: speeds[name][0])
-
-
-def _clearly_faster(ratios: Sequence[np.ndarray]) -> bool:
-    """Whether the largest ratio of speeds (1 + R,) is above 1 by more than the largest of so many
-    is by chance (White 2000).
-    """
-    gains = np.log(ratios)
-    best = gains[:, 0].argmax()
-    # Else the settings that are least known would decide
-    gains /= np.maximum(gains[:, 1:].std(axis=1, keepdims=True), 1e-9)
-    return bool(np.mean((gains[:, 1:] - gains[:, :1]).max(axis=0) >= gains[best, 0]) <= BY_CHANCE)
-
-
-class Recommended(TypedDict):
-    """What a head's config recommends."""
-
-    threshold: float
-    min_tokens: int
-    max_tokens: int
-    predicted_speedup: float
-    verification: NotRequired[str | None]
-    measured_speedup: NotRequired[float]
-
-
-def recommendations(
-    setup: Setup, results: Results, report: Report
-) -> dict[Path, Recommended | None]:
-    """Return by local folder the best setting of each head: threshold, lengths, verification, and
-    how fast it is.
-
-    None: the head's best threshold is no faster on dev prompts than another setting.
-    """
-    if not results.best:
-        return {}
-    recommended: dict[Path, Recommended | None] = {}
-    ratio = results.main_ratio
-    for name, located in setup.located_heads.items():
-        number = results.best_threshold(name, ratio)
-        if not Path(located.where).is_dir() or number is None:
-            continue
-        speeds = results.speeds[ratio]
-        without_head = speeds[results.best[ratio][FIXED]]
-        is_faster = speeds[number] > max(1, without_head)
-        values = _stored(results, report, number) if is_faster else None
-        recommended[Path(located.where)] = values
-    return recommended
-
-
-def _stored(results: Results, report: Report, number: int) -> Recommended:
-    """Return a candidate's threshold, with its speed-up as predicted, and as decoded if it was."""
-    ratio = results.main_ratio
-    candidate = results.candidates[number]
-    rule = candidate.live
-    assert isinstance(rule, HeadThreshold)
-    reported = next(each for each in report.data_sets if each.role == "test")
-    stored: Recommended = {
-        "threshold": rule.threshold,
-        "min_tokens": rule.min_tokens,
-        "max_tokens": rule.max_tokens,
-        "predicted_speedup": reported.rules[number].speedup[ratio].value,
-    }
-    for row in report.live:
-        if row.name == candidate.name:
-            stored["verification"] = TokenVerification.name
-            stored["measured_speedup"] = row.speedup.value
-        if row.same_rule == candidate.name and is_clearly_faster(row.over_same_rule):
-            stored["verification"] = row.verification
-            stored["measured_speedup"] = row.speedup.value
-            break
-    return stored

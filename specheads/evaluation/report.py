@@ -9,23 +9,13 @@ tokens nothing.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from enum import StrEnum
-from typing import Any
+from typing import Any, Literal
 
 from specheads.decoding.step_costs import StepCosts
 from specheads.decoding.step_times import StepTimes
-from specheads.evaluation.keys import MEASURED  # noqa: F401  a name of reports, too
+from specheads.evaluation.keys import Kind
 from specheads.replay.information import Information
 from specheads.replay.intervals import Interval
-
-
-class Kind(StrEnum):
-    """What a setting is, for a reader who chooses."""
-
-    ALONE = "target alone"
-    FIXED = "best fixed length"
-    HEADLESS = "best without training"
-    HEAD = "head"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,6 +28,7 @@ class RuleFields:
     head: str | None = None  # the name of its head
     automatic: bool = False  # whether a value was chosen as `auto`
     bound: bool = False  # whether it uses knowledge that no decoder has
+    parameters: Mapping[str, object] = field(default_factory=dict)  # those that are swept
 
 
 def rule_fields(rule: RuleFields) -> dict[str, Any]:
@@ -122,7 +113,6 @@ class RuleRow(RuleFields):
     # are several
     family: str
     name: str
-    parameters: Mapping[str, object]  # those that are swept
     discard_rate: Interval
     verification_rate: Interval
     block_efficiency: float
@@ -206,30 +196,71 @@ class ComparedSetting:
     name: str
     speedup: Interval
     gain: Interval | None  # over the best fixed length, a ratio; None where there is none
+    parameters: Mapping[str, object] = field(default_factory=dict)  # those that are swept
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """What to use at one ratio, next to the fastest setting of each kind on dev prompts."""
+    """What to use at one cost ratio, next to the fastest setting of each kind on dev prompts."""
 
     ratio: str
     use: Kind
     choices: Mapping[Kind, ComparedSetting]
-    skip_head: str | None  # why a head is not worth it; None where it is, or where there is none
+    fastest: Kind  # on dev prompts
+    # Of the fastest over what is used, on the reported prompts; None where they are the same
+    over_used: Interval | None = None
+
+    @property
+    def setting(self) -> ComparedSetting:
+        """The setting to use."""
+        return self.choices[self.use]
+
+    @property
+    def is_tie(self) -> bool:
+        """Whether another setting was faster on dev prompts, but not clearly, and needs more."""
+        return self.fastest != self.use
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evidence:
+    """What an answer rests on."""
+
+    method: Literal["replay", "decoding"]
+    prompts: str  # the name of their set
+    split: str | None
+    num_prompts: int
+    num_dev_prompts: int  # on which the setting was chosen; 0: on the reported prompts themselves
+    machine: str  # the device, with its threads and instruction set
+    costs: Literal["timed", "counted"]  # how seconds of steps are known
+    ratio: Interval | None  # draft steps that a forward pass of the target costs, as timed
 
 
 @dataclass(frozen=True)
-class Verdict:
-    """What to use, and what that rests on."""
+class Answer:
+    """The answer of an evaluation: every place that names a setting to use reads it."""
 
-    answer: Comparison
-    others: Sequence[Comparison]  # by replay at the other ratios
-    changes: Sequence[str]  # those of these ratios at which another kind of setting is to be used
-    rests_on: str
-    decoded: Sequence[str]  # what decoding says next to what was predicted, in sentences
-    doubt: str | None  # why timing was unreliable
+    setting: str  # the name of the setting to use
+    kind: Kind
+    speedup: Interval
+    gain: Interval | None  # over the best fixed length, a ratio
+    is_tie: bool  # whether it is the simplest of those that are not clearly slower than the fastest
+    comparison: Comparison
+    evidence: Evidence
+    others: Sequence[Comparison] = ()  # at the other cost ratios, by replay
+    # The setting as it was decoded, and as it was under another verification rule that is clearly
+    # faster; None where it was not
+    decoded: LiveRow | None = None
+    under_verification: LiveRow | None = None
+    # Where decoded and predicted speeds differ by more than their intervals
+    disagreements: Sequence[str] = ()
+    doubts: Sequence[str] = ()  # why timing was unreliable
     command: str | None = None  # makes the setting and evaluates it; None for the target alone
     python: str | None = None  # decodes with it
+
+    @property
+    def changes(self) -> list[Comparison]:
+        """Those at other cost ratios at which another kind of setting is to be used."""
+        return [other for other in self.others if other.use != self.kind]
 
 
 @dataclass(frozen=True)
@@ -246,11 +277,18 @@ class Report:
     batches: Sequence[BatchTable] = field(default_factory=list)
     # Texts of the first set of test prompts
     texts: Sequence[TextSample] = field(default_factory=list)
-    verdict: Verdict | None = None  # None where nothing was replayed or decoded
+    answer: Answer | None = None  # None where nothing was replayed or decoded
     # What the reader should know, such as that a simple rule beats the head
     notes: Sequence[str] = field(default_factory=list)
     # Draft steps that a forward pass of the target costs here; None where steps were not timed
     ratio: Interval | None = None
+    # Where decoded and predicted speeds differ by more than their intervals
+    disagreements: Sequence[str] = field(default_factory=list)
+
+    @property
+    def is_unreliable(self) -> bool:
+        """Whether decoded speeds are those of a busy machine, or not what a recording predicts."""
+        return bool(self.doubts or self.disagreements)
 
     @property
     def costs(self) -> StepCosts | None:

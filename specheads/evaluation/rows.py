@@ -9,13 +9,12 @@ import numpy as np
 import torch
 
 from specheads.decoding.records import DecodeStats
+from specheads.evaluation.answer import fastest_by_kind
 from specheads.evaluation.candidates import CEILING, FIXED, TARGET_ALONE, Candidate
-from specheads.evaluation.conclusions import fastest_by_kind
+from specheads.evaluation.keys import MEASURED, Kind
 from specheads.evaluation.replayed_sets import RecordedSet, Results
 from specheads.evaluation.report import (
-    MEASURED,
     DataSet,
-    Kind,
     LiveRow,
     Reliability,
     RuleRow,
@@ -65,7 +64,7 @@ def live_rows(results: Results, lossless: bool, groups: Groups) -> list[LiveRow]
             **totals[name].rates(),
             milliseconds=milliseconds(each.token_seconds),
             replayed_tokens_per_second=(
-                predicted[name].value / alone if name in predicted else None
+                float(predicted[name][0]) / alone if name in predicted else None
             ),
             lossless=setting.live is None or (other.lossless if other else lossless),
             verification=other.name if other else None,
@@ -133,7 +132,6 @@ def data_set(replayed: RecordedSet, results: Results) -> DataSet:
         row = RuleRow(
             family=rule.family,
             name=rule.name,
-            parameters=dict(rule.parameters),
             **sums(counts, resamples).rates(),
             speedup=speedups,
             **rule_fields(rule),

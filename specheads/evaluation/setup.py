@@ -19,6 +19,7 @@ from specheads.evaluation.candidates import CostTable, RuleChoice, Rules
 from specheads.evaluation.prompt_sets import PromptData, PromptSets
 from specheads.evaluation.settings import Evaluation
 from specheads.heads.head import AcceptanceHead, LocatedHead
+from specheads.load import processor_name
 from specheads.pair.pair import Pair
 from specheads.prompts.prompt import EncodedPrompt
 from specheads.replay.head_scores import head_fingerprint
@@ -27,11 +28,14 @@ from specheads.storage.runs import is_resumed
 
 
 def device_name(pair: Pair) -> str:
-    """Return the name of the device that the target runs on."""
+    """Return the name of the device that the target runs on; of a CPU with the threads and the
+    instruction set in use.
+    """
     device = pair.target_lm.device
-    return (
-        torch.cuda.get_device_name(device) if device.type == "cuda" else f"{platform.machine()} CPU"
-    )
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    threads = f"{torch.get_num_threads()} threads"
+    return f"{processor_name()}, {threads}, {torch.backends.cpu.get_cpu_capability()}"
 
 
 def versions() -> dict[str, str]:

@@ -16,14 +16,14 @@ from specheads.decoding.decoder import Baseline, SpeculativeDecoder
 from specheads.decoding.engine import compile_ahead
 from specheads.decoding.records import DecodeStats, Generation, Round
 from specheads.decoding.stopping import StoppingRule
-from specheads.evaluation.candidates import OF_VERIFICATION, TARGET_ALONE, Candidate
+from specheads.evaluation.candidates import FIXED, OF_VERIFICATION, TARGET_ALONE, Candidate
 from specheads.evaluation.settings import Evaluation
 from specheads.evaluation.setup import Setup
 from specheads.forecast import Advance, progress
 from specheads.load import NOTABLE, OthersLoad
 from specheads.pair.pair import Pair
 from specheads.prompts.prompt import EncodedPrompt
-from specheads.replay.intervals import Groups, Interval, interval, resample_counts, sums
+from specheads.replay.intervals import Groups, interval, resample_counts, sums
 from specheads.replay.replay import Counts
 from specheads.storage.journal import Entry, Journal
 
@@ -234,7 +234,13 @@ def sweep_settings(
     if of_verification is not None:
         name = str(of_verification.compile_key).replace("_", " ")
         settings.append(
-            Candidate(OF_VERIFICATION, name, of_verification, of_verification, {"num_tokens": 0})
+            Candidate(
+                OF_VERIFICATION,
+                name,
+                of_verification,
+                of_verification,
+                parameters={"num_tokens": 0},
+            )
         )
     return settings
 
@@ -270,14 +276,10 @@ FEWEST_GROUPS = 8  # an interval over fewer groups of prompts means nothing
 REMEDY = "live figures need a quiet machine"
 
 
-def doubts_of(
-    measured: Sequence[Measured], predicted: Mapping[str, Interval], groups: Groups
-) -> Iterator[str]:
+def doubts_of(measured: Sequence[Measured], groups: Groups) -> Iterator[str]:
     """Yield why the times of decoded rounds, those of the target alone first, are unreliable.
 
-    Args:
-        predicted: by setting the speed-up on the decoded prompts that a recording predicts.
-        groups: those of the decoded prompts.
+    `groups` are those of the decoded prompts.
     """
     yield from doubts_of_machine(measured[0])
     num_groups = len(set(groups))
@@ -286,16 +288,39 @@ def doubts_of(
             f"Only {num_groups} independent prompts were decoded, at least {FEWEST_GROUPS} are"
             " needed for intervals; decode more (num_live_prompts=)."
         )
+
+
+def disagreements_of(
+    measured: Sequence[Measured], predicted: Mapping[str, np.ndarray], groups: Groups
+) -> Iterator[str]:
+    """Yield where decoded and predicted speeds differ by more than their intervals: over the target
+    alone, and over a fixed length.
+
+    Args:
+        predicted: by setting the speed-ups (1 + R,) on the decoded prompts that a recording
+            predicts.
+        groups: those of the decoded prompts; too few of them disagree with nothing.
+    """
+    if len(set(groups)) < FEWEST_GROUPS:
         return
-    speedups = speedups_of(measured, groups)
-    for name, expected in predicted.items():
-        decoded = interval(speedups[name])
-        if decoded.low > expected.high or decoded.high < expected.low:
-            yield (
-                f"{name} decoded {decoded.value:.2f} times as fast as the target alone"
-                f" [{decoded.low:.2f}, {decoded.high:.2f}], but the recording predicts"
-                f" {expected.value:.2f} [{expected.low:.2f}, {expected.high:.2f}]; {REMEDY}."
-            )
+    decoded = speedups_of(measured, groups)
+    baselines = [TARGET_ALONE.name]
+    for each in measured:
+        if each.setting.rule_name == FIXED and each.setting.name in predicted:
+            baselines.append(each.setting.name)
+    known = {TARGET_ALONE.name: np.ones(1), **predicted}
+    for baseline in baselines:
+        for name in predicted:
+            if name in baselines[: 1 + baselines.index(baseline)]:
+                continue
+            here = interval(decoded[name] / decoded[baseline])
+            expected = interval(known[name] / known[baseline])
+            if here.low > expected.high or here.high < expected.low:
+                yield (
+                    f"{name} decoded {here.value:.2f} times as fast as {baseline}"
+                    f" [{here.low:.2f}, {here.high:.2f}], but replay predicts"
+                    f" {expected.value:.2f} [{expected.low:.2f}, {expected.high:.2f}]; {REMEDY}."
+                )
 
 
 def doubts_of_machine(alone: Measured) -> Iterator[str]:

@@ -5,15 +5,16 @@ from dataclasses import replace
 from typing import NamedTuple, TypeVar
 
 from specheads.evaluation import conclusions
+from specheads.evaluation.answer import winners_at
 from specheads.evaluation.candidates import FIXED
 from specheads.evaluation.conclusions import FormattedInterval, change, minus, percent, times
+from specheads.evaluation.keys import Kind
 from specheads.evaluation.report import (
     BatchRow,
     BatchTable,
     ComparedSetting,
     Comparison,
     DataSet,
-    Kind,
     LiveRow,
     Report,
     Winner,
@@ -56,12 +57,11 @@ def _named(text: str, tag: str | None = None) -> Cell:
     return Cell(text, text, tag=tag)
 
 
-def _setting(row: LiveRow | BatchRow, best: str | None = None) -> Cell:
-    """Return the name of a setting that was decoded.
-
-    `best` is that of the one that dev prompts chose.
-    """
-    return _named(row.name, "best" if row.name == best else None if row.lossless else "lossy")
+def _setting(row: LiveRow | BatchRow, marked: str | None, tag: str) -> Cell:
+    """Return the name of a setting that was decoded, with `tag` if it is the one to mark."""
+    if row.name == marked:
+        return _named(row.name, tag)
+    return _named(row.name, None if row.lossless else "lossy")
 
 
 def _number(value: float | None, digits: int) -> Cell:
@@ -100,15 +100,16 @@ def _speed(each: Interval) -> FormattedInterval:
 class _Row(NamedTuple):
     """A row of the table of what there is to choose from."""
 
-    title: str
     kind: Kind
     choice: ComparedSetting
 
 
-def verdict_table(report: Report, answer: Comparison) -> Table:
-    """Return what there is to choose from at one ratio, the setting to use last."""
-    rows = [_Row(kind.value, kind, choice) for kind, choice in answer.choices.items()]
-    rows.append(_Row("best of all on dev", answer.use, answer.choices[answer.use]))
+def answer_table(report: Report, comparison: Comparison) -> Table:
+    """Return what there is to choose from at one ratio; the setting to use is marked."""
+    rows = [_Row(kind, choice) for kind, choice in comparison.choices.items()]
+
+    def title(row: _Row) -> Cell:
+        return _named(row.kind.value, "use" if row.kind == comparison.use else None)
 
     def speedup(row: _Row) -> Cell:
         if row.kind == Kind.ALONE:
@@ -120,13 +121,13 @@ def verdict_table(report: Report, answer: Comparison) -> Table:
         return estimate_cell(change, row.choice.gain if compared else None)
 
     columns = {
-        "": lambda row: _named(row.title),
+        "": title,
         "speed-up": speedup,
         "over best fixed": gain,
         "setting": lambda row: _named(row.choice.name),
     }
-    ratio = conclusions.ratio_text(report, answer.ratio)
-    return table_of(f"At ratio {ratio}", columns, rows)
+    ratio = conclusions.ratio_text(report, comparison.ratio)
+    return table_of(f"At cost ratio {ratio}", columns, rows)
 
 
 def winners_table(report: Report, data_set: DataSet, ratio: str) -> Table:
@@ -137,7 +138,7 @@ def winners_table(report: Report, data_set: DataSet, ratio: str) -> Table:
         return (
             "bound"
             if row.bound
-            else "best"
+            else "use"
             if row.name == used
             else "baseline"
             if row.family == FIXED
@@ -157,23 +158,18 @@ def winners_table(report: Report, data_set: DataSet, ratio: str) -> Table:
         "head’s cost": lambda row: _cost(row.head_share),
     }
     caption = (
-        f"{data_set.name}, ratio {conclusions.ratio_text(report, ratio)}: the best of each family; "
+        f"{data_set.name}, cost ratio {conclusions.ratio_text(report, ratio)}: the best of each"
+        f" family; {conclusions.counted_text(report, ratio)}"
     )
-    caption = caption + conclusions.counted_text(report, ratio)
-    return table_of(caption, columns, conclusions.winners_at(data_set, ratio))
+    return table_of(caption, columns, winners_at(data_set, ratio))
 
 
 def live_table(report: Report) -> Table:
     """Return measured speeds next to those that the costs predict.
 
-    The setting that dev prompts chose is marked.
+    The setting to use is marked.
     """
-    verdict = report.verdict
-    chosen = (
-        None
-        if report.doubts or verdict is None
-        else verdict.answer.choices[verdict.answer.use].name
-    )
+    chosen = None if report.answer is None else report.answer.setting
 
     def predicted(row: LiveRow, value: float | None) -> Cell:
         error = 0.0 if value is None else value / row.tokens_per_second.value - 1
@@ -183,7 +179,7 @@ def live_table(report: Report) -> Table:
         return replace(_number(value, 1), limits=None if value is None else text)
 
     columns: dict[str, Callable[[LiveRow], Cell]] = {
-        "setting": lambda row: _setting(row, chosen),
+        "setting": lambda row: _setting(row, chosen, "use"),
         "tok/s": lambda row: estimate_cell(_speed, row.tokens_per_second),
         "speed-up": lambda row: estimate_cell(times, row.speedup),
         "over best fixed": lambda row: estimate_cell(change, row.gain),
@@ -195,7 +191,7 @@ def live_table(report: Report) -> Table:
         "ms p50 / p90 / p99": lambda row: _levels(row.milliseconds),
     }
     caption = "Measured speed, and tokens per second as replay predicts them"
-    return table_of(caption, columns, report.live, sorts=True, doubtful=bool(report.doubts))
+    return table_of(caption, columns, report.live, sorts=True, doubtful=report.is_unreliable)
 
 
 def batch_table(report: Report, batches: BatchTable) -> Table:
@@ -203,9 +199,9 @@ def batch_table(report: Report, batches: BatchTable) -> Table:
 
     The fastest setting that keeps the target's distribution is marked.
     """
-    fastest = None if report.doubts else conclusions.fastest_of(batches).name
+    fastest = None if report.is_unreliable else conclusions.fastest_of(batches).name
     columns: dict[str, Callable[[BatchRow], Cell]] = {
-        "setting": lambda row: _setting(row, fastest),
+        "setting": lambda row: _setting(row, fastest, "fastest"),
         "tok/s in all": lambda row: _number(row.tokens_per_second, 1),
         "over target": lambda row: Cell(f"{row.over_alone:.2f}×", row.over_alone),
         "tok/s of a request": lambda row: _number(row.request_tokens_per_second, 1),
@@ -215,4 +211,4 @@ def batch_table(report: Report, batches: BatchTable) -> Table:
         "tok/round": lambda row: _number(row.tokens_per_round, 2),
     }
     caption = f"{batches.concurrency} at once: {batches.num_requests} requests"
-    return table_of(caption, columns, batches.rows, sorts=True, doubtful=bool(report.doubts))
+    return table_of(caption, columns, batches.rows, sorts=True, doubtful=report.is_unreliable)

@@ -78,10 +78,7 @@ def card(config: HeadConfig) -> str:
             for name, how in FITTED.items()
             if name in errors
         }
-    for name, value in (config.recommended or {}).items():
-        results[f"recommended {inert(name.replace('_', ' '))}"] = (
-            inert(value) if isinstance(value, str) else f"{value:.4g}"
-        )
+    recommended = recommendation(config)
     return (
         "---\nlibrary_name: specheads\nlicense: apache-2.0\ntags: [speculative-decoding, specdec++,"
         " custom_generate]\n---\n# Acceptance head\n\nPredicts whether the target will accept a"
@@ -92,12 +89,31 @@ def card(config: HeadConfig) -> str:
             if results
             else ""
         )
+        + (f"## What an evaluation says\n\n{recommended}\n\n" if recommended else "")
         + "## Use\n\n"
         + USE.format(
             folder="<this folder or hub id>",
             threshold=', threshold="auto"' if config.recommended else "",
         )
     )
+
+
+def recommendation(config: HeadConfig) -> str | None:
+    """Return what the last evaluation said of a head, as text: the setting to use, and this head's
+    best threshold with its speed and what that rests on; None where nothing is stored.
+    """
+    known = config.recommended or {}
+    if "threshold" not in known:
+        return None
+    text = f"This head is best at threshold {known['threshold']:g}"
+    if "speedup" in known:
+        interval = f"[{known['speedup_low']:.2f}, {known['speedup_high']:.2f}]"
+        text += f": {known['speedup']:.2f} times as fast as the target alone {interval}"
+    if known.get("verification") not in (None, "token"):
+        text += f", faster still under {inert(known['verification'])} verification"
+    if "use" not in known:
+        return f"{text}."
+    return f"Use {inert(known['use'])}. {text}. {inert(known.get('evidence', ''))}"
 
 
 def _model(model: Mapping[str, str | None]) -> str:
@@ -114,7 +130,8 @@ def inert(name: object) -> str:
     of a table's cell.
     """
     line = " ".join(str(name).split())
-    if re.fullmatch(r"[\w.,:/+= -]*", line) and not re.search(r"://|www\.", line, re.IGNORECASE):
+    is_plain = re.fullmatch(r"[\w.,;:/+=()\[\] -]*", line)
+    if is_plain and not re.search(r"://|www\.|\][\[(:]", line, re.IGNORECASE):
         return line
     return "`" + line.replace("`", "'").replace("|", "\\|") + "`"
 

@@ -25,6 +25,7 @@ from specheads.heads.config import HeadConfig
 from specheads.heads.head_folder import HeadFiles, read_files, unreadable, write_files
 from specheads.heads.portable.network import Network, load_tensors
 from specheads.heads.train_prompts import TrainPrompts
+from specheads.pair.language_model import has_adapters
 from specheads.pair.pair import Pair
 from specheads.pair.sampling import Warp
 from specheads.storage.files import read_json
@@ -134,6 +135,8 @@ class AcceptanceHead(Network, PyTorchModelHubMixin):
                 f" {self.config.draft.get('id', 'another draft')}, but the draft {pair.draft_id}"
                 f" has size {size}; train one for this pair."
             )
+        if self.config.draft and has_adapters(pair.draft):
+            pair.check_merged()
         self.check_trained_for(pair.draft_id, pair.draft_revision)
 
     def check_trained_for(self, name: str, revision: str) -> None:

@@ -1,9 +1,10 @@
 """A head's folder: `config.json` (head.schema.json), `model.safetensors`, `golden.safetensors`, a
 card and transformers' loader.
 
-The folder of a trained head has `train_prompts.safetensors`, too, and what `specheads export` wrote
-(EXPORTED). The golden vectors are inputs with the logits that the head computed when it was saved:
-they show at once if a head is computed differently.
+The folder of a trained head has `train_prompts.safetensors`, too, which its config names by a
+fingerprint, and what `specheads export` wrote (EXPORTED). The golden vectors are inputs with the
+logits that the head computed when it was saved: they show at once if a head is computed
+differently.
 """
 
 import logging
@@ -32,6 +33,7 @@ logger = logging.getLogger(__name__)
 
 FILES = ("config.json", "model.safetensors", "golden.safetensors")  # what a head is loaded from
 GRAPH = "head.onnx"  # it holds the calibration
+LEARNED = "prompts"  # what `train` in the config calls the fingerprint of the train prompts
 EXPORTED = (GRAPH, STANDALONE)  # in other formats, for other decoders
 
 
@@ -53,17 +55,16 @@ def write_files(folder: Path, files: HeadFiles) -> Path:
     for name in EXPORTED:  # they belong to the head that this one replaces
         (folder / name).unlink(missing_ok=True)
     write_loader(folder, CUSTOM_GENERATE)
+    config = _naming(files.config, files.train_prompts)
     if files.train_prompts is None:
         (folder / train_prompts.FILE).unlink(missing_ok=True)
     else:
         files.train_prompts.write(folder)
     write_whole(folder / "model.safetensors", partial(write_tensors, files.tensors))
     write_whole(folder / "golden.safetensors", partial(write_tensors, files.golden or {}))
-    write_whole(
-        folder / "README.md", lambda path: path.write_text(card(files.config), encoding="utf-8")
-    )
+    write_whole(folder / "README.md", lambda path: path.write_text(card(config), encoding="utf-8"))
     # Last: a folder with one is complete
-    write_json(folder / "config.json", files.config.to_dict())
+    write_json(folder / "config.json", config.to_dict())
     return folder
 
 
@@ -82,7 +83,7 @@ def store_in_config(
         before = read_json(path)
         content = before | values
         text = card(HeadConfig.from_dict(content))
-        learned = _read_train_prompts(folder)
+        learned = _read_train_prompts(folder, content)
     except (ValueError, TypeError) as error:
         raise unreadable(folder, error) from None
     if learned is not None and dev_texts is not None:
@@ -123,7 +124,8 @@ def read_files(location: str | Path, hub: Mapping[str, Any]) -> HeadFiles:
         golden = read_tensors(folder / "golden.safetensors")
         if sorted(golden) != ["inputs", "logits"]:
             raise ValueError("golden.safetensors must hold inputs and logits")
-        return HeadFiles(config, tensors, golden, _read_train_prompts(folder), folder)
+        learned = _read_train_prompts(folder, values)
+        return HeadFiles(config, tensors, golden, learned, folder)
     except ValueError as error:
         raise unreadable(folder, error) from None
 
@@ -136,9 +138,31 @@ def unreadable(folder: object, error: Exception) -> UserError:
     )
 
 
-def _read_train_prompts(folder: Path) -> TrainPrompts | None:
+def _naming(config: HeadConfig, learned: TrainPrompts | None) -> HeadConfig:
+    """Return a config that names these train prompts."""
+    train = {key: value for key, value in config.train.items() if key != LEARNED}
+    if learned is not None:
+        train[LEARNED] = learned.fingerprint
+    return replace(config, train=train)
+
+
+def _read_train_prompts(folder: Path, config: Mapping[str, Any]) -> TrainPrompts | None:
+    """Return what is in the file, None where there is none and the config names none.
+
+    Raises ValueError for a file that is missing or another head's.
+    """
     path = folder / train_prompts.FILE
-    return TrainPrompts.from_tensors(read_tensors(path)) if path.exists() else None
+    named = config.get("train", {}).get(LEARNED)
+    learned = TrainPrompts.from_tensors(read_tensors(path)) if path.exists() else None
+    # Heads of earlier versions name none
+    if named is not None and (learned is None or learned.fingerprint != named):
+        what = "it has no" if learned is None else "another head's"
+        raise ValueError(
+            f"{what} {path.name}, without which evaluations would report on prompts that it was"
+            f" trained on (where those are to remain unknown, remove {LEARNED!r} from its"
+            " config.json)"
+        )
+    return learned
 
 
 def _folder(location: str | Path, hub: Mapping[str, Any]) -> Path:

@@ -38,6 +38,11 @@ class TrainPrompts:
             raise ValueError(f"{FILE} must hold lists train and dev of int64")
         return cls(tensors["train"], tensors["dev"])
 
+    @property
+    def fingerprint(self) -> str:
+        """Of the prompts that the head was trained on, whichever it is calibrated on later."""
+        return hashlib.sha256(self.train.numpy().tobytes()).hexdigest()[:16]
+
     def write(self, folder: Path) -> None:
         write_whole(folder / FILE, lambda path: write_tensors(vars(self), path))
 

@@ -1,7 +1,6 @@
 """Settings of engines without heads, by what an evaluation measured."""
 
 import json
-import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
@@ -30,34 +29,15 @@ class EngineDrafting(NamedTuple):
         return max(each.num_tokens for each in self.lengths)
 
 
-def drafting_of(report: Json, ratio: str) -> EngineDrafting:
-    """Return what a `report.json` found best on dev prompts at one ratio of costs.
+def drafting_of(report: Json, ratio: str, num_tokens: int) -> EngineDrafting:
+    """Return how an engine should draft by a `report.json` at one ratio of costs: the best fixed
+    length, `num_tokens`, 0 without a draft; of batches, where drafts were faster decoded.
 
-    Of batches, where drafts were faster decoded.
-
-    Raises UserError where it has no fixed lengths at this ratio, or none that is clearly faster
-    than the target alone.
+    Raises UserError where that is no draft at all.
     """
-    rules: list[Json] = []
-    for data_set in report["data_sets"]:
-        if data_set["role"] == "dev":
-            rules += data_set["rules"]
-    fixed = _fastest(rules, "fixed_length", ratio)
-    if fixed is None:
-        known = sorted({each for row in rules for each in row["speedup"]})
-        raise UserError(
-            f"ratio={ratio}: the report has no fixed lengths on dev prompts at it, expected one of"
-            f" {', '.join(known)}."
-        )
-    speed = fixed["speedup"][ratio]
-    lengths = _lengths_of_batches(report)
-    if not lengths:  # as a report recommends: clearly faster
-        lengths = [DraftLength(1, int(fixed["value"]) if speed["low"] > 1 else 0)]
-    least = None
-    by_probability = _fastest(rules, "max_probability", ratio)
-    if by_probability is not None and by_probability["speedup"][ratio]["value"] > speed["value"]:
-        least = float(by_probability["value"])
-    made = EngineDrafting(str(report["context"]["draft"]), lengths, least)
+    lengths = _lengths_of_batches(report) or [DraftLength(1, num_tokens)]
+    draft = str(report["context"]["draft"])
+    made = EngineDrafting(draft, lengths, _least_probability(report, ratio))
     if not made.longest:
         raise UserError(
             f"at ratio={ratio} no fixed length is clearly faster than the target alone: serve the"
@@ -66,9 +46,25 @@ def drafting_of(report: Json, ratio: str) -> EngineDrafting:
     return made
 
 
-def _fastest(rules: Sequence[Json], family: str, ratio: str) -> Json | None:
-    rows = [row for row in rules if row["family"] == family and ratio in row["speedup"]]
-    return max(rows, key=lambda row: row["speedup"][ratio]["value"], default=None)
+def _least_probability(report: Json, ratio: str) -> float | None:
+    """Return the draft's largest probability below which a draft best ends on dev prompts; None
+    where a fixed length is faster.
+    """
+    fastest = dict[str, Json]()
+    for data_set in report["data_sets"]:
+        for row in data_set["rules"] if data_set["role"] == "dev" else ():
+            family = row["family"]
+            speed = row["speedup"].get(ratio)
+            known = fastest.get(family)
+            if speed and (not known or speed["value"] > known["speedup"][ratio]["value"]):
+                fastest[family] = row
+    limited = fastest.get("max_probability")
+    fixed = fastest.get("fixed_length")
+    if limited is None or fixed is None:
+        return None
+    if limited["speedup"][ratio]["value"] <= fixed["speedup"][ratio]["value"]:
+        return None
+    return float(limited["parameters"]["threshold"])
 
 
 def _lengths_of_batches(report: Json) -> list[DraftLength]:
@@ -76,9 +72,8 @@ def _lengths_of_batches(report: Json) -> list[DraftLength]:
     for table in report.get("batches", ()):
         for row in table["rows"]:
             if row["family"] == "fixed_length":
-                (num_tokens,) = re.findall(r"num_tokens=(\d+)", row["name"])
-                pays = row["over_alone"] > 1
-                lengths.append(DraftLength(table["concurrency"], int(num_tokens) if pays else 0))
+                num_tokens = row["parameters"]["num_tokens"] if row["over_alone"] > 1 else 0
+                lengths.append(DraftLength(table["concurrency"], num_tokens))
     return sorted(lengths)
 
 

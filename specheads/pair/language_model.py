@@ -18,6 +18,7 @@ import transformers
 from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.quantizers import AutoHfQuantizer
+from transformers.utils.peft_utils import find_adapter_config_file
 
 from specheads.errors import UserError, is_out_of_memory
 from specheads.pair.draft_vocabulary import FORM, SIZE, kept_tokens, restore, set_output
@@ -70,6 +71,11 @@ class LanguageModel:
         # NaN (pytorch issue 196678).
         # A flag of the process, which touches no device
         torch.backends.cuda.enable_cudnn_sdp(False)
+        if type(model).__module__.startswith("peft."):
+            raise UserError(
+                f"a {type(model).__name__} wraps a model, which cannot be run in steps; give the"
+                " model that its merge_and_unload() returns."
+            )
         self.model = model
         self.temperature = temperature
         self.config = model.config.get_text_config()
@@ -468,12 +474,27 @@ def weightless_model(source: ModelSource) -> PreTrainedModel:
 def _config_of(source: ModelSource) -> PreTrainedConfig:
     if is_synthetic(source.location):
         return synthetic_config(source.location)
-    return from_pretrained(
+    config = from_pretrained(
         transformers.AutoConfig,
         source.location,
         source.revision,
         trust_remote_code=source.trust_remote_code,
     )
+    # With peft installed transformers would add the adapter to the model, and without it leave it
+    # out
+    given = {"revision": source.revision} if source.revision else {}
+    if find_adapter_config_file(str(resolve(source.location)), **given) is not None:
+        raise UserError(
+            f"{source.location} holds a PEFT adapter next to a model; merge it (peft's"
+            " merge_and_unload) and save that in another folder, or remove adapter_config.json for"
+            " the model without it."
+        )
+    return config
+
+
+def has_adapters(model: nn.Module) -> bool:
+    """Whether peft has put adapters into a model, which may be switched at any time."""
+    return any(type(module).__module__.startswith("peft.") for module in model.modules())
 
 
 def chosen_dtype(source: ModelSource) -> Any:

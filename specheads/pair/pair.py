@@ -27,6 +27,7 @@ from specheads.pair.draft_vocabulary import borrow_embedding, borrows_embedding,
 from specheads.pair.initial_draft import TargetLayers
 from specheads.pair.language_model import (
     LanguageModel,
+    has_adapters,
     load_model,
     load_tokenizer,
     weightless_model,
@@ -214,6 +215,17 @@ class Pair:
             lambda call: repr(self.loaded_at.strftime(call[2])),
             template,
         )
+
+    def check_merged(self) -> None:
+        """Raise UserError for adapters, which the models' revisions do not name: data and heads
+        would be taken for those of the models without them.
+        """
+        for role in ("target", "draft"):
+            if has_adapters(getattr(self, role)):
+                raise UserError(
+                    f"the {role} {getattr(self, f'{role}_id')} has PEFT adapters; merge them"
+                    " (merge_and_unload), save the model, and load that."
+                )
 
     def origin(self, role: str) -> dict[str, str]:
         """Return id and revision of the draft or the target, and its commit if it is of the hub."""

@@ -4,10 +4,11 @@ Sampling inverts the cumulative distribution at a given uniform number, so a tok
 on the rest of its batch.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -15,6 +16,9 @@ from torch import Tensor
 
 from specheads.errors import UserError
 from specheads.pair.warp import WarpValues
+
+Row = TypeVar("Row")
+Result = TypeVar("Result")
 
 
 class Sampling:
@@ -224,6 +228,10 @@ def accept_prob(target_prob: Tensor, draft_prob: Tensor) -> Tensor:
     )
 
 
+class NotFinite(UserError):
+    """A model's logits were NaN or infinite."""
+
+
 def has_nan(probs: Tensor) -> Tensor:
     """Return which distributions (...) of `probs` (..., V) come from logits with a NaN.
 
@@ -233,14 +241,33 @@ def has_nan(probs: Tensor) -> Tensor:
 
 
 def check_finite(model_id: str, probs: Tensor) -> None:
-    """Raise UserError if a distribution that a Warp made is NaN."""
+    """Raise NotFinite if a distribution that a Warp made is NaN."""
     check_numbers(model_id, probs[..., 0])  # all of such a row is NaN
 
 
 def check_numbers(model_id: str, *results: Tensor) -> None:
-    """Raise UserError if something that was computed from a model's logits or states has a NaN."""
+    """Raise NotFinite if something that was computed from a model's logits or states has a NaN."""
     if any(result.isnan().any() for result in results):
-        raise UserError(nan_message(model_id))
+        raise NotFinite(nan_message(model_id))
+
+
+def naming_rows(
+    compute: Callable[[Sequence[Row]], Result], rows: Sequence[Row], where: Callable[[Row], str]
+) -> Result:
+    """Return what `compute` returns of some rows.
+
+    Raises UserError that names the first row that is NotFinite alone: what is NaN in one text may
+    spread to those that are read with it.
+    """
+    try:
+        return compute(rows)
+    except NotFinite:
+        for row in rows:
+            try:
+                compute([row])
+            except NotFinite as error:
+                raise UserError(f"{where(row)}: {error}") from None
+        raise
 
 
 def nan_message(model_id: str, num_tokens: int | None = None) -> str:

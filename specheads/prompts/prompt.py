@@ -190,8 +190,9 @@ def response_provenance(
 ) -> dict[str, object]:
     """Return the settings that decide responses, except for limits and sizes.
 
-    They are in every cache's fingerprint.
+    They are in every cache's fingerprint. Raises UserError for models with adapters.
     """
+    pair.check_merged()
     return {
         "target": pair.target_revision,
         "draft": pair.draft_revision,

@@ -24,7 +24,7 @@ from specheads.heads.features import RECORDED
 from specheads.pair.needs import memory_of, memory_parts
 from specheads.pair.padding import BATCH_TOKENS, batches_of_tokens
 from specheads.pair.pair import Pair
-from specheads.pair.sampling import Warp, computing_with
+from specheads.pair.sampling import Warp, computing_with, naming_rows
 from specheads.prompts.prompt import EncodedPrompt, ResponseLimits, response_provenance
 from specheads.replay.response_tree import (
     COLUMNS,
@@ -300,10 +300,13 @@ class Recorder:
                 )
             )
         columns = dict[int, dict[str, object]]()  # by the row's number
+
+        def record(batch: Sequence[int]) -> list[dict[str, object]]:
+            of_batch = [texts[row] for row in batch]
+            return record_responses(self.pair, of_batch, self.warp, num_positions, advance)
+
         for batch in batches_of_tokens([len(text.read) for text in texts], BATCH_TOKENS):
-            made = record_responses(
-                self.pair, [texts[row] for row in batch], self.warp, num_positions, advance
-            )
+            made = naming_rows(record, batch, lambda row: prompts[row][0].where)
             columns |= zip(batch, made, strict=True)
         rows = list[dict[str, object]]()
         for row, (prompt, ids) in enumerate(prompts):

@@ -1,7 +1,8 @@
 """Caches on disk: `<fingerprint>/` with shards and a manifest of their checksums.
 
-A shard appears by rename, then a note with its checksum, `.<shard>.json`. When all exist, the
-manifest lists them, the notes go.
+A shard appears by rename, then a note with its checksum, `.<shard>.json`. The manifest is first
+written without shards. Once all exist it lists them, with a checksum of its own, and the notes go:
+a cache whose manifest lists shards is complete.
 """
 
 import contextlib
@@ -69,7 +70,7 @@ class ShardStore:
             manifest = {}
         self.shards: dict[str, Entry] = manifest.get("shards", {})
         self._is_known = bool(manifest)
-        self._declared_complete = manifest.get("complete", False)
+        self._is_listed = manifest.get("listed", False)
 
     def has(self, name: str) -> bool:
         """Return whether a shard exists with the checksum that was noted.
@@ -98,7 +99,7 @@ class ShardStore:
                 ", ".join(damaged),
                 self.folder,
             )
-        return self._declared_complete and bool(self.shards) and not damaged
+        return self._is_listed and not damaged
 
     @contextlib.contextmanager
     def missing(self, names: Sequence[str]) -> Iterator[list[str]]:
@@ -129,7 +130,7 @@ class ShardStore:
     def put(self, name: str, num_rows: int, write: Callable[[Path], object]) -> None:
         """Let `write` make the file of a shard, and note its checksum next to it."""
         if not self._is_known:
-            self._write_manifest(complete=False)
+            self._write_manifest({})
         path = self.folder / name
         entry = {"rows": num_rows, "sha256": "", "of": fingerprint(self.provenance)}
         for of_shard in (name, _note_of(path).name):
@@ -167,27 +168,31 @@ class ShardStore:
         The manifest says how many rows were `left_out` of them.
         """
         self.shards = {name: self.shards[name] for name in names}
-        self._write_manifest(complete=True, left_out=left_out)
+        self._write_manifest(self.shards, left_out)
         for name in names:
             _note_of(self.folder / name).unlink(missing_ok=True)
             # A process was killed right after it had written the shard.
             self.journal(name).unlink(missing_ok=True)
 
-    def _write_manifest(self, complete: bool, left_out: int = 0) -> None:
-        shards = {
-            name: {key: entry[key] for key in ("rows", "sha256")}
-            for name, entry in sorted(self.shards.items())
-        }
-        content = {
+    def _write_manifest(self, shards: Mapping[str, Entry], left_out: int = 0) -> None:
+        content: dict[str, Any] = {
             "format_version": FORMAT_VERSION,
-            "complete": complete,
             "provenance": self.provenance,
-            "shards": shards,
+            "shards": {},
         }
+        for name, entry in sorted(shards.items()):
+            content["shards"][name] = {key: entry[key] for key in ("rows", "sha256")}
         if left_out:
             content["left_out"] = left_out
+        content["sha256"] = _sum_of(content)
         write_json(self.folder / MANIFEST, content, self._writer)
         self._is_known = True
+
+
+def _sum_of(manifest: Mapping[str, object]) -> str:
+    """Return the SHA-256 of the content of a manifest."""
+    content = {key: value for key, value in manifest.items() if key != "sha256"}
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
 def _note_of(path: Path) -> Path:
@@ -211,7 +216,8 @@ def _noted(folder: Path, provenance: Mapping[str, object]) -> Iterator[tuple[str
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
-    """Return a cache's manifest with the shards that were finished since, empty if there is none.
+    """Return a cache's manifest with the shards that were finished since, empty if there is none;
+    `listed`: whether it lists shards itself, so the cache is complete.
 
     Raises UserError for others.
     """
@@ -224,15 +230,22 @@ def read_manifest(folder: Path) -> dict[str, Any]:
         ) from None
     if not isinstance(manifest, dict) or not manifest:
         return {}
+    if manifest.get("sha256", _sum_of(manifest)) != _sum_of(manifest):
+        raise UserError(
+            f"{path} was changed since it was written; delete it, and its shards will be made"
+            " again."
+        )
+    provenance = manifest.setdefault("provenance", {})
     shards = manifest.setdefault("shards", {})
-    if not isinstance(shards, dict) or not all(
+    if not (isinstance(provenance, dict) and isinstance(shards, dict)) or not all(
         isinstance(entry, dict) and entry.keys() >= {"rows", "sha256"} for entry in shards.values()
     ):
         raise UserError(
             f"{path} does not list shards with their checksums; delete it, and its shards will be"
             " made again."
         )
-    shards |= _noted(folder, manifest.get("provenance") or {})
+    manifest["listed"] = bool(shards)
+    shards |= _noted(folder, provenance)
     for name in shards:  # someone else's cache must not name files elsewhere
         if (
             name in ("", ".", "..")

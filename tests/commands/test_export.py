@@ -1,13 +1,18 @@
 """`specheads export`, in this process."""
 
 import json
+from dataclasses import asdict, replace
 
 import pytest
 import torch
 
-from specheads.errors import UserError
+from specheads.evaluation.answer import answer_of
+from specheads.evaluation.candidates import TARGET_ALONE
+from specheads.evaluation.keys import MEASURED, Kind
+from specheads.evaluation.report import BatchRow, BatchTable, DataSet, Report, RuleRow, Winner
 from specheads.heads.head import AcceptanceHead, HeadConfig, load_head, save_head
 from specheads.integrations.engines import drafting_of
+from specheads.replay.intervals import Interval
 
 
 @pytest.fixture
@@ -22,7 +27,17 @@ def head(nano, tmp_path):
         draft={"id": nano.draft_id, "revision": nano.draft_revision},
         target={"id": nano.target_id, "revision": nano.target_revision},
         calibration={"slope": [1.0, 0.9], "intercept": [0.0, 0.1]},
-        recommended={"threshold": 0.6, "min_tokens": 0, "max_tokens": 20, "predicted_speedup": 1.5},
+        recommended={
+            "threshold": 0.6,
+            "min_tokens": 0,
+            "max_tokens": 20,
+            "setting": "head_threshold(threshold=0.6)",
+            "speedup": 1.5,
+            "speedup_low": 1.4,
+            "speedup_high": 1.6,
+            "use": "draft_product(min_product=0.3)",
+            "evidence": "Replayed on 7 prompts.",
+        },
         train={"num_prompts": 7, "test": {"auroc": 0.75}},
     )
     return save_head(AcceptanceHead(config), tmp_path / "head", torch.randn(32, config.input_size))
@@ -38,7 +53,8 @@ def test_a_head_is_described(head, run, nano):
         f"{nano.target_id} (revision {nano.target_revision})",
         "temperature=1.0, top_k=50, top_p=1.0",
         "by 2 indices in the round",
-        "threshold 0.6",
+        "Use draft_product(min_product=0.3). This head is best at threshold 0.6: 1.50 times as",
+        "fast as the target alone [1.40, 1.60]. Replayed on 7 prompts.",
         "auroc 0.75",
     ):
         assert fact in text, fact
@@ -84,42 +100,59 @@ def test_a_mistake_is_one_message_and_exit_code_two(run, head, words, message):
     )
 
 
+def rule(family, parameters, speeds):
+    """A replayed rule with its speeds at the measured ratio and at 10, which are known to 0.05."""
+    values = ", ".join(f"{key}={value}" for key, value in parameters.items())
+    speedup = {}
+    for ratio, speed in zip((MEASURED, "10"), speeds, strict=True):
+        speedup[ratio] = Interval(speed, speed - 0.05, speed + 0.05)
+    given = {"parameters": parameters, "rule_name": family}
+    rate = Interval(0.5, 0.5, 0.5)
+    return RuleRow(family, f"{family}({values})", rate, rate, 2.0, 0.7, speedup, **given)
+
+
+def winner(row, ratio):
+    """The best rule of a family at a ratio."""
+    speed = row.speedup[ratio]
+    given = {"parameters": row.parameters, "rule_name": row.rule_name}
+    return Winner(row.family, row.name, ratio, speed, speed, None, speed.value, **given)
+
+
+def batch(size, length, over):
+    """A fixed length that was decoded in batches."""
+    levels = {f"p{level}": 1.0 for level in (50, 90, 99)}
+    speedup = Interval(over, over, over)
+    given = {"parameters": {"num_tokens": length}, "rule_name": "fixed_length"}
+    name = f"fixed_length(num_tokens={length})"
+    row = BatchRow(
+        name, "fixed_length", True, 9.0, over, 9.0, speedup, levels, levels, 2.0, **given
+    )
+    return BatchTable(size, 4, [row])
+
+
 def write_report(folder, batches=(), probability=None, speed=1.4, doubts=()):
-    """Write as much of a report as engines' settings read.
+    """Write a report.
 
-    Speeds at ratio 10 peak at three tokens.
+    Speeds at ratio 10 peak at three tokens. At the measured one a token is `speed` times as fast as
+    the target alone, which is to be used where that is not clear.
     """
-
-    def rule(family, value, *speeds):
-        speedup = {
-            ratio: {"value": each, "low": each - 0.05}
-            for ratio, each in zip(("measured", "10"), speeds, strict=True)
-        }
-        return {"family": family, "value": value, "speedup": speedup}
-
-    rules = [rule("fixed_length", 1, speed, 1.2), rule("fixed_length", 3, 0.9, 1.6)]
-    rules += [] if probability is None else [rule("max_probability", 0.35, 0.8, probability)]
-    tables = [
-        {
-            "concurrency": size,
-            "rows": [
-                {
-                    "family": "fixed_length",
-                    "name": f"fixed_length(num_tokens={length})",
-                    "over_alone": over,
-                }
-            ],
-        }
-        for size, length, over in batches
+    one, three = (
+        rule("fixed_length", {"num_tokens": length}, speeds)
+        for length, speeds in ((1, (speed, 1.2)), (3, (0.9, 1.6)))
+    )
+    rules = [one, three]
+    if probability is not None:
+        rules.append(rule("max_probability", {"threshold": 0.35}, (0.8, probability)))
+    sets = [
+        DataSet("dev", "dev", 4, 9, 1, rules, []),
+        DataSet("test", "test", 4, 9, 1, rules, [winner(one, MEASURED), winner(three, "10")]),
     ]
-    sets = [{"role": "dev", "rules": rules}, {"role": "test", "rules": []}]
-    report = {
-        "context": {"draft": "my/draft"},
-        "data_sets": sets,
-        "batches": tables,
-        "doubts": list(doubts),
-    }
-    (folder / "report.json").write_text(json.dumps(report))
+    tables = [batch(*given) for given in batches]
+    context = {"draft": "my/draft"}
+    report = Report(context, None, list(doubts), data_sets=sets, batches=tables)
+    uses = {MEASURED: one.name if speed > 1.05 else TARGET_ALONE.name, "10": three.name}
+    answer = answer_of(report, uses)
+    (folder / "report.json").write_text(json.dumps(asdict(replace(report, answer=answer))))
     return folder
 
 
@@ -164,7 +197,7 @@ def test_batches_give_a_length_to_each_load(run, tmp_path):
 
 def drafting(tmp_path, **given):
     return drafting_of(
-        json.loads((write_report(tmp_path, **given) / "report.json").read_text()), "10"
+        json.loads((write_report(tmp_path, **given) / "report.json").read_text()), "10", 3
     )
 
 
@@ -174,15 +207,22 @@ def test_what_is_only_as_fast_is_not_faster(tmp_path):
     assert drafting(tmp_path, batches=[(2, 5, 1.0), (1, 4, 1.01)]).lengths == [(1, 4), (2, 0)]
     report = json.loads((tmp_path / "report.json").read_text())
     del report["batches"]
-    assert drafting_of(report, "10").lengths == [(1, 3)]
-    report["data_sets"][0]["rules"][1]["speedup"]["10"]["low"] = 1.0
-    with pytest.raises(UserError) as error:
-        drafting_of(report, "10")
-    assert (
-        str(error.value)
-        == "at ratio=10 no fixed length is clearly faster than the target alone: serve the target"
-        " without a draft."
-    )
+    assert drafting_of(report, "10", 3).lengths == [(1, 3)]
+
+
+def test_an_engine_that_lacks_the_recommended_rule_is_told_so(run, tmp_path):
+    folder = write_report(tmp_path, probability=1.7)
+    path = folder / "report.json"
+    report = json.loads(path.read_text())
+    at_ten = report["answer"]["others"][0]
+    fixed = at_ten["choices"][Kind.FIXED]
+    at_ten["choices"][Kind.HEADLESS] = fixed | {"name": "max_probability(threshold=0.35)"}
+    path.write_text(json.dumps(report))
+    words = ["export", f"report={folder}", "format=vllm", "ratio=10"]
+    assert "the evaluation recommends" not in run(*words)[1]
+    at_ten["use"] = Kind.HEADLESS
+    path.write_text(json.dumps(report))
+    assert "# the evaluation recommends max_probability(threshold=0.35); engines" in run(*words)[1]
 
 
 def test_llama_stops_by_probability_where_that_is_faster(run, tmp_path):
@@ -203,7 +243,7 @@ def test_llama_stops_by_probability_where_that_is_faster(run, tmp_path):
         (["report={}/no", "format=vllm"], "report.json cannot be read"),
         (
             ["report={}", "format=vllm", "ratio=7"],
-            "no fixed lengths on dev prompts at it, expected one of 10, measured",
+            "the report has no answer at it, expected one of measured, 10",
         ),
         (
             ["report={}", "format=vllm"],

@@ -28,13 +28,9 @@ def outputs(tmp_path, monkeypatch):
             f"head/a/heads/{name}/config.json",
             {"train": {"test": {"kl": kl, "auroc": 0.75, "ece": 0.1}}},
         )
-    choices = {
-        "fixed length": {"name": "fixed_length(num_tokens=3)", "speedup": {"value": 1.3}},
-        "head": {"name": "head_threshold(threshold=0.3)", "speedup": {"value": 1.4}},
-    }
     live = [{"name": "luckiest", "speedup": {"value": 1.9}}]
-    answer = {"use": "fixed length", "choices": choices}
-    write("evaluate/b/report.json", {"live": live, "verdict": {"answer": answer}})
+    answer = {"setting": "fixed_length(num_tokens=3)", "speedup": {"value": 1.3}}
+    write("evaluate/b/report.json", {"live": live, "answer": answer})
     write("distill/d/draft/distill.json", {"test": {"after": {"acceptance": 0.625}}})
     write("head/damaged/heads/one/config.json", "{")
     write("head/damaged/.hydra/overrides.yaml", "{")
@@ -72,9 +68,7 @@ def test_no_path_is_broken_in_a_narrow_terminal(outputs, run, monkeypatch):
     assert all(len(line) <= 40 for line in lines[1:] if line.startswith("  "))
 
 
-@pytest.mark.parametrize(
-    "content", ["", "{}", "[]", "null", "7", '{"test": []}', '{"verdict": {}}']
-)
+@pytest.mark.parametrize("content", ["", "{}", "[]", "null", "7", '{"test": []}', '{"answer": {}}'])
 def test_damaged_files_and_copies_of_folders_are_listed_without_figures(outputs, run, content):
     runs = outputs / "outputs"
     for name in (

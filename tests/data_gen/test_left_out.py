@@ -78,9 +78,16 @@ def test_more_than_a_twentieth_is_an_error_which_loses_nothing(tmp_path, role):
     assert rows_of(next(tmp_path.iterdir()))
 
 
-def test_a_recording_names_the_prompt_that_fails(tmp_path):
-    pair = broken_pair("target")
+@pytest.mark.parametrize(
+    ("role", "message"),
+    [
+        ("target", "line 6 cannot be recorded: opt-target produced NaN"),
+        ("draft", "line 6: opt-draft produced NaN"),
+    ],
+)
+def test_a_recording_names_the_prompt_that_fails(tmp_path, role, message):
+    pair = broken_pair(role)
     limits = ResponseLimits(max_new_tokens=6)
     recorder = Recorder(pair, Warp(1.0), limits, RecordSettings(), 0, tmp_path)
-    with pytest.raises(UserError, match="line 6 cannot be recorded: opt-target produced NaN"):
+    with pytest.raises(UserError, match=message):
         recorder.record([encode_prompts(pair, prompts(1), limits)])

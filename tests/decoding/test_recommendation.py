@@ -41,6 +41,14 @@ def test_a_head_without_a_recommendation_is_refused():
         recommended_rules(head_with(None))
 
 
+def test_a_head_whose_evaluation_recommends_another_setting_names_it():
+    values = {"threshold": 0.4, "setting": "head_threshold(threshold=0.4)"}
+    stopping, _ = recommended_rules(head_with(values | {"use": values["setting"]}))
+    assert stopping.threshold == 0.4
+    with pytest.raises(UserError, match=r"evaluation recommends draft_product\(0\.3\), not this"):
+        recommended_rules(head_with(values | {"use": "draft_product(0.3)"}))
+
+
 def test_a_verification_that_is_not_known_is_refused():
     with pytest.raises(
         UserError, match="recommends verification='typical'; expected one of token, block"

@@ -18,7 +18,7 @@ from specheads.evaluation.candidates import (
     fixed_length,
 )
 from specheads.evaluation.costs import Overheads, cost_table, overheads_of
-from specheads.evaluation.report import MEASURED
+from specheads.evaluation.keys import MEASURED
 from specheads.evaluation.sweep import DecodedRound, Measured
 from specheads.replay.replay import Counts
 

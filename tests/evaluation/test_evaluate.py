@@ -16,22 +16,15 @@ from specheads import AcceptanceHead, HeadConfig, UserError, stopping
 from specheads.commands.compose import command_config
 from specheads.commands.evaluate import evaluation_settings, rule_choices
 from specheads.decoding.verification import BlockVerification
-from specheads.evaluation import assembly, conclusions, presentation
+from specheads.evaluation import assembly, presentation
 from specheads.evaluation import evaluate as evaluation
+from specheads.evaluation.answer import fastest_by_kind, winners_at
 from specheads.evaluation.candidates import CostTable, RuleChoice, candidates
-from specheads.evaluation.keys import RecordingSettings
+from specheads.evaluation.keys import MEASURED, Kind, RecordingSettings
 from specheads.evaluation.page import figures
 from specheads.evaluation.prompt_sets import PromptData
 from specheads.evaluation.replayed_sets import Results
-from specheads.evaluation.report import (
-    MEASURED,
-    ComparedSetting,
-    Comparison,
-    Kind,
-    LiveRow,
-    Report,
-    Verdict,
-)
+from specheads.evaluation.report import Answer, ComparedSetting, Comparison, Evidence, LiveRow
 from specheads.evaluation.settings import Evaluation
 from specheads.pair.sampling import Warp
 from specheads.replay.intervals import Interval
@@ -128,10 +121,10 @@ def test_a_rule_of_the_user_that_asks_a_head_is_told_as_one_with_a_head(
     assert [(row.head, row.bound, row.name) for row in rows] == [
         ("mine", False, f"doubtful(threshold={t})") for t in (0.3, 0.6)
     ]
-    winners = conclusions.winners_at(report.data_sets[1], "10")
-    fastest = conclusions.fastest_by_kind(winners)
+    winners = winners_at(report.data_sets[1], "10")
+    fastest = fastest_by_kind(winners)
     assert fastest[Kind.HEAD].rule_name == "doubtful" and Kind.HEADLESS not in fastest
-    assert report.verdict.answer.choices[Kind.HEAD].name.startswith("doubtful(")
+    assert report.answer.comparison.choices[Kind.HEAD].name.startswith("doubtful(")
     assert [row.head for row in report.live] == [None, None, "mine"]
     drawn = {
         trace.name: trace.marker.color for trace in figures.figures_of(report)["pareto"]["1"].data
@@ -148,10 +141,11 @@ def test_the_recording_decides_at_timed_steps_and_the_best_rules_are_decoded(cal
     assert [row.same_rule for row in block] == [row.name for row in plain if row.family != "target"]
     assert all(row.family == "block" and row.lossless for row in block)
     assert all(row.replayed_tokens_per_second for row in plain[1:])
-    assert report.doubts and report.verdict.doubt and report.verdict.answer.ratio == MEASURED
+    assert report.doubts == report.answer.doubts and report.answer.comparison.ratio == MEASURED
     assert report.ratio.low <= report.ratio.value == report.costs.ratio <= report.ratio.high
     assert report.costs.round_seconds >= 0 and report.steps.rules["HeadThreshold of mine"] >= 0
-    assert "as timed here, a step of the target costs" in report.verdict.rests_on
+    assert report.answer.evidence.ratio == report.ratio
+    assert report.answer.evidence.num_prompts == report.data_sets[1].num_prompts
     kept = {path.name for path in (tmp_path / "run").iterdir()}
     assert {"step-times.json", "overheads.jsonl", "generations.jsonl"} <= kept
     validate(report, tmp_path)
@@ -199,22 +193,36 @@ TYPED = {
 }
 
 
+def answer_named(name):
+    """An answer that names a setting."""
+    one = Interval(1, 1, 1)
+    choices = {Kind.FIXED: ComparedSetting(name, one, None)}
+    evidence = Evidence(
+        method="replay",
+        prompts="some",
+        split=None,
+        num_prompts=1,
+        num_dev_prompts=1,
+        machine="any",
+        costs="counted",
+        ratio=None,
+    )
+    comparison = Comparison("10", Kind.FIXED, choices, Kind.FIXED)
+    return Answer(name, Kind.FIXED, one, None, False, comparison, evidence)
+
+
 @pytest.mark.parametrize("name", TYPED)
 def test_the_command_and_the_python_of_a_report_make_the_setting_to_use(name):
     head = AcceptanceHead(HeadConfig(8, 0))
     (rule,) = candidates({name: TYPED[name]}, {"mine": head}, None)
-    choice = ComparedSetting(rule.name, Interval(1, 1, 1), None)
-    verdict = Verdict(
-        Comparison("10", Kind.FIXED, {Kind.FIXED: choice}, None), [], [], "", [], None
-    )
+    answer = answer_named(rule.name)
     pair = SimpleNamespace(name="nano", target_id="embedded:nano/target")
     settings = Evaluation(warp=Warp(0))
     setup = SimpleNamespace(
         settings=settings, pair=pair, located_heads={"mine": SimpleNamespace(where="heads/mine")}
     )
     results = Results([rule], CostTable({}))
-    report = Report({}, None)
-    found = assembly._with_code(setup, results, report, verdict, "specheads evaluate")
+    found = assembly._with_code(setup, results, answer, "specheads evaluate")
     typed = typed_settings(found.command)
     given = {key: value for key, value in typed.rules[name].arguments.items() if value is not None}
     assert given == {key: value for key, value in rule.arguments.items() if value is not None}
@@ -224,10 +232,8 @@ def test_the_command_and_the_python_of_a_report_make_the_setting_to_use(name):
     )
     assert type(made) is type(rule.live) and made.compile_key == rule.live.compile_key
     assert vars(made) == vars(rule.live)
-    faster = faster_under_block(rule.name)
-    found = assembly._with_code(
-        setup, results, replace(report, live=[faster]), verdict, "specheads evaluate"
-    )
+    faster = replace(answer, under_verification=faster_under_block(rule.name))
+    found = assembly._with_code(setup, results, faster, "specheads evaluate")
     under_block = typed_settings(found.command)
     assert isinstance(under_block.verification, BlockVerification)
     assert under_block.live_rules == (name,) and "BlockVerification()" in found.python

@@ -10,16 +10,18 @@ from importlib import resources
 import pytest
 from markupsafe import escape
 from plotly.offline import get_plotlyjs
-from report_example import NASTY, report_example, with_verdict
+from report_example import NASTY, report_example, with_answer
 from selenium import webdriver
 from selenium.common.exceptions import TimeoutException
 from selenium.webdriver.chrome.service import Service
 from selenium.webdriver.support.ui import WebDriverWait
 
+from specheads.evaluation.answer import answer_of, main_data_set, ratios_of
 from specheads.evaluation.candidates import CEILING, FIXED, ORACLE
-from specheads.evaluation.conclusions import main_data_set, ratios_of, use_text, verdict_of
+from specheads.evaluation.conclusions import evidence_text, use_text
+from specheads.evaluation.keys import MEASURED
 from specheads.evaluation.page.document import html_of
-from specheads.evaluation.report import MEASURED, DataSet, Report
+from specheads.evaluation.report import DataSet, Report
 from specheads.evaluation.tables import live_table, winners_table
 from specheads.replay.intervals import Interval
 
@@ -136,7 +138,7 @@ def test_everything_in_the_report_is_on_the_page(report, html, page):
 
 def test_figures_begin_with_the_main_families_each_in_its_look(report, page):
     traces = json.loads(page.figures)["pareto"]["1"]["data"]
-    shown = [trace["name"] for trace in traces if trace.get("visible", True) is True]
+    shown = [trace["name"] for trace in traces if trace.get("visible", True)]
     assert shown[:3] == ["Pareto front", "fixed_length", "head_threshold &lt;deep&gt;"] and shown[
         -2:
     ] == ["ceiling", "oracle"]
@@ -165,19 +167,16 @@ def test_figures_begin_with_the_main_families_each_in_its_look(report, page):
 
 def test_the_answer_comes_first_with_its_code_and_the_rest_is_folded(report, page, html):
     text = "".join(page.text)
-    answer = report.verdict.answer
     order = [
         "Use:",
-        answer.choices[answer.use].name,
-        use_text(answer),
-        report.verdict.rests_on,
+        report.answer.setting,
+        use_text(report.answer.comparison),
+        evidence_text(report.answer),
         "Timing unreliable here",
         "Copy",
-    ]
-    order += [
-        "best of all on dev",
+        "over best fixed",
         "Cost ratio",
-        "Another ratio changes the winner",
+        "Another cost ratio changes the winner",
         "What became of each token",
         "Speed-up by threshold",
     ]
@@ -204,14 +203,14 @@ def test_a_share_below_nothing_is_no_gain_and_a_cost_above_a_step_is_no_share(re
 
 
 def test_decoded_figures_are_greyed_where_they_are_unreliable(report, html):
-    assert html.index("The machine was &lt;busy&gt;.") < html.index("At ratio 5.4")
+    assert html.index("The machine was &lt;busy&gt;.") < html.index("At cost ratio 5.4")
     assert html.count('class="scroll doubtful"') == 1 + len(report.batches)
-    trusted = html_of(with_verdict(replace(report, doubts=[])))
+    trusted = html_of(with_answer(replace(report, doubts=[])))
     assert 'class="scroll doubtful"' not in trusted and ", unreliable" not in trusted
 
 
 def marked(table):
-    return [row[0].text for row in table.rows if row[0].tag == "best"]
+    return [row[0].text for row in table.rows if row[0].tag == "use"]
 
 
 def test_the_setting_that_dev_prompts_chose_is_marked_and_not_the_fastest_in_hindsight(report):
@@ -226,14 +225,14 @@ def test_the_setting_that_dev_prompts_chose_is_marked_and_not_the_fastest_in_hin
     # On dev prompts it was the other way round
     swap = {id(slow): 9.0, id(fast): 0.1, id(heads[0]): 8.0}
     winners = [replace(row, dev_speedup=swap.get(id(row), row.dev_speedup)) for row in data.winners]
-    other = with_verdict(
+    other = with_answer(
         replace(report, doubts=[], data_sets=[report.data_sets[0], replace(data, winners=winners)])
     )
     assert marked(winners_table(other, other.data_sets[1], "10")) == [slow.family]
     slowest = min(
         (row for row in report.live if row.lossless), key=lambda row: row.speedup.value
     ).name
-    assert marked(live_table(replace(other, verdict=verdict_of(other, {MEASURED: slowest})))) == [
+    assert marked(live_table(replace(other, answer=answer_of(other, {MEASURED: slowest})))) == [
         slowest
     ]
 
@@ -255,7 +254,7 @@ def test_parts_of_a_report_make_a_page(report):
     ]
     parts = [replace(report, data_sets=[data], live=[]) for data in sets]
     for part in (*parts, replace(report, data_sets=sets), replace(report, data_sets=[])):
-        assert Page(html_of(with_verdict(part))).open == []
+        assert Page(html_of(with_answer(part))).open == []
 
 
 @pytest.fixture(scope="module")
@@ -317,20 +316,20 @@ def test_nothing_sticks_out_of_the_page(opened):
     )
 
 
-def test_a_table_is_copied_as_markdown_and_the_setting_as_a_command(opened):
+def test_a_table_is_copied_as_markdown_and_the_setting_as_code(opened):
     opened.execute_script(
         "window.copied = []; navigator.clipboard.writeText = async (text) => {"
         " copied.push(text); };"
     )
     for button in ("[data-copy]", ".choices [data-copy-table]"):
         opened.execute_script(f"document.querySelector('{button}').click()")
-    command, table = opened.execute_script("return window.copied")
-    assert command == "specheads evaluate 'x=<y>'"
+    code, table = opened.execute_script("return window.copied")
+    assert code == "print('<y>')"
     head, line, alone, *rest = table.split("\n")
     assert (
         head == "|  | speed-up | over best fixed | setting |"
         and line == "| --- | --: | --: | --: |"
-        and len(rest) == 4
+        and len(rest) == 3
     )
     assert alone == "| target alone | 1.00× | – | target alone |"
 
@@ -446,7 +445,11 @@ def attacked(value, field=""):
         if field == "pieces":
             return [(kind, text + ATTACK) for kind, text in value]
         return [attacked(part, field) for part in value]
-    known = field in ("role", "ratio", "use") or value in (FIXED, CEILING, ORACLE)
+    known = field in ("role", "ratio", "use", "kind", "fastest") or value in (
+        FIXED,
+        CEILING,
+        ORACLE,
+    )
     return value + ATTACK if isinstance(value, str) and not known else value
 
 

@@ -22,7 +22,7 @@ from specheads.evaluation.rows import live_rows
 from specheads.evaluation.settings import Evaluation
 from specheads.evaluation.sweep import Sweep, sweep_settings
 
-ROWS = ("target alone", "best fixed length", "best without training", "head", "best of all on dev")
+ROWS = ("target alone", "best fixed length", "best without training", "head")
 SCHEMA = json.loads((Path(module.__file__).parent / "report.schema.json").read_text())
 
 
@@ -117,14 +117,14 @@ def test_the_end_is_what_to_use_in_a_screen():
     lines = [line for line in console.export_text().splitlines() if line.strip()]
     assert (
         lines[0].startswith("Use: ")
-        and lines[1] == use_text(report.verdict.answer)
+        and lines[1] == use_text(report.answer.comparison)
         and len(lines) < 40
     )
     text = "\n".join(lines)
     for said in (
         "Timing unreliable here: the machine was <busy>.",
         *ROWS,
-        "Another ratio changes the winner: ",
+        "Another cost ratio changes the winner: ",
         *report.notes,
     ):
         assert " ".join(said.split()) in " ".join(text.split())

@@ -21,12 +21,13 @@ from specheads.evaluation.sweep import (
     DecodedRound,
     Measured,
     Sweep,
+    disagreements_of,
     doubts_of,
     response_seed,
     sweep_settings,
 )
 from specheads.load import NOTABLE
-from specheads.replay.intervals import Interval
+from specheads.replay.intervals import NUM_RESAMPLES
 from specheads.storage.journal import Journal
 
 SHORT = fixed_length(1)
@@ -129,29 +130,48 @@ def decoded(setting, seconds, cores=0.0):
 BUSY = "The machine was busy: "
 QUIETER = "; live figures need a quiet machine."
 ALONE = decoded(TARGET_ALONE, (1, 1, 1), cores=NOTABLE)
-TWICE = {SHORT.name: Interval(2.05, 1.98, 2.1)}
 DOUBTS = {
-    "": (ALONE, TWICE, 10),
+    "": (ALONE, 10),
     f"{BUSY}other processes took 1.5 of its cores while it decoded{QUIETER}": (
         decoded(TARGET_ALONE, (1, 1, 1), cores=1.5),
-        TWICE,
         10,
     ),
     f"{BUSY}a step of the target alone took 1.67 times its median on average, normally at most"
-    f" 1.2{QUIETER}": (decoded(TARGET_ALONE, (1, 1, 3)), {}, 10),
+    f" 1.2{QUIETER}": (decoded(TARGET_ALONE, (1, 1, 3)), 10),
     "Only 7 independent prompts were decoded, at least 8 are needed for intervals; decode more"
-    " (num_live_prompts=).": (ALONE, {SHORT.name: Interval(9, 9, 9)}, 7),
-    f"{SHORT.name} decoded 2.00 times as fast as the target alone [2.00, 2.00], but the recording"
-    f" predicts 1.50 [1.40, 1.60]{QUIETER}": (ALONE, {SHORT.name: Interval(1.5, 1.4, 1.6)}, 10),
+    " (num_live_prompts=).": (ALONE, 7),
 }
 
 
 @pytest.mark.parametrize("doubt", DOUBTS)
 def test_each_doubt_is_one_sentence_with_its_remedy(doubt):
-    alone, predicted, num_groups = DOUBTS[doubt]
+    alone, num_groups = DOUBTS[doubt]
     measured = [alone, decoded(SHORT, (0.5, 0.5, 0.5))]
     groups = [number % num_groups for number in range(10)]
-    assert list(doubts_of(measured, predicted, groups)) == [doubt] * bool(doubt)
+    assert list(doubts_of(measured, groups)) == [doubt] * bool(doubt)
+
+
+def around(value, width):
+    """Resampled speed-ups whose interval is `width` to both sides of the estimate."""
+    return value + np.concatenate([[0.0], np.tile([-width, width], NUM_RESAMPLES // 2)])
+
+
+def test_replay_and_decoding_disagree_where_their_intervals_do_not_meet():
+    measured = [ALONE, decoded(SHORT, (0.5, 0.5, 0.5)), decoded(LONG, (0.4, 0.4, 0.4))]
+    near = {SHORT.name: around(2.05, 0.1), LONG.name: around(2.55, 0.1)}
+    assert [*disagreements_of(measured, near, range(10))] == []
+    far = near | {SHORT.name: around(1.5, 0.1)}
+    over_alone, over_fixed = disagreements_of(measured, far, range(10))
+    assert over_alone == (
+        f"{SHORT.name} decoded 2.00 times as fast as target alone [2.00, 2.00], but replay predicts"
+        f" 1.50 [1.40, 1.60]{QUIETER}"
+    )
+    assert over_fixed.startswith(f"{LONG.name} decoded 1.25 times as fast as {SHORT.name} [1.25,")
+    # Speeds within their intervals whose ratio is not
+    shifted = {SHORT.name: around(2.1, 0.11), LONG.name: around(2.4, 0.11)}
+    (over_fixed,) = disagreements_of(measured, shifted, range(10))
+    assert over_fixed.startswith(LONG.name)
+    assert [*disagreements_of(measured, far, [0] * 10)] == []  # too few groups
 
 
 def test_the_tokens_of_a_round_share_its_seconds_equally():

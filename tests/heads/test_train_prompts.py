@@ -3,6 +3,8 @@ head and checked.
 """
 
 import hashlib
+import json
+from functools import partial
 
 import pytest
 import torch
@@ -11,6 +13,7 @@ from safetensors.torch import load_file, save_file
 from specheads.commands.export import run
 from specheads.errors import UserError
 from specheads.heads.head import AcceptanceHead, HeadConfig, load_head, save_head
+from specheads.heads.head_folder import LEARNED, store_in_config
 from specheads.heads.train_prompts import FILE, TrainPrompts, text_hash
 
 TRAIN = ["def f(x):\n", "Say hello.\n\nTo all.", "def f(x):\n"]
@@ -83,5 +86,34 @@ def test_a_file_that_holds_something_else_is_refused(folder, tensors):
 
 def test_a_description_shows_their_number(folder):
     assert "trained on 2, calibrated on 1" in run([f"head={folder}"])
-    (folder / FILE).unlink()
+    save_head(new_head(None), folder)
     assert "prompts         not known" in run([f"head={folder}"])
+
+
+def remove(folder):
+    (folder / FILE).unlink()
+
+
+def take_that_of_another_head(folder):
+    TrainPrompts.of(TRAIN[:1], DEV).write(folder)
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [(remove, "it has no train_prompts"), (take_that_of_another_head, "another head's train_prom")],
+)
+def test_a_file_that_the_config_names_must_be_there(folder, damage, message):
+    config = json.loads((folder / "config.json").read_text())
+    damage(folder)
+    for read in (load_head, partial(store_in_config, recommended=None)):
+        with pytest.raises(UserError, match=message):
+            read(folder)
+    # as the message says, and as heads of earlier versions are
+    del config["train"][LEARNED]
+    (folder / "config.json").write_text(json.dumps(config))
+    load_head(folder)
+
+
+def test_dev_prompts_of_a_later_calibration_fit(folder):
+    store_in_config(folder, dev_texts=["Another?"], recommended=None)
+    assert load_head(folder).train_prompts.dev.tolist() == [text_hash("Another?")]

@@ -150,7 +150,7 @@ def test_a_complete_cache_has_the_planned_shards_and_nothing_temporary(complete)
 
 def test_the_manifest_lists_rows_and_checksums_of_every_shard(complete):
     manifest = json.loads((complete / "manifest.json").read_text())
-    assert manifest["complete"] is True
+    assert read_manifest(complete)["listed"]
     assert list(manifest["shards"]) == NAMES
     for name, entry in manifest["shards"].items():
         assert entry["sha256"] == hashlib.sha256((complete / name).read_bytes()).hexdigest()
@@ -223,13 +223,10 @@ def test_a_damaged_shard_counts_as_missing_and_is_made_again_to_the_byte(
 
 
 def test_a_cache_that_was_copied_under_another_name_is_not_trusted(
-    make, complete, tmp_path, caplog
+    make, complete, pair, tmp_path, caplog
 ):
-    shutil.copytree(complete, tmp_path / complete.name)
-    path = tmp_path / complete.name / "manifest.json"
-    manifest = json.loads(path.read_text())
-    manifest["provenance"]["seed"] += 1
-    path.write_text(json.dumps(manifest))
+    other = generate_data(pair, Letters(), SETTINGS.but(seed=1), tmp_path / "other")
+    shutil.copytree(other, tmp_path / complete.name)
     with caplog.at_level("WARNING"):
         make(tmp_path)
     assert "manifest.json belongs to another cache" in caplog.text
@@ -251,6 +248,59 @@ def test_an_unreadable_manifest_is_named_and_deleting_it_helps(make, complete, i
     path.unlink()
     make(interrupted.parent)
     assert content(interrupted) == content(complete)
+
+
+def changed(manifest, change):
+    content = json.loads(manifest.read_text())
+    change(content)
+    manifest.write_text(json.dumps(content))
+
+
+CHANGES = {
+    "flag": lambda content: content.update(complete=True),
+    "rows": lambda content: content["shards"][NAMES[0]].update(rows=7),
+    "fewer shards": lambda content: content["shards"].pop(NAMES[-1]),
+    "no shards": lambda content: content.update(shards={}),
+    "left out": lambda content: content.update(left_out=3),
+    "provenance": lambda content: content["provenance"].update(seed=1),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+def test_a_manifest_that_was_changed_is_refused_by_all_that_reads(make, complete, tmp_path, change):
+    folder = tmp_path / complete.name
+    shutil.copytree(complete, folder)
+    changed(folder / "manifest.json", change)
+    for read in (make, lambda root: load_split(folder, "train")):
+        with pytest.raises(UserError, match=r"manifest\.json was changed since it was written"):
+            read(tmp_path)
+    (folder / "manifest.json").unlink()
+    make(tmp_path)
+    assert content(folder) == content(complete)
+    assert read_manifest(folder) == read_manifest(complete)
+
+
+def as_earlier_versions_wrote(folder, flag):
+    """Give a manifest the form of before: with a flag, and without a checksum."""
+    changed(folder / "manifest.json", lambda content: content.update(complete=flag))
+    changed(folder / "manifest.json", lambda content: content.pop("sha256"))
+
+
+@pytest.mark.parametrize("flag", [True, False], ids=["flag turned true", "flag as it was"])
+def test_an_unfinished_cache_of_an_earlier_version_is_finished(
+    make, complete, interrupted, made_again, flag
+):
+    as_earlier_versions_wrote(interrupted, flag)
+    make(interrupted.parent)
+    assert len(made_again) == 2 and content(interrupted) == content(complete)
+
+
+def test_a_complete_cache_of_an_earlier_version_is_used(make, complete, tmp_path, made_again):
+    shutil.copytree(complete.parent, tmp_path / "root")
+    for folder in (path.parent for path in (tmp_path / "root").glob("*/manifest.json")):
+        as_earlier_versions_wrote(folder, True)
+    assert make(tmp_path / "root") == tmp_path / "root" / complete.name
+    assert made_again == []
 
 
 # --- the fingerprint
@@ -398,6 +448,7 @@ def test_train_prompts_get_several_responses_the_first_ones_first():
 def test_a_manifest_cannot_name_a_file_outside_its_folder(complete, tmp_path, name):
     manifest = json.loads((complete / "manifest.json").read_text())
     manifest["shards"][name] = manifest["shards"][NAMES[0]]
+    del manifest["sha256"]  # who changes it can also make it as earlier versions did
     (tmp_path / "manifest.json").write_text(json.dumps(manifest))
     for read in (
         read_manifest,
@@ -422,11 +473,16 @@ def test_a_shard_that_is_a_link_is_refused(make, complete, interrupted, tmp_path
 
 
 @pytest.mark.parametrize(
-    "shards",
-    [["train-00000.parquet"], {"train-00000.parquet": 5}, {"train-00000.parquet": {"rows": 2}}],
+    "content",
+    [
+        {"shards": ["train-00000.parquet"]},
+        {"shards": {"train-00000.parquet": 5}},
+        {"shards": {"train-00000.parquet": {"rows": 2}}},
+        {"provenance": "text"},
+    ],
 )
-def test_a_manifest_without_checksums_is_named(tmp_path, shards):
-    (tmp_path / "manifest.json").write_text(json.dumps({"complete": True, "shards": shards}))
+def test_a_manifest_without_checksums_is_named(tmp_path, content):
+    (tmp_path / "manifest.json").write_text(json.dumps(content))
     with pytest.raises(
         UserError, match=r"manifest\.json does not list shards with their checksums; delete it"
     ):

@@ -17,7 +17,7 @@ from specheads.decoding.engine.own_cache import OwnCacheEngine, WholeTexts, cach
 from specheads.decoding.engine.reading import RowPlaces, TreeSlots
 from specheads.decoding.engine_names import resolve_engine
 from specheads.errors import UserError
-from specheads.pair.language_model import LanguageModel
+from specheads.pair.language_model import LanguageModel, has_adapters
 
 __all__ = [
     "CompiledEngine",
@@ -122,7 +122,7 @@ def _obstacle_to_compiling(lm: LanguageModel) -> str | None:
             f"its attention is {attention}, which accepts no mask for static memory; load it with"
             " sdpa"
         )
-    if any(type(module).__module__.startswith("peft.") for module in lm.model.modules()):
+    if has_adapters(lm.model):
         return "it has adapters, which may be switched at any time; merge them"
     if lm.device.type == "cuda":
         return None

@@ -16,9 +16,10 @@ from plotly.io.json import to_json_plotly
 from plotly.offline import get_plotlyjs
 
 from specheads.evaluation import conclusions
+from specheads.evaluation.answer import main_data_set, ratios_of, winners_at
 from specheads.evaluation.page.figures import Figures, figures_of
-from specheads.evaluation.report import Comparison, Report, TextSample
-from specheads.evaluation.tables import batch_table, live_table, verdict_table, winners_table
+from specheads.evaluation.report import Answer, Comparison, Report, TextSample
+from specheads.evaluation.tables import answer_table, batch_table, live_table, winners_table
 from specheads.table import Table
 
 PLOTS = {  # titles of figures' sections
@@ -43,15 +44,16 @@ class Panel:
 def html_of(report: Report) -> str:
     """Return the page as text."""
     context = report.context
-    verdict = report.verdict
+    answer = report.answer
     models = [str(context[role]) for role in ("draft", "target") if context.get(role)]
-    answers: list[tuple[Comparison, str, Panel]] = []
-    for answer in [verdict.answer, *verdict.others] if verdict else []:
-        panel = Panel({"ratio": answer.ratio}, not answers, verdict_table(report, answer))
-        answers.append((answer, conclusions.use_text(answer), panel))
+    comparisons: list[tuple[Comparison, str, str | None, Panel]] = []
+    for each in [answer.comparison, *answer.others] if answer else []:
+        panel = Panel({"ratio": each.ratio}, not comparisons, answer_table(report, each))
+        use = conclusions.use_text(each)
+        comparisons.append((each, use, conclusions.tie_text(each), panel))
     figures = figures_of(report)
     ratios = list[tuple[str, str]]()  # with what a reader calls them
-    for ratio in conclusions.ratios_of(report):
+    for ratio in ratios_of(report):
         ratios.append((ratio, conclusions.ratio_text(report, ratio)))
     environment = Environment(
         loader=PackageLoader("specheads.evaluation.page", ""),
@@ -68,14 +70,25 @@ def html_of(report: Report) -> str:
         doubts=report.doubts,
         notes=conclusions.warnings_of(report),
         sections=list(_sections(report, figures)),
-        verdict=verdict,
-        answers=answers,
-        changes=conclusions.changes_text(report, verdict) if verdict else None,
+        facts=conclusions.facts_of(report),
+        answer=answer,
+        comparisons=comparisons,
+        evidence=_evidence(answer),
+        disagreement=conclusions.disagreement_text(answer) if answer else None,
+        doubt=conclusions.doubt_text(answer) if answer else None,
+        changes=conclusions.changes_text(report, answer) if answer else None,
         data_sets=[f"{data_set.name} ({data_set.role})" for data_set in report.data_sets],
-        main_set=conclusions.main_data_set(report),
+        main_set=main_data_set(report),
         ratios=ratios,
         main_ratio=conclusions.first_ratio(report),
     )
+
+
+def _evidence(answer: Answer | None) -> list[str]:
+    """Return what an answer rests on, and what decoding says of it."""
+    if answer is None:
+        return []
+    return [conclusions.evidence_text(answer), *conclusions.decoded_texts(answer)]
 
 
 def _sections(report: Report, figures: Mapping[str, Figures]) -> Iterator[Section]:
@@ -112,12 +125,12 @@ def _plot(name: str, texts: Sequence[str] = ()) -> Section:
 
 def _winners(report: Report) -> list[Panel]:
     """Return a table of the best of each family for each data set and ratio."""
-    main_set = conclusions.main_data_set(report)
+    main_set = main_data_set(report)
     main_ratio = conclusions.first_ratio(report)
     panels = []
     for number, data in enumerate(report.data_sets):
-        for ratio in conclusions.ratios_of(report):
-            if conclusions.winners_at(data, ratio):
+        for ratio in ratios_of(report):
+            if winners_at(data, ratio):
                 shown = number == main_set and ratio == main_ratio
                 table = winners_table(report, data, ratio)
                 panels.append(Panel({"set": number, "ratio": ratio}, shown, table))

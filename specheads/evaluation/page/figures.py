@@ -12,16 +12,11 @@ from math import inf
 import plotly.graph_objects as go
 
 from specheads.errors import is_number
+from specheads.evaluation.answer import fastest_by_kind, preferred, ratios_of, winners_at
 from specheads.evaluation.candidates import CEILING, FIXED, ORACLE
-from specheads.evaluation.conclusions import (
-    fastest_by_kind,
-    preferred,
-    ratio_text,
-    ratios_of,
-    times,
-    winners_at,
-)
-from specheads.evaluation.report import DataSet, Kind, Report, RuleRow
+from specheads.evaluation.conclusions import ratio_text, times
+from specheads.evaluation.keys import Kind
+from specheads.evaluation.report import DataSet, Report, RuleRow
 from specheads.replay.intervals import Interval
 
 # The colours of Okabe and Ito without yellow and black, which cannot be seen on a white and on a
@@ -143,10 +138,12 @@ def _speed(report: Report, data_set: DataSet, ratio: str, styles: Mapping[str, S
     for family, points in best.items():
         thresholds = sorted(points)
         speeds = list[Interval]()
+        settings = list[str]()
         hover = list[str]()
         for threshold in thresholds:
             _, row = points[threshold]
             speeds.append(row.speedup[ratio])
+            settings.append(row.name)
             hover.append(_hover(report, row))
         style = styles[family]
         _draw(
@@ -157,6 +154,7 @@ def _speed(report: Report, data_set: DataSet, ratio: str, styles: Mapping[str, S
             mode="lines+markers",
             marker=style.marker(8),
             line={"color": style.color, "width": 1.5},
+            customdata=settings,
             **_legend(family, style, main),
         )
     fixed = fastest_by_kind(winners_at(data_set, ratio))[Kind.FIXED].speedup.value
@@ -188,7 +186,10 @@ def _draw(
     hover: Sequence[str] | None = None,
     **look: object,
 ) -> None:
-    """Add a trace, of intervals with error bars; without `hover` its points say nothing."""
+    """Add a trace, of intervals with error bars; without `hover` its points say nothing.
+
+    `customdata` names their settings, for the table of the numbers.
+    """
     x_values, x_errors = _with_errors(x)
     y_values, y_errors = _with_errors(y)
     figure.add_scatter(
@@ -218,9 +219,10 @@ def _with_errors(points: Sequence[object]) -> tuple[list[object], dict[str, obje
 
 
 def _legend(family: str, style: Style, main: set[str]) -> dict[str, object]:
-    """Return a trace's name in the legend; a family that is not a main one is hidden at first."""
-    visible = True if family in main else "legendonly"
-    return {"name": escape(family), "uid": style.key, "visible": visible}
+    """Return a trace's name in the legend; a family that is not a main one is drawn when the reader
+    asks for all.
+    """
+    return {"name": escape(family), "uid": style.key, "visible": family in main}
 
 
 def _pareto(
@@ -256,6 +258,7 @@ def _pareto(
             [_hover(report, row) for row in rows],
             mode="markers",
             marker=styles[family].marker(8),
+            customdata=[row.name for row in rows],
             **_legend(family, styles[family], main),
         )
     return figure

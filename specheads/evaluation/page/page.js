@@ -48,9 +48,10 @@
     if (!details.open || !data) return;
     const table = document.createElement("table"), head = table.createTHead(), body = table.createTBody();
     const names = ["xaxis", "yaxis"].map((name) => layout[name].title.text);
-    head.append(row(...["", ...names].map((name) => cell("th", name, "col"))));
+    head.append(row(...["", "setting", ...names].map((name) => cell("th", name, "col"))));
     for (const trace of data) for (const [place, x] of [...trace.x].entries()) {
-      body.append(row(cell("th", trace.name, "row"), cell("td", x), cell("td", trace.y[place])));
+      const setting = trace.customdata?.[place];
+      body.append(row(cell("th", trace.name, "row"), cell("td", setting), cell("td", x), cell("td", trace.y[place])));
     }
     details.lastElementChild.replaceChildren(table);
   };
@@ -61,7 +62,11 @@
     box.nextElementSibling.hidden = !!figure;
     box.parentElement.querySelector(".numbers").hidden = !figure;
     if (!figure) return;
-    const { data, layout } = structuredClone(figure);
+    const { data: known, layout } = structuredClone(figure);
+    const all = box.parentElement.querySelector("[data-all]");
+    all.parentElement.hidden = known.every((trace) => trace.visible !== false);
+    const data = known.filter((trace) => all.checked || trace.visible !== false);
+    for (const trace of data) trace.visible = true;
     const listed = data.filter((trace) => trace.showlegend !== false).length;
     const buttons = [["toImage"], ["zoom2d", "pan2d", "zoomIn2d", "zoomOut2d", "resetScale2d"]];
     const config = { responsive: true, displaylogo: false, modeBarButtons: buttons, displayModeBar: !narrow.matches };
@@ -112,7 +117,9 @@
   document.querySelectorAll(".numbers").forEach((details) => details.addEventListener("toggle", () => {
     fill(details.parentElement.querySelector(".plot"));
   }));
-  document.addEventListener("change", (event) => event.target.dataset.select && update());
+  document.addEventListener("change", (event) => {
+    if (event.target.matches("[data-select], [data-all]")) update();
+  });
   document.addEventListener("click", (event) => {
     if (event.target.matches("th button")) sort(event.target);
     if (event.target.matches("[data-copy], [data-copy-table]")) copy(event.target);

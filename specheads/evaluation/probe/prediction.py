@@ -22,8 +22,8 @@ from specheads.evaluation.candidates import (
     Tuning,
     candidates,
 )
+from specheads.evaluation.keys import MEASURED
 from specheads.evaluation.replayed_sets import RecordedSet, chosen, counts_of
-from specheads.evaluation.report import MEASURED
 from specheads.forecast import Advance
 from specheads.pair.pair import Pair
 from specheads.pair.reading import GivenTexts, read

@@ -22,8 +22,10 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method
 from transformers import PreTrainedModel
 
+from specheads.pair.padding import SLICE_ELEMENTS, slices
 from specheads.pair.pair import Pair
 from specheads.pair.reading import GivenTexts, states_by_length
+from specheads.pair.sampling import check_numbers, naming_rows
 from specheads.training.curve_module import CurveModule
 from specheads.training.distill.distill_loss import (
     DistributionSource,
@@ -33,7 +35,7 @@ from specheads.training.distill.distill_loss import (
 )
 from specheads.training.distill.draft_quality import draft_states, quality_of, quality_sums
 from specheads.training.distill.muon import MuonAndAdamW, matrices_of_layers
-from specheads.training.distill.samples import Sample, texts_of
+from specheads.training.distill.samples import Sample, place_of, texts_of
 from specheads.training.distill.settings import Distillation
 
 Result = TypeVar("Result")
@@ -72,6 +74,8 @@ class DistillModule(CurveModule):
 
     def training_step(self, samples: Sequence[Sample], batch_index: int) -> Tensor:
         losses, overlaps = within_forward(self.draft, self.losses, samples)
+        if losses.isnan().any():  # of the target, or of the draft, whose weights are then checked
+            naming_rows(self._check_target, samples, place_of)
         overlap = torch.stack([overlaps.sum(), overlaps.new_tensor(len(overlaps))])[:, None]
         return self.loss_of_batch(
             batch_index, losses.sum()[None], losses.new_tensor([len(losses)]), overlap
@@ -99,6 +103,14 @@ class DistillModule(CurveModule):
             self._distributions(samples, texts),
             self.settings.divergence,
         )
+
+    @torch.no_grad()
+    def _check_target(self, samples: Sequence[Sample]) -> None:
+        """Raise NotFinite where the target's logits along samples are NaN or infinite."""
+        target = self.pair.target_lm
+        hidden = states_by_length(target, texts_of(samples))
+        for piece in slices(len(hidden), target.vocab_size, SLICE_ELEMENTS):
+            check_numbers(self.pair.target_id, target.logits(hidden[piece]).log_softmax(dim=-1))
 
     @torch.no_grad()
     def _distributions(self, samples: Sequence[Sample], texts: GivenTexts) -> DistributionSource:

@@ -94,6 +94,7 @@ def distill(
             f" draft {pair.draft_id}; load it with new_draft=settings.initial_draft."
         )
     check_trainable(is_quantized(pair.draft), pair.draft_id)
+    pair.check_merged()
     if settings.embedding == "target":  # before responses are made, which takes longest
         check_embedding(pair.draft, pair.target)
     settings = _with_precision(settings.for_pair(pair), pair)

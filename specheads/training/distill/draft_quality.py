@@ -17,9 +17,9 @@ from specheads.pair.padding import SLICE_ELEMENTS, slices
 from specheads.pair.pair import Pair
 from specheads.pair.reading import GivenTexts, states_by_length, states_of
 from specheads.pair.revisions import set_draft_temperature
-from specheads.pair.sampling import Warp, check_numbers, overlap
+from specheads.pair.sampling import Warp, check_numbers, naming_rows, overlap
 from specheads.training.distill.distill_loss import forward_kl
-from specheads.training.distill.samples import Sample, Samples, texts_of
+from specheads.training.distill.samples import Sample, Samples, place_of, texts_of
 
 logger = logging.getLogger(__name__)
 
@@ -104,8 +104,12 @@ def draft_quality(pair: Pair, samples: Samples, warp: Warp, batch_size: int) -> 
     was_training = pair.draft.training
     pair.draft.eval()
     sums = list[Tensor]()
+
+    def measured(some: Sequence[Sample]) -> Tensor:
+        return quality_sums(pair, some, warp, device)
+
     for batch in _batches(samples, batch_size, "measuring the draft"):
-        sums.append(quality_sums(pair, batch, warp, device))
+        sums.append(naming_rows(measured, batch, place_of))
     pair.draft.train(was_training)
     return quality_of(reduce(torch.add, sums))
 

@@ -6,7 +6,7 @@ Of a distribution the store has the most likely tokens, and the rest as one outc
 
 import hashlib
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
@@ -21,7 +21,7 @@ from specheads.pair.needs import memory_of, memory_parts
 from specheads.pair.padding import SLICE_ELEMENTS, slices
 from specheads.pair.pair import Pair
 from specheads.pair.reading import GivenTexts, states_by_length
-from specheads.pair.sampling import check_numbers
+from specheads.pair.sampling import check_numbers, naming_rows
 from specheads.prompts.prompt import GeneratedData, encode_prompts
 from specheads.storage.data_set import load_split
 from specheads.storage.row_store import SHARD_BYTES, RowStore
@@ -42,6 +42,7 @@ class Sample:
     response: np.ndarray  # ids (R,)
     # The target's distributions along it: `ids` (R, k) and `log_probs` (R, k + 1).
     stored: Mapping[str, Tensor] | None = None
+    where: str = "a text"  # what messages call it
 
 
 def texts_of(samples: Sequence[Sample]) -> GivenTexts:
@@ -49,6 +50,11 @@ def texts_of(samples: Sequence[Sample]) -> GivenTexts:
     return GivenTexts.with_responses(
         [sample.prompt for sample in samples], [sample.response for sample in samples]
     )
+
+
+def place_of(sample: Sample) -> str:
+    """Return what messages call a sample."""
+    return sample.where
 
 
 def _fingerprint(prompts: Sequence[np.ndarray], answers: Answers) -> str:
@@ -74,28 +80,25 @@ class TargetStore(RowStore):
     """The distributions along all responses."""
 
     def __init__(
-        self,
-        root: Path,
-        pair: Pair,
-        prompts: Sequence[np.ndarray],
-        answers: Answers,
-        num_kept: int = NUM_KEPT,
+        self, root: Path, pair: Pair, samples: "Samples", num_kept: int = NUM_KEPT
     ) -> None:
         self.target = pair.target_lm
+        self.target_id = pair.target_id
         self.num_kept = min(num_kept, self.target.vocab_size)
-        self.texts: list[tuple[np.ndarray, np.ndarray]] = []
+        self.texts: list[Sample] = []
         self.firsts: list[int] = []  # the number of each prompt's first response
-        for prompt, responses in zip(prompts, answers, strict=True):
+        for row, responses in enumerate(samples.answers):
             self.firsts.append(len(self.texts))
-            self.texts += [(prompt, response) for response in responses]
+            for response in responses:
+                self.texts.append(Sample(samples.prompts[row], response, where=samples.where(row)))
         provenance = {
             "target": [pair.target_revision, str(pair.target.dtype)],
-            "texts": _fingerprint(prompts, answers),
+            "texts": _fingerprint(samples.prompts, samples.answers),
             "distribution": [1.0, self.num_kept],  # the temperature, which earlier versions had
         }
         # For each token an id and a log-probability for each that is kept, and the log-probability
         # of the rest.
-        lengths = np.array([len(response) for _, response in self.texts], dtype=np.int64)
+        lengths = np.array([len(text.response) for text in self.texts], dtype=np.int64)
         sizes = {"": lengths * (6 * self.num_kept + 2)}
         super().__init__(root / "target_probs", provenance, sizes, "the target's distributions")
 
@@ -111,22 +114,26 @@ class TargetStore(RowStore):
         self.fill(self._computed, memory_of(self.what, self.target, parts), self._batches)
 
     def _batches(self, start: str, rows: range) -> list[list[int]]:
-        return row_batches(rows, [sum(map(len, self.texts[row])) for row in rows])
+        lengths = list[int]()
+        for row in rows:
+            lengths.append(len(self.texts[row].prompt) + len(self.texts[row].response))
+        return row_batches(rows, lengths)
+
+    def _computed(self, start: str, rows: Sequence[int]) -> list[dict[str, Tensor]]:
+        return naming_rows(self._of_texts, [self.texts[row] for row in rows], place_of)
 
     @torch.no_grad()
-    def _computed(self, start: str, rows: Sequence[int]) -> list[dict[str, Tensor]]:
-        texts = [self.texts[row] for row in rows]
-        prompts, responses = zip(*texts, strict=True)
-        hidden = states_by_length(self.target, GivenTexts.with_responses(prompts, responses))
+    def _of_texts(self, texts: Sequence[Sample]) -> list[dict[str, Tensor]]:
+        hidden = states_by_length(self.target, texts_of(texts))
         ids: list[Tensor] = []
         log_probs: list[Tensor] = []
         for piece in slices(len(hidden), self.target.vocab_size, SLICE_ELEMENTS):
             whole = self.target.logits(hidden[piece]).log_softmax(dim=-1)
             kept = most_likely(whole, self.num_kept)
-            check_numbers(self.target.name, kept.log_probs)
+            check_numbers(self.target_id, kept.log_probs)
             ids.append(cast(Tensor, kept.ids).int().cpu())  # most_likely sets them
             log_probs.append(kept.log_probs.half().cpu())
-        counts = [len(response) for response in responses]
+        counts = [len(text.response) for text in texts]
         columns = zip(torch.cat(ids).split(counts), torch.cat(log_probs).split(counts), strict=True)
         return [{"ids": row_ids, "log_probs": row_log_probs} for row_ids, row_log_probs in columns]
 
@@ -139,13 +146,15 @@ class Samples:
         prompts: Sequence[np.ndarray],
         answers: Answers,
         stored: TargetStore | None = None,
+        places: Iterable[str] = (),
     ) -> None:
-        """Take ids (P,) of prompts, the `answers` to each, and the target's distributions along
-        these where they are stored.
+        """Take ids (P,) of prompts, the `answers` to each, the target's distributions along
+        these where they are stored, and what messages call the prompts.
         """
         self.prompts = list(prompts)
         self.answers = list(answers)
         self.stored = stored
+        self.places = list(places)
 
     def __len__(self) -> int:
         return len(self.prompts)
@@ -156,12 +165,18 @@ class Samples:
         # An epoch has responses of all numbers, of which the first may be greedy.
         number = (epoch + row) % len(responses)
         stored = None if self.stored is None else self.stored[row, number]
-        return Sample(self.prompts[row], responses[number], stored)
+        return Sample(self.prompts[row], responses[number], stored, self.where(row))
+
+    def where(self, row: int) -> str:
+        """Return what messages call a prompt."""
+        return self.places[row] if self.places else f"prompt number {row}"
 
 
-def held_out(prompts: Sequence[np.ndarray], responses: Sequence[np.ndarray]) -> Samples:
+def held_out(
+    prompts: Sequence[np.ndarray], responses: Sequence[np.ndarray], places: Iterable[str] = ()
+) -> Samples:
     """Return prompts with the target's response to each, the same in every epoch."""
-    return Samples(prompts, [[response] for response in responses])
+    return Samples(prompts, [[response] for response in responses], places=places)
 
 
 def train_samples(data: GeneratedData, pair: Pair, settings: Distillation) -> Samples:
@@ -188,6 +203,7 @@ def train_samples(data: GeneratedData, pair: Pair, settings: Distillation) -> Sa
         if prompt.prompt_id in known:
             samples.prompts.append(np.asarray(ids, dtype=np.int32))
             samples.answers.append(known[prompt.prompt_id])
+            samples.places.append(prompt.where)
     if not samples.prompts:
         raise UserError(
             f"no train prompt has a response of samples={settings.samples}; ask for more with"
@@ -216,10 +232,16 @@ def load_splits(
     Distributions are stored if they are read again and fit.
     """
     splits = {"train": train}
+    places = {prompt.prompt_id: prompt.where for prompt in data.prompts}
     for split, most in (("dev", settings.num_dev_prompts), ("test", None)):
         rows = load_split(data.folder, split).with_format("arrow")[:most]
-        splits[split] = held_out(_column(rows, "prompt_ids"), _column(rows, "response_ids"))
-    store = TargetStore(data.folder.parent, pair, train.prompts, train.answers)
+        names = rows.column("prompt_id").to_pylist()
+        splits[split] = held_out(
+            _column(rows, "prompt_ids"),
+            _column(rows, "response_ids"),
+            [places.get(name, f"prompt {name}") for name in names],
+        )
+    store = TargetStore(data.folder.parent, pair, train)
     provenance = {
         "data": data.folder.name,
         "texts": store.provenance["texts"],

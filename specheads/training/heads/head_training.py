@@ -80,6 +80,7 @@ def train_heads(
     settings have been checked. `loggers` get the curves. Raises UserError for a data set without
     one of the splits, and for heads that learned nothing.
     """
+    pair.check_merged()
     run = Path(run)
     settings = settings.for_pair(pair)
     kinds = settings.kinds()

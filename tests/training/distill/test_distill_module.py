@@ -118,7 +118,7 @@ def test_training_brings_the_draft_closer(pair, tmp_path, divergence):
 
 def test_stored_and_recomputed_distributions_train_alike(pair, tmp_path):
     """All tokens of each distribution are kept, so that only half precision makes a difference."""
-    store = TargetStore(tmp_path, pair, PROMPTS, RESPONSES, num_kept=VOCAB)
+    store = TargetStore(tmp_path, pair, Samples(PROMPTS, RESPONSES), num_kept=VOCAB)
     store.make()
     results = []
     for same_pair, stored in ((pair, None), (tiny_pair(VOCAB, scale=2.0), store)):

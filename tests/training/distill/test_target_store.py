@@ -17,7 +17,7 @@ from specheads.training.distill.distill_loss import (
     stored_distributions,
     token_losses,
 )
-from specheads.training.distill.samples import TargetStore
+from specheads.training.distill.samples import Samples, TargetStore
 
 VOCAB = 12
 
@@ -41,7 +41,7 @@ KEYS = [(0, 0), (0, 1), (1, 0), (1, 1), (2, 0)]  # of all responses
 
 
 def store_of(folder, pair, texts, num_kept=4):
-    return TargetStore(folder, pair, *texts, num_kept)
+    return TargetStore(folder, pair, Samples(*texts), num_kept)
 
 
 def along(pair, texts, key):
