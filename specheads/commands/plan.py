@@ -9,7 +9,7 @@ all figures are for the longest.
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 
@@ -109,7 +109,7 @@ def render(plan: Plan, console: Console | None = None) -> None:
             stage.name,
             f"{stage.prompts:,}",
             _count(stage.tokens) if stage.tokens else "",
-            duration(stage.seconds),
+            duration(stage.seconds) if stage.seconds else "",
             amount(stage.memory) if stage.memory >= 1e6 else "",
             amount(stage.disk) if stage.disk >= 1e6 else "",
         )
@@ -301,7 +301,10 @@ def _of_data(context: _Context, cfg: DictConfig) -> list[Stage]:
 
 def _data(context: _Context, labelled: bool, *splits: str) -> list[Stage]:
     num = context.of(*(splits or ("train", "dev", "test")))
-    stages = [context.responses(num, context.data.max_new_tokens)]
+    answered = context.responses(num, context.data.max_new_tokens)
+    if context.data.elsewhere:  # the pace of vLLM or a server is not known here
+        answered = replace(answered, name="responses, elsewhere", seconds=0.0, memory=0.0)
+    stages = [answered]
     if labelled:
         stages.append(context.labels(num))
     return stages

@@ -57,6 +57,12 @@ def test_a_data_set_of_the_hub_is_not_loaded_for_a_plan():
     assert plan.stages[0].prompts == 40_008 and plan.stages[1].prompts == 40_000
 
 
+def test_responses_of_a_server_take_no_time_here():
+    words = ["runner=server", "server.url=http://localhost:1", "model.dtype=float32"]
+    responses, labels = planned("data", *words).stages
+    assert responses.seconds == 0 < labels.seconds
+
+
 def made(seconds):
     stage = Stage("responses", 10, 2e6, seconds, 3e9, 5e6)
     return Plan([stage, Stage("labels", 8, 1e6, 1.0, 1e9, 5e6)], 1e9, 10, Path())
