@@ -41,7 +41,13 @@ Places = Mapping[Place, Sequence[Json]]  # the set of prompts in the report of e
 RATIO = "10"
 LOOK_AHEAD = "look-ahead head"
 PAPER = "SpecDec++ head"
-KINDS = {"next_token": LOOK_AHEAD, "input_token": PAPER}  # by the beginning of a head's name
+# By the beginning of a head's name, in earlier results what it predicts
+KINDS = {
+    "lookahead": LOOK_AHEAD,
+    "next_token": LOOK_AHEAD,
+    "specdecpp": PAPER,
+    "input_token": PAPER,
+}
 PREDICTORS = (LOOK_AHEAD, LOGISTIC, PAPER)
 PLACE = [Column("pair"), Column("warp"), Column("prompts")]
 GAINS = [

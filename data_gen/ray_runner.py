@@ -19,7 +19,7 @@ from typing import Any, TypedDict, TypeVar, cast
 from specheads.data_gen.run import Stage
 from specheads.data_gen.settings import DataGeneration
 from specheads.errors import UserError, user_error
-from specheads.forecast import progress
+from specheads.progress import progress
 from specheads.storage.files import locked
 
 logger = logging.getLogger(__name__)

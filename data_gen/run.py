@@ -35,11 +35,11 @@ from specheads.data_gen.vllm_runner import responses_provenance, vllm_responses
 from specheads.decoding.engine import bulk_operations
 from specheads.decoding.responses import Responder, Response
 from specheads.errors import UserError
-from specheads.forecast import Advance, progress
 from specheads.pair.config import INSTRUCTION
 from specheads.pair.needs import memory_of, memory_parts
 from specheads.pair.pair import Pair
 from specheads.pair.sampling import Warp, computing_with
+from specheads.progress import Advance, finished, progress, stage
 from specheads.prompts.prompt import (
     SPLITS,
     Prompt,
@@ -74,11 +74,15 @@ def generate_data(
     usable.
     """
     prompts = unique(source if isinstance(source, Sequence) else source.load(pair.chats))
-    while isinstance(stage := next_stage(pair, prompts, settings, root, splits, labelled), Stage):
-        stage.run()
-    tell_cut_thoughts(pair.tokenizer, stage)
-    logger.info("data: complete in %s", stage)
-    return stage
+    was_complete = True
+    while isinstance(found := next_stage(pair, prompts, settings, root, splits, labelled), Stage):
+        found.run()
+        was_complete = False
+    tell_cut_thoughts(pair.tokenizer, found)
+    logger.info("data: complete in %s", found)
+    if was_complete:
+        finished("labels" if labelled else "responses", f"reused from {found}")
+    return found
 
 
 def tell_cut_thoughts(tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
@@ -193,13 +197,14 @@ class Stage(ABC):
         self.shards = plan_shards(encoded, settings)
 
     def run(self) -> None:
-        with self.store.missing(list(self.shards)) as missing:
+        with self.store.missing(list(self.shards)) as missing, stage(self.name) as say:
             self.announce(missing)
             with progress(*self.amount(missing)) as advance:
                 for lot in self.lots(missing):
                     self.make(lot, advance)
                     self.check_left_out()
             self.complete()
+            say(self.made(missing))
 
     def check_left_out(self) -> int:
         """Return how many rows are left out of the shards that exist.
@@ -252,6 +257,10 @@ class Stage(ABC):
             "data: %s of %d prompts, %s, in %s%s", self.name, whole, how, self.store.folder, memory
         )
         self.store.announce(self.name, [len(self.shards[name].prompts) for name in missing])
+
+    @abstractmethod
+    def made(self, names: Collection[str]) -> str:
+        """Return what some shards hold, in a few words."""
 
     @abstractmethod
     def memory(self) -> str:
@@ -311,7 +320,14 @@ class ResponseStage(Stage):
         """
         if self.settings.elsewhere:
             return super().amount(names)
-        return f"{self.name}, in tokens", self.num_rows(names) * self.settings.max_new_tokens
+        return self.name, self.num_rows(names) * self.settings.max_new_tokens
+
+    def made(self, names: Collection[str]) -> str:
+        num_tokens = 0
+        for name in names:
+            rows = pq.read_table(self.store.folder / name, columns=["response_ids"])
+            num_tokens += len(rows["response_ids"].combine_chunks().values)
+        return f"{self.num_rows(names):,} of the target, {num_tokens:,} tokens"
 
     def memory(self) -> str:
         return (
@@ -368,6 +384,9 @@ class LabelStage(Stage):
     ) -> None:
         super().__init__(pair, prompts, settings, root)
         self.responses = responses
+
+    def made(self, names: Collection[str]) -> str:
+        return f"{self.num_rows(names):,} responses with acceptance probabilities"
 
     def memory(self) -> str:
         models = self.pair.target_lm, self.pair.draft_lm

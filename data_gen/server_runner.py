@@ -29,6 +29,7 @@ from specheads.errors import UserError, is_count
 from specheads.pair.pair import Pair
 from specheads.pair.reading import GivenTexts, states_of
 from specheads.pair.sampling import Warp
+from specheads.settings import secrets_in
 from specheads.storage.journal import Journal
 from specheads.storage.shards import ShardStore
 
@@ -96,10 +97,10 @@ class Server:
             raise UserError(
                 f"server.url={url} is no address; give one such as http://localhost:8000."
             )
-        if "@" in urllib.parse.urlsplit(url).netloc:
+        if urllib.parse.urlsplit(url).query or next(secrets_in(url), None) is not None:
             raise UserError(
-                "server.url holds a user or a password, which logs would show; leave it out, and"
-                f" put the server's key into the variable {KEY}."
+                "server.url holds a user, a password or a query, which logs would show; leave it"
+                f" out, and put the server's key into the variable {KEY}."
             )
         self.url = url if url.endswith("/v1") else f"{url}/v1"
         self._opener = urllib.request.build_opener(_NoRedirects)
@@ -172,6 +173,8 @@ class Server:
                 reason = "its answer is no JSON object"
             except urllib.error.HTTPError as error:
                 said = " ".join(error.read().decode(errors="replace").split())
+                if key:  # some servers repeat a key that they do not know
+                    said = said.replace(key, "<the key>")
                 reason = f"{error.code}: {said[:300]}"
                 if elsewhere := error.headers.get("Location"):
                     raise UserError(

@@ -113,29 +113,34 @@ class _Threads:
         self.most = 0
         self.now = 0
         self.has_logged = False
+        self.in_block = False
+
+    def begin(self) -> None:
+        """Leave out what passed before a block, unless one ended just now."""
+        now = time.perf_counter()
+        if now - self.due > _SECONDS:
+            self.load.next()
+            self.due = now + _SECONDS
 
     def adapt(self) -> None:
         """Look at the counters, if a second has passed since the last look, and set the number of
-        threads.
+        threads in a block that runs by load.
         """
         now = time.perf_counter()
-        if now < self.due:
+        if now < self.due or not self.in_block:
             return
         import torch
 
-        is_first = now - self.due > _SECONDS
         self.due = now + _SECONDS
         others = self.load.next()
-        if is_first:  # what passed before was not decoding
-            return
         self.now = max(1, min(self.most, int(self.load.cores - others + _ROUNDING)))
         if self.now != torch.get_num_threads():
             torch.set_num_threads(self.now)
         if self.now < self.most and not self.has_logged:
             self.has_logged = True
             how = (
-                "other processes keep %.1f of %d cores busy: it decodes with %d of %d threads while"
-                " they do"
+                "other processes keep %.1f of %d cores busy: it computes with %d of %d threads"
+                " while they do"
             )
             logger.info(how, others, self.load.cores, self.now, self.most)
 
@@ -147,18 +152,24 @@ _threads = _Threads()
 def threads_by_load() -> Iterator[None]:
     """Run the block with as many threads as the last looks at the counters leave.
 
-    `adapt_threads` looks again.
+    `adapt_threads` looks again. Within such a block another one changes nothing.
     """
     import torch
 
+    if _threads.in_block:
+        yield
+        return
     most = torch.get_num_threads()
     if most != _threads.most:  # a user's choice
         _threads.most = _threads.now = most
     if _threads.now != most:
         torch.set_num_threads(_threads.now)
+    _threads.begin()
+    _threads.in_block = True
     try:
         yield
     finally:
+        _threads.in_block = False
         if torch.get_num_threads() != most:
             torch.set_num_threads(most)
 

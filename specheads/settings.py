@@ -4,6 +4,7 @@ sentence of help in one place.
 
 import dataclasses
 import math
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import lru_cache, partial
 from pathlib import Path
@@ -428,3 +429,24 @@ def shown(value: object) -> str:
     if isinstance(value, list | tuple):
         return f"[{','.join(map(shown, value))}]"
     return str(value)
+
+
+_SECRET = r"(?:api|access)[_-]?key|password|secret|(?:api|access|auth|hf)[_-]?token"
+_IS_SECRET = re.compile(_SECRET, re.IGNORECASE)
+_IN_ADDRESS = re.compile(
+    rf"://[^/\s?#]*@|[?&](?:{_SECRET}|key|token|sig|signature)=", re.IGNORECASE
+)
+
+
+def secrets_in(values: object, key: str = "") -> Iterator[str]:
+    """Yield the keys of nested values under which a password or another secret is."""
+    if isinstance(values, Mapping):
+        for name, value in values.items():
+            yield from secrets_in(value, joined(key, str(name)))
+    elif isinstance(values, list | tuple):
+        for value in values:
+            yield from secrets_in(value, key)
+    elif isinstance(values, str) and values:
+        is_named = _IS_SECRET.fullmatch(key.rpartition(".")[2])
+        if is_named or _IN_ADDRESS.search(values):
+            yield key

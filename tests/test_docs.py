@@ -29,7 +29,7 @@ SNIPPET = re.compile(r"^( *)```python\n(.*?)^ *```", re.DOTALL | re.MULTILINE)
 # What a snippet leaves to the reader, and sizes that take seconds.
 FILLED = {
     '"mini"': '"nano"',
-    "outputs/head/<date_time>/heads/next_token-d3-r1": "head",
+    "outputs/head/<date_time>/heads/lookahead-d3-r1": "head",
     "NanoSource(200, 50, 50)": "NanoSource(8, 4, 4)",
     "DataGeneration()": "DataGeneration(max_new_tokens=12)",
     'HeadTraining(heads="lookahead")': (

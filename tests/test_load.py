@@ -86,7 +86,7 @@ def test_threads_are_as_many_as_cores_are_left(machine, threads, caplog, others,
     with load.threads_by_load():
         assert torch.get_num_threads() == expected
     how = (
-        f"other processes keep {others:.1f} of 4 cores busy: it decodes with {expected} of 4"
+        f"other processes keep {others:.1f} of 4 cores busy: it computes with {expected} of 4"
         " threads while they do"
     )
     assert caplog.messages == [how] * (expected < 4)
@@ -96,6 +96,23 @@ def test_threads_are_as_many_as_cores_are_left(machine, threads, caplog, others,
             threads.adapt()
     with load.threads_by_load():
         assert torch.get_num_threads() == 4
+
+
+def test_a_long_block_counts_from_its_beginning_and_another_within_it_changes_nothing(
+    machine, threads
+):
+    machine(60, all_cores=4, own_cores=0)  # what passed before it is left out
+    with load.threads_by_load():
+        machine(30, all_cores=2.1, own_cores=0.1)  # its first step takes this long
+        threads.adapt()
+        assert torch.get_num_threads() == 2
+        with load.threads_by_load():
+            assert torch.get_num_threads() == 2
+        assert torch.get_num_threads() == 2
+    assert torch.get_num_threads() == 4
+    machine(30, all_cores=4, own_cores=0)
+    threads.adapt()
+    assert torch.get_num_threads() == 4  # it is no such block
 
 
 def test_memory_is_known():

@@ -128,6 +128,26 @@ data paths.data=/sys/data
 LINES = MISTAKES.strip().splitlines()
 
 
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("server.url", "http://me:s3cret@localhost:9"),
+        ("server.url", "'http://localhost:9/v1?api_key=s3cret'"),
+        ("data.path", "https://me:s3cret@localhost:9/rows.jsonl"),
+        ("data.path", "'https://localhost:9/rows.jsonl?token=s3cret'"),
+        ("model.target", "https://s3cret@localhost/model"),
+        ("vllm.options", "{hf_token: s3cret}"),
+        ("server", "{url: http://me:s3cret@localhost:9}"),
+    ],
+)
+def test_a_secret_on_the_command_line_is_neither_kept_nor_shown(key, value, run, folder):
+    before = set(folder.iterdir())
+    result = run("data", "data=alpaca", *SMALL, f"{key}={value}")
+    assert_told(result, rf"{re.escape(key)}\S* holds a password or another secret.*HF_TOKEN")
+    assert "s3cret" not in result[1]
+    assert set(folder.iterdir()) == before
+
+
 @pytest.mark.parametrize(("line", "message"), list(zip(LINES[::2], LINES[1::2], strict=True)))
 def test_a_mistake_gets_one_message_and_exit_code_two(line, message, run, folder):
     before = set(folder.iterdir())

@@ -52,7 +52,7 @@ def test_train_leaves_a_head_its_logs_and_the_next_command(folder):
     run_folder = exported.parents[1]
     header = (run_folder / "csv" / "metrics.csv").read_text().splitlines()[0]
     for metric in ("kl", "auroc", "brier", "ece", "loss"):
-        assert f"dev/next_token-d3-r1/{metric}" in header
+        assert f"dev/lookahead-d3-r1/{metric}" in header
     assert not (run_folder / "wandb").exists()  # nobody asked for it
     assert (run_folder / "checkpoints" / "last.ckpt").is_file()
     assert "draft probability" in json.loads((run_folder / "test.json").read_text())
@@ -66,7 +66,7 @@ def times_of_shards(folder):
 def test_a_second_command_uses_the_same_data(folder):
     before = times_of_shards(folder)
     done = ran(folder, "data_gen", *SMALL)
-    assert before and "complete" in done.stdout + done.stderr
+    assert before and re.search("^labels +reused from", done.stdout, re.MULTILINE)
     assert times_of_shards(folder) == before
 
 
@@ -117,7 +117,7 @@ def test_a_sweep_trains_every_combination(folder):
     choices = ["heads=specdecpp,lookahead", "head.depth=0", "experiment=specdecpp"]
     ran(folder, "train.py", "-m", *choices, "trainer.max_epochs=1", *SMALL, *OFFLINE)
     made = set(heads(folder)) - before
-    assert sorted(path.name for path in made) == ["input_token-d0-r6", "next_token-d0-r6"]
+    assert sorted(path.name for path in made) == ["specdecpp-d0-r6", "lookahead-d0-r6"]
     for head in made:
         assert list(head.parents[1].glob("wandb/offline-run-*"))  # a W&B run for each job
 
@@ -126,7 +126,7 @@ def test_a_bank_is_trained_in_one_pass_exported_head_by_head_and_replayed(folder
     words = ["experiment=specdecpp_grid", "head.depth=[0,2]", "loss.reject_weight=[1,6]"]
     done = ran(folder, "train.py", *SMALL, *words, "trainer.max_epochs=1", "calibration=2")
     bank = Path(re.search(r"^heads: (.*)$", done.stdout, re.MULTILINE)[1])
-    names = {f"input_token-d{depth}-r{weight}" for depth in (0, 2) for weight in (1, 6)}
+    names = {f"specdecpp-d{depth}-r{weight}" for depth in (0, 2) for weight in (1, 6)}
     assert {path.name for path in (folder / bank).iterdir()} == names
     losses = [load_head(folder / bank / name).config.train["dev_log_loss"] for name in names]
     # One pass, but each was measured.

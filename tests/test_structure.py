@@ -193,7 +193,7 @@ def test_only_the_door_knows_hydra_and_configs(tree):
 def test_mistakes_of_structure_are_found(tmp_path):
     texts = {
         "specheads/errors.py": "from specheads.heads import head\n",
-        "specheads/forecast.py": "PLACES = {'a': 'specheads.load.busy'}\n",
+        "specheads/progress.py": "PLACES = {'a': 'specheads.load.busy'}\n",
         "specheads/load.py": "def get(a):\n    return import_module(f'specheads.heads.{a}')\n",
         "specheads/heads/__init__.py": "",
         "specheads/heads/head.py": "def train(cfg):\n    from specheads import errors\n",
@@ -210,12 +210,12 @@ def test_mistakes_of_structure_are_found(tmp_path):
     assert small.upward() == [
         "specheads.unheard_of has no layer",
         "specheads.errors -> specheads.heads.head",
-        "specheads.forecast -> specheads.load",
         "specheads.load -> specheads.heads.head",
+        "specheads.progress -> specheads.load",
     ]
     with pytest.raises(CycleError):
         TopologicalSorter(small.edges).prepare()
-    assert small.edges["specheads.forecast"] == {"specheads.load"}
+    assert small.edges["specheads.progress"] == {"specheads.load"}
     assert small.edges["specheads.data_gen.run"] == {"specheads.data_gen.label"}
     assert small.know_hydra() == ["specheads.heads.head", "specheads.unheard_of"]
     assert small.importers("specheads.heads") == ["specheads.errors", "specheads.load"]

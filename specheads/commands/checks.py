@@ -18,7 +18,7 @@ from specheads.commands.verbs import Verb
 from specheads.data_gen.settings import DataGeneration
 from specheads.errors import UserError
 from specheads.pair.locations import check_available
-from specheads.settings import Settings, joined, key_of, shown, unknown_key
+from specheads.settings import Settings, joined, key_of, secrets_in, shown, unknown_key
 from specheads.training.settings import Training
 
 # Their classes import torch, and so are checked afterwards.
@@ -27,6 +27,13 @@ _STRATEGIES = ("stopping", "drafting", "verification")
 
 def check(verb: Verb, cfg: DictConfig) -> None:
     """Raise UserError for the first mistake in a config of a verb."""
+    if key := next(secrets_in(OmegaConf.to_container(cfg)), None):
+        raise UserError(
+            f"{key} holds a password or another secret, which logs and the folder of the run would"
+            " show; leave it out. A server's key is read from the variable OPENAI_API_KEY, the"
+            " hub's from HF_TOKEN; of data that need a password, give a file that you have"
+            " downloaded."
+        )
     if not isinstance(cfg.resume, bool):
         raise UserError(f"resume={shown(cfg.resume)} must be true or false.")
     head = cfg.get("head")
@@ -44,7 +51,8 @@ def check(verb: Verb, cfg: DictConfig) -> None:
             settings.check_processes()
     if "live_rules" in cfg:
         _check_live_rules(cfg)
-    check_data(cfg)
+    if "data" in cfg:
+        check_data(cfg)
     pair = model_config(cfg)
     starts_new = getattr(cfg, "init_layers", None) is not None
     pair.check_available(draft=not starts_new)

@@ -37,6 +37,7 @@ from specheads.commands.runs import jobs_of, print_runs
 from specheads.commands.verbs import Verb
 from specheads.errors import EXIT_USER_ERROR, UserError, user_error
 from specheads.processes import Processes, from_first, is_first_process
+from specheads.progress import be_silent, tell_stages, waiting
 from specheads.settings import config_folder
 from specheads.storage import runs
 from specheads.storage.files import without_home
@@ -56,6 +57,7 @@ _SHARED_KEYS = (
     "paths",
     "seed",
 )
+_OF_DECODERS = ("model", "warp", "paths")  # those of `specheads generate`, which reads no prompts
 _SHARED_VERBS = ("train", "distill")  # torchrun and srun may start these
 # Keys that do not decide what a run computes.
 _WHERE = ("accelerator", "devices", "num_nodes", "strategy")  # of a trainer
@@ -128,7 +130,10 @@ class CommandLine:
                     self.print_plan(cfg)
             else:
                 self._checked(words)
-                self._run_by_hydra()
+                if self.verb.has_run:
+                    self._run_by_hydra()
+                else:
+                    self._run_without_folder(words)
 
     def print_plan(self, cfg: DictConfig) -> None:
         from specheads.commands import plan  # it imports torch
@@ -146,6 +151,12 @@ class CommandLine:
                 check(cfg)
         return configs
 
+    def _run_without_folder(self, words: Sequence[str]) -> None:
+        """Run each config of the words in this folder, and write nothing."""
+        run = self.load()
+        for cfg in configs_of(self.name, words):
+            run(cfg)
+
     def _run_by_hydra(self) -> None:
         register(self.name)
         register_resolver()
@@ -161,7 +172,9 @@ class CommandLine:
     def job(self, cfg: DictConfig) -> None:
         """Run one composed config: the only one, or one of a sweep."""
         try:
-            run = self.load()
+            tell_stages() if is_first_process() else be_silent()
+            with waiting("loading PyTorch"):
+                run = self.load()
             _take_gpu()
             if is_first_process():
                 self._announce(cfg)
@@ -195,6 +208,8 @@ class CommandLine:
             if not processes.is_first:
                 where = f" in process {processes.rank} on {socket.gethostname()}"
         print(f"error{where}: {message}", file=sys.stderr)
+        if path := log_file():
+            print(f"log: {without_home(str(path))}", file=sys.stderr)
         return True
 
 
@@ -226,6 +241,21 @@ def _resumed_by(interruption: interrupts.Interrupted) -> str:
     return f"{interruption}; {again} resumes it"
 
 
+def log_file() -> Path | None:
+    """Return the file with all messages of this run."""
+    for handler in logging.getLogger().handlers:
+        if isinstance(handler, logging.FileHandler) and taken:
+            path = Path(handler.baseFilename)
+            return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
+    return None
+
+
+def print_log() -> None:
+    """Print where the log of this run is, if it has one."""
+    if path := log_file():
+        print(f"log: {without_home(str(path))}")
+
+
 def next_command(verb: str, *overrides: str) -> str:
     """Return the command line that follows this one, with its folder of configs, and its overrides
     that both commands share.
@@ -238,10 +268,11 @@ def next_command(verb: str, *overrides: str) -> str:
         for source in hydra_cfg.runtime.config_sources:
             if source.provider == "command-line":
                 words += ["--config-dir", os.path.relpath(source.path)]
+    shared = _OF_DECODERS if verb == "generate" else _SHARED_KEYS
     replaced = {override.split("=")[0] for override in overrides}
     for override in given:
         key = override.lstrip("+").split("=")[0]
-        if key.split(".")[0] in _SHARED_KEYS and key not in replaced:
+        if key.split(".")[0] in shared and key not in replaced:
             words.append(override)
     return shlex.join([*words, *overrides])
 
@@ -292,7 +323,7 @@ class NoteRunKey(Callback):
         if not is_first_process():
             with read_write(config), open_dict(config):
                 config.hydra.output_subdir = None
-                config.hydra.job_logging.root.handlers = ["console"]
+                config.hydra.job_logging.root.handlers = ["warnings"]
                 config.hydra.job_logging.handlers.pop("file", None)
 
     def on_multirun_start(self, config: DictConfig, **kwargs: object) -> None:

@@ -26,6 +26,7 @@ from specheads.commands.verbs import verb_of
 from specheads.errors import UserError
 from specheads.pair.config import PairConfig, pair_config
 from specheads.processes import is_first_process
+from specheads.progress import stage
 from specheads.prompts.data_set_source import DatasetSource
 from specheads.prompts.sources import PromptSource, prompt_source
 from specheads.settings import (
@@ -40,6 +41,7 @@ from specheads.settings import (
     shown,
     unknown_key,
 )
+from specheads.storage.files import amount
 
 if TYPE_CHECKING:
     from lightning.pytorch.loggers import Logger
@@ -187,7 +189,13 @@ def load_configured_pair(
     if is_first_process():
         for line in pair_needs(config, only_draft):
             logger.info(line)
-    return load_pair(only_draft=only_draft, new_draft=new_draft, **_model_keys(cfg))
+    with stage("pair") as say:
+        pair = load_pair(only_draft=only_draft, new_draft=new_draft, **_model_keys(cfg))
+        sizes = []
+        for model in (pair.draft, pair.target):
+            sizes.append(amount(model.num_parameters(), "billion", "million"))
+        say(f"{pair.name or 'draft and target'}: {sizes[0]} parameters for {sizes[1]}")
+    return pair
 
 
 def model_config(cfg: DictConfig) -> PairConfig:

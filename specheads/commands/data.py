@@ -6,7 +6,7 @@ from typing import Any, cast
 
 from omegaconf import DictConfig, OmegaConf
 
-from specheads.commands.command import next_command
+from specheads.commands.command import next_command, print_log
 from specheads.commands.compose import load_configured_pair, model_config, settings_of, source_of
 from specheads.data_gen.ray_runner import on_workers
 from specheads.data_gen.run import (
@@ -83,7 +83,9 @@ def make_data(cfg: DictConfig) -> None:
     root = Path(cfg.paths.data)
     if wish.number:
         file = write_own_prompts(load_configured_pair(cfg), wish, settings, root)
-        print(f"prompts: {file}\nnext: {next_command('data', 'data=alpaca', f'data.path={file}')}")
+        print(f"prompts: {file}")
+        print_log()
+        print(f"next: {next_command('data', 'data=alpaca', f'data.path={file}')}")
         return
     if settings.runner == "ray":
         folder: Path | str = _on_workers(cfg, settings)
@@ -102,4 +104,6 @@ def make_data(cfg: DictConfig) -> None:
                 labelled=False,
             )
         folder = generate_data(load_configured_pair(cfg), source_of(cfg), settings, root)
-    print(f"data: {folder}\nnext: {next_command('train')}")
+    print(f"data: {folder}")
+    print_log()
+    print(f"next: {next_command('train')}")

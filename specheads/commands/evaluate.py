@@ -12,7 +12,7 @@ from typing import cast
 from hydra.utils import get_class, instantiate
 from omegaconf import DictConfig, OmegaConf
 
-from specheads.commands.command import next_command
+from specheads.commands.command import next_command, print_log
 from specheads.commands.compose import (
     keys_of_choice,
     load_configured_pair,
@@ -73,13 +73,15 @@ def evaluate_rules(cfg: DictConfig) -> Report:
                 [head.where for head in heads.values()], drafting_pair, settings, data, data_folder
             )
             heads = located()
-        command = without_home(next_command("evaluate"))
+        command = without_home(next_command("generate"))
         report = evaluate(
             pair, heads, settings, data, (data_folder, run), _config_text(cfg), command
         )
         print_report(report, verbose=settings.verbose)
         page, numbers = write_report(report, run)
-        print(f"numbers: {numbers}\nreport: {page}\nnext: open {page} in a browser")
+        print(f"report: {page}\nnumbers: {numbers}")
+        print_log()
+        print(f"next: open {page} in a browser")
         if loggers:
             log_report(report, loggers)
     return report
@@ -208,7 +210,9 @@ def probe_pair(cfg: DictConfig) -> Probed:
     numbers = run / "probe.json"
     write_json(numbers, probed.to_dict())
     print_probe(probed)
-    print(f"numbers: {numbers}\nnext: {probed.answer.command}")
+    print(f"numbers: {numbers}")
+    print_log()
+    print(f"next: {probed.answer.command}")
     return probed
 
 

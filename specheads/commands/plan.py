@@ -22,6 +22,7 @@ from rich.table import Table
 from specheads.commands.compose import model_config, settings_of, source_of
 from specheads.commands.verbs import Verb
 from specheads.data_gen.settings import DataGeneration, OwnPrompts
+from specheads.errors import UserError
 from specheads.evaluation.keys import EvaluationKeys
 from specheads.evaluation.probe.settings import Probe
 from specheads.heads.config import HeadConfig
@@ -141,6 +142,8 @@ def plan_of(verb: Verb, cfg: DictConfig) -> Plan:
 
     Raises UserError for models or prompts that cannot be read.
     """
+    if verb.name not in _STAGES:
+        raise UserError(f"specheads {verb.name} has no plan; leave out --plan.")
     context = _Context(cfg)
     stages = _STAGES[verb.name](context, cfg)
     num_prompts = max((stage.prompts for stage in stages), default=0)

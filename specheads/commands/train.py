@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from omegaconf import DictConfig
 
-from specheads.commands.command import next_command
+from specheads.commands.command import next_command, print_log
 from specheads.commands.compose import (
     load_configured_pair,
     model_config,
@@ -25,14 +25,16 @@ from specheads.processes import is_first_process
 from specheads.prompts.prompt import SPLITS, GeneratedData, unique
 from specheads.table import Table, print_table
 from specheads.training.distill.settings import Distillation
-from specheads.training.heads.settings import HeadTraining
+from specheads.training.heads.settings import HeadTraining, title_of
 
 if TYPE_CHECKING:
     from specheads.replay.information import Information
+    from specheads.replay.intervals import Interval
     from specheads.training.distill.distillation import DistilledDraft
     from specheads.training.heads.head_training import TrainedHeads
 
-_METRICS = {"auroc": "AUROC", "kl": "KL", "brier": "Brier", "ece": "ECE"}
+_METRICS = {"auroc": "AUROC", "ece": "ECE"}  # on test prompts; test.json has more
+LOGISTIC_TITLE = "logistic regression"  # of the draft's confidence, without a head
 MOST_SHOWN = 20  # heads; a bank may have thousands
 
 
@@ -53,6 +55,7 @@ def train_head(cfg: DictConfig, pair: Pair | None = None) -> "TrainedHeads":
         trained = train_heads(pair, partial(data_cache, cfg, pair), settings, run, loggers)
     if is_first_process():
         _print_heads(trained)
+        print_log()
         print("\n".join(_advice(trained)))
     return trained
 
@@ -90,6 +93,7 @@ def distill_draft(cfg: DictConfig, pair: Pair | None = None) -> "DistilledDraft"
                 " after the last epoch)"
             )
         print(f"draft: {distilled.folder}")
+        print_log()
         if dev is None or dev.best >= dev.before:
             print(f"next: {next_command('train', f'model.draft={distilled.folder}')}")
         else:
@@ -125,7 +129,7 @@ def _responses_of(cfg: DictConfig, pair: Pair, settings: Distillation) -> Genera
 
 
 def _print_heads(trained: "TrainedHeads") -> None:
-    """Print how heads compare with rules without one, and their calibration.
+    """Print how well heads predict acceptance, next to a logistic regression without one.
 
     Of many those of the lowest KL.
     """
@@ -135,55 +139,49 @@ def _print_heads(trained: "TrainedHeads") -> None:
         print(
             f"the {MOST_SHOWN} heads of the lowest KL; all are in {trained.folder.parent}/test.json"
         )
-    rules = [name for name in trained.test if name not in trained.names]
+    from specheads.replay.information import LOGISTIC  # slow: imports torch
+
+    known = trained.information
+    explained = {} if known is None else known.explained
     rows = []
-    for name in (*names, *rules):
-        metrics = trained.test[name]
-        rows.append([name, *(f"{metrics[key]:.3f}" if key in metrics else "-" for key in _METRICS)])
-    print_table(Table.of_texts(["on held-out prompts", *_METRICS.values()], rows))
     for name in names:
-        if name in trained.dev and trained.dev[name].best < trained.dev[name].last:
-            loss = trained.dev[name]
-            print(
-                f"{name}: exported after epoch {loss.epoch + 1}, the best on dev prompts with a"
-                f" loss of {loss.best:.4f} ({loss.last:.4f} after the last epoch)"
-            )
-    if trained.calibrated:
-        rows = []
-        for name in names:
-            each = trained.calibrated[name]
-            errors = []
-            for error in (each.ece, each.log_loss):
-                errors += [f"{error['raw']:.4f}", f"{error['cross_fitted']:.4f}"]
-            rows.append([name, *errors, each.best if each.used else "none"])
-        columns = ["on dev prompts", "ECE", "after", "log loss", "after", "calibration"]
-        print_table(Table.of_texts(columns, rows))
-        print("after: calibrated on one half of the prompts, measured on the other")
-    if trained.information is not None:
-        _print_information(trained.information)
-    print(f"\n{'head' if len(trained.names) == 1 else 'heads'}: {trained.folder}")
+        metrics = trained.test[name]
+        numbers = [f"{metrics[key]:.3f}" for key in _METRICS]
+        rows.append([title_of(name), _share(explained.get(name)), *numbers, name])
+    if LOGISTIC in explained:
+        missing = ["-"] * len(_METRICS)
+        rows.append([LOGISTIC_TITLE, _share(explained[LOGISTIC]), *missing, "-"])
+    print_table(Table.of_texts(["", "explains", *_METRICS.values(), "folder"], rows))
+    if known is not None:
+        _print_information(known)
+    print(f"{'head' if len(trained.names) == 1 else 'heads'}: {trained.folder}")
+
+
+def _share(share: "Interval | None") -> str:
+    """Return a share with its interval, in percent."""
+    if share is None:
+        return "-"
+    return f"{share.value:.1%} [{share.low:.1%}, {share.high:.1%}]"
 
 
 def _print_information(known: "Information") -> None:
-    """Print the reducible uncertainty about acceptance on dev prompts, how much of it predictors
-    explain, and whether a head is worth it.
+    """Print what the shares are of, and whether the best head explains more than a logistic
+    regression without a head.
     """
     print(
-        f"\nacceptance of a drafted token: {known.entropy.value:.3f} nats of uncertainty,"
-        f" {known.irreducible.value:.3f} irreducible, {known.reducible.value:.3f} reducible"
+        f"explains: of {known.reducible.value:.3f} nats of reducible uncertainty about acceptance,"
+        f" on dev prompts ({known.irreducible.value:.3f} nats are irreducible)"
     )
-    ranked = sorted(known.explained.items(), key=lambda item: -item[1].value)
-    for name, share in ranked[:MOST_SHOWN]:
-        print(f"  {name} explains {share.value:.1%} [{share.low:.1%}, {share.high:.1%}] of that")
-    if known.over_logistic:
-        name, more = max(known.over_logistic.items(), key=lambda item: item[1].value)
-        how = "better" if more.low > 0 else "not clearly better"
+    if not known.over_logistic:
+        return
+    name, more = max(known.over_logistic.items(), key=lambda item: item[1].value)
+    how = "better" if more.low > 0 else "not clearly better"
+    print(
+        f"The {title_of(name)} is {how} than the logistic regression:"
+        f" {100 * more.value:+.1f} points [{100 * more.low:+.1f}, {100 * more.high:+.1f}]."
+    )
+    if more.low <= 0:
         print(
-            f"{name}, the best head, is {how} than the free logistic: {more.value:+.1%}"
-            f" [{more.low:+.1%}, {more.high:+.1%}] of that"
+            "It needs more prompts (data.num_train=) or epochs (trainer.max_epochs=); head=null"
+            " evaluates rules without one."
         )
-        if more.low <= 0:
-            print(
-                "it needs more prompts (data.num_train=) or epochs (trainer.max_epochs=); head=null"
-                " evaluates rules without one"
-            )

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from specheads.decoding.engine import EagerEngine, WholeTexts, cache_of, packed_reader
 from specheads.decoding.engine.reading import branches_reading
+from specheads.load import adapt_threads
 from specheads.pair.language_model import LanguageModel
 from specheads.pair.padding import SLICE_ELEMENTS, batches_of_tokens, right_padded
 from specheads.pair.pair import Pair
@@ -105,6 +106,7 @@ class ReadTexts:
             share = len(rows) / count
             steps = 0
             for depth in range(1, int(lengths[rows].max())):
+                adapt_threads()
                 ended = torch.isin(tokens[rows, depth - 1], stops)
                 lengths[rows] = torch.where(ended, lengths[rows].clamp_max(depth), lengths[rows])
                 if int(lengths[rows].max()) <= depth:

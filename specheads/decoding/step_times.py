@@ -161,7 +161,7 @@ def time_steps(
     repeats: int | None = None,
     patience: float = float("inf"),
     verified: Sequence[int] = VERIFIED,
-    advance: Callable[[int], object] = lambda repeats: None,
+    advance: Callable[[float], object] = lambda seconds: None,
 ) -> dict[str, list[float]]:
     """Return the seconds of steps of a decoder of chains, and of draft steps with `rules`, by name.
 
@@ -171,7 +171,7 @@ def time_steps(
         context: positions in the KV cache.
         repeats: at most so many times; None: until `TimedSteps.is_narrow`.
         verified: numbers of drafted tokens whose verification is timed.
-        advance: is called with 1 after each repeat.
+        advance: is called after each repeat, with its seconds.
 
     Raises:
         UserError: for a decoder whose drafts are not chains.
@@ -207,7 +207,7 @@ def repeated(
     repeats: int | None,
     patience: float,
     is_enough: Callable[[Seconds], bool] = lambda taken: False,
-    advance: Callable[[int], object] = lambda repeats: None,
+    advance: Callable[[float], object] = lambda seconds: None,
 ) -> dict[str, list[float]]:
     """Return the seconds of steps by `clock`, each timed after the step `first`, until `patience`
     is over or they are enough.
@@ -224,12 +224,13 @@ def repeated(
             look *= 2
             if is_enough(taken):
                 break
+        repeat_began = clock()
         for name in order.sample(list(taken), len(taken)):
             first()
             start = clock()
             steps[name]()
             taken[name].append(clock() - start)
-        advance(1)
+        advance(clock() - repeat_began)
     return taken
 
 

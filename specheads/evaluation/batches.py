@@ -18,7 +18,7 @@ from specheads.evaluation.replayed_sets import Results
 from specheads.evaluation.report import BatchRow, BatchTable, rule_fields
 from specheads.evaluation.setup import Setup
 from specheads.evaluation.sweep import Sweep, response_seed
-from specheads.forecast import Advance, progress
+from specheads.progress import Advance, progress
 from specheads.replay.intervals import interval, milliseconds, resample_counts
 from specheads.storage.journal import Entry, Journal
 

@@ -4,6 +4,7 @@ timed by themselves, and the overhead of a round from a few that were decoded.
 
 import logging
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -30,6 +31,7 @@ from specheads.evaluation.candidates import (
 from specheads.evaluation.keys import MEASURED
 from specheads.evaluation.setup import Setup
 from specheads.evaluation.sweep import Measured, decode
+from specheads.progress import progress
 from specheads.storage.files import read_json, write_json
 from specheads.storage.runs import is_resumed
 
@@ -107,20 +109,31 @@ def timed_rules(setup: Setup) -> dict[str, StoppingRule]:
 def _seconds(setup: Setup, rules: Mapping[str, StoppingRule]) -> Seconds:
     """Return the seconds of steps; a resumed run reads those that it timed before."""
     path = setup.run_folder / STEP_TIMES
-    if is_resumed(setup.run_folder) and path.is_file():
-        kept: Seconds = read_json(path)
-        if rules.keys() <= kept.keys():
-            return kept
+    kept = None
+    with suppress(OSError, ValueError):  # missing, or damaged
+        kept = read_json(path)
+    if is_resumed(setup.run_folder) and isinstance(kept, dict) and rules.keys() <= kept.keys():
+        return kept
     settings = setup.settings
     patience = settings.timing_seconds
     logger.info("timing steps until they are known to 1 %%, for %.0f s at most", patience)
     decoder = SpeculativeDecoder(
         setup.pair, warp=settings.warp, engine=settings.engine, window=setup.window
     )
-    seconds = time_steps(decoder, rules, min(CONTEXT, setup.window // 2), patience=patience)
+    context = min(CONTEXT, setup.window // 2)
+    with progress("steps", patience) as advance:
+        seconds = time_steps(decoder, rules, context, patience=patience, advance=advance)
     setup.run_folder.mkdir(parents=True, exist_ok=True)
     write_json(path, seconds)
     return seconds
+
+
+def timed_text(table: CostTable) -> str:
+    """Return what a step of each model takes, in a few words."""
+    costs = table.costs[MEASURED]
+    draft = 1000 * costs.draft_seconds
+    target = 1000 * costs.target_seconds
+    return f"draft {draft:.2g} ms, target {target:.2g} ms a step: ratio {costs.ratio:.1f}"
 
 
 def cost_table(

@@ -11,16 +11,17 @@ from specheads.decoding.verification import BlockVerification
 from specheads.evaluation.assembly import report_of
 from specheads.evaluation.batches import decode_batches
 from specheads.evaluation.candidates import ORACLE_BOUND, Candidate, CostTable, Tuning, candidates
-from specheads.evaluation.costs import measured_costs
+from specheads.evaluation.costs import measured_costs, timed_text
 from specheads.evaluation.prompt_sets import PromptData
 from specheads.evaluation.recommendations import store_recommendations
-from specheads.evaluation.replayed_sets import Results, chosen, record, replay_all
+from specheads.evaluation.replayed_sets import Results, chosen, record, recorded_text, replay_all
 from specheads.evaluation.report import Report
 from specheads.evaluation.settings import Evaluation
 from specheads.evaluation.setup import Setup
 from specheads.evaluation.sweep import decode, disagreements_of, doubts_of, sweep_settings
 from specheads.heads.head import AcceptanceHead, LocatedHead
 from specheads.pair.pair import Pair
+from specheads.progress import stage, waiting
 
 logger = logging.getLogger(__name__)
 
@@ -32,7 +33,7 @@ def evaluate(
     data: PromptData,
     folders: tuple[Path, Path],
     config: str | None = None,
-    command: str = "specheads evaluate",
+    command: str = "specheads generate",
 ) -> Report:
     """Evaluate stopping rules on the prompts of `data`.
 
@@ -43,7 +44,7 @@ def evaluate(
         folders: the folder of recordings, which other evaluations read again, and the folder of
             this run, for decoded prompts.
         config: the text of the configuration that the report shows; None: the settings.
-        command: the words that repeat this evaluation, to which the report adds what makes the
+        command: the words that decode with this pair, to which the report adds those of the
             setting to use.
 
     Raises:
@@ -63,8 +64,12 @@ def evaluate(
     if settings.live != "none":
         results = _decoded(setup, results)
     if settings.concurrency:
-        results = replace(results, batches=decode_batches(setup, results))
-    report = report_of(setup, results, config, command)
+        with stage("batches") as say:
+            results = replace(results, batches=decode_batches(setup, results))
+            sizes = [str(each.concurrency) for each in results.batches]
+            say(f"decoded in batches of {', '.join(sizes)}")
+    with waiting("comparing settings"):
+        report = report_of(setup, results, config, command)
     if not settings.any_draft:
         store_recommendations(setup, results, report)
     return report
@@ -72,14 +77,21 @@ def evaluate(
 
 def _replayed(setup: Setup) -> Results:
     """Record all prompts, replay every rule at the costs of steps, and choose on dev prompts."""
-    dev, *tests = record(setup)
+    with stage("recording") as say:
+        dev, *tests = record(setup)
+        say(recorded_text([each.recording for each in (dev, *tests)]))
     costs = setup.counted_costs()
     if setup.settings.live != "none":
-        costs, _ = measured_costs(setup)
-    tuning = Tuning(dev.recording, costs)
-    rules = [*candidates(setup.rules, setup.heads, tuning), ORACLE_BOUND]
-    dev, *tests = replay_all([dev, *tests], rules)
-    return chosen(rules, costs, dev, tests)
+        with stage("timing") as say:
+            costs, _ = measured_costs(setup)
+            say(timed_text(costs))
+    with stage("replay") as say:
+        tuning = Tuning(dev.recording, costs)
+        rules = [*candidates(setup.rules, setup.heads, tuning), ORACLE_BOUND]
+        dev, *tests = replay_all([dev, *tests], rules)
+        results = chosen(rules, costs, dev, tests)
+        say(f"{len(rules)} settings of stopping rules")
+    return results
 
 
 def _decoded(setup: Setup, results: Results) -> Results:
@@ -95,7 +107,9 @@ def _decoded(setup: Setup, results: Results) -> Results:
             to_decode += under_block(to_decode)
     else:
         to_decode = _live_rules(setup)
-    measured = decode(setup, "generations", to_decode, prompts.prompts)
+    with stage("decoding") as say:
+        measured = decode(setup, "generations", to_decode, prompts.prompts)
+        say(f"{len(prompts.prompts)} prompts with {len(to_decode)} settings")
     results = replace(results, measured=measured)
     predicted = results.predicted(len(prompts.prompts))
     return replace(

@@ -15,7 +15,8 @@ from specheads.evaluation.keys import MEASURED, Kind
 from specheads.evaluation.report import BatchTable
 from specheads.evaluation.setup import Setup
 from specheads.evaluation.sweep import Measured
-from specheads.forecast import Advance, progress
+from specheads.load import adapt_threads, threads_by_load
+from specheads.progress import Advance, progress
 from specheads.replay.head_scores import record_sets
 from specheads.replay.intervals import NUM_RESAMPLES, Groups, resample_counts
 from specheads.replay.recording import Recorder, Recording
@@ -70,6 +71,13 @@ def record(setup: Setup) -> list[RecordedSet]:
     return recorded
 
 
+def recorded_text(recordings: Sequence[Recording]) -> str:
+    """Return how much was recorded, in a few words."""
+    num_prompts = sum(recording.num_prompts for recording in recordings)
+    num_tokens = sum(int(recording.lengths.sum()) for recording in recordings)
+    return f"{num_prompts:,} prompts, {num_tokens:,} tokens of the target"
+
+
 def counts_of(
     recording: Recording,
     candidates: Sequence[Candidate],
@@ -90,9 +98,11 @@ def counts_of(
         counts[number] = oracle(recording).per_prompt(recording.num_prompts)
         advance(1)
     numbers = list(rules)
-    for place, rounds in replay_each(recording, list(rules.values())):
-        counts[numbers[place]] = rounds.per_prompt(recording.num_prompts)
-        advance(1)
+    with threads_by_load():
+        for place, rounds in replay_each(recording, list(rules.values())):
+            counts[numbers[place]] = rounds.per_prompt(recording.num_prompts)
+            advance(1)
+            adapt_threads()
     return [counts[number] for number in range(len(candidates))]
 
 

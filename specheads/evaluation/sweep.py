@@ -19,9 +19,9 @@ from specheads.decoding.stopping import StoppingRule
 from specheads.evaluation.candidates import FIXED, OF_VERIFICATION, TARGET_ALONE, Candidate
 from specheads.evaluation.settings import Evaluation
 from specheads.evaluation.setup import Setup
-from specheads.forecast import Advance, progress
 from specheads.load import NOTABLE, OthersLoad
 from specheads.pair.pair import Pair
+from specheads.progress import Advance, progress, waiting
 from specheads.prompts.prompt import EncodedPrompt
 from specheads.replay.intervals import Groups, interval, resample_counts, sums
 from specheads.replay.replay import Counts
@@ -127,9 +127,10 @@ class Sweep:
         """
         decoders = self._decoders(settings)
         start = time.perf_counter()
-        compile_ahead(decoder.prepare for decoder in decoders)
-        for decoder in decoders:
-            decoder.warm_up()
+        with waiting("loading decoding steps"):
+            compile_ahead(decoder.prepare for decoder in decoders)
+            for decoder in decoders:
+                decoder.warm_up()
         logger.info(
             "the engine was ready after %.1f s, which is excluded from timings",
             time.perf_counter() - start,

@@ -26,7 +26,7 @@ NAMES = tuple(each.name for each in fields(WarpValues))
 class TargetWarp(WarpValues):
     """A warp whose values but the `given` ones are a target's.
 
-    `of` takes them from it, until then they are the usual ones.
+    `of` takes them from it, until then they are those of transformers' generate.
     """
 
     top_k: Count = argument(
@@ -60,8 +60,9 @@ class TargetWarp(WarpValues):
             ) from None
         parts = []
         for name, value in values.items():
-            usual = "the target's" if name in said else "usual"
-            parts.append(f"{name}={value:g} ({'given' if name in self.given else usual})")
+            source = "the target's" if name in said else "transformers' default"
+            source = "given" if name in self.given else source
+            parts.append(f"{name}={value:g} ({source})")
         line = "warp: " + ", ".join(parts)
         if line not in pair.said:
             logger.info("%s", line)

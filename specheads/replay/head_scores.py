@@ -18,13 +18,14 @@ from torch import Tensor
 
 from specheads.decoding.branches import Branches, TextReader
 from specheads.decoding.engine import bulk_operations
-from specheads.forecast import Advance, progress
 from specheads.heads.features import drafting_features, reads_logits
 from specheads.heads.head import AcceptanceHead
+from specheads.load import adapt_threads, threads_by_load
 from specheads.pair.language_model import LanguageModel
 from specheads.pair.padding import SLICE_ELEMENTS, slices
 from specheads.pair.pair import Pair
 from specheads.pair.sampling import Warp, accept_prob, check_numbers, computing_with
+from specheads.progress import Advance, progress
 from specheads.prompts.prompt import EncodedPrompt
 from specheads.replay.recording import (
     GROUND_TRUTH,
@@ -93,7 +94,7 @@ def record_sets(
     # The target takes longer than heads.
     for what, some, truth in (("heads", named, False), ("the target", {}, ground_truth)):
         if some or truth:
-            with progress(f"predicting by {what}", total) as advance:
+            with progress(f"predictions of {what}", total) as advance:
                 for folder, of_folder in zip(folders, names, strict=True):
                     of_folder += add_predictions(folder, recorder.pair, some, truth, advance)
     return dict(zip(sets, map(load_recording, folders, names), strict=True))
@@ -126,7 +127,7 @@ def _predict(
         folder,
     )
     reader = TextReader(lm)
-    with computing_with(bulk_operations(lm.device)), ExitStack() as stack:
+    with computing_with(bulk_operations(lm.device)), threads_by_load(), ExitStack() as stack:
         missing = set[str]()  # by any of the stores
         for store in sorted(stores, key=lambda each: each.folder):
             missing |= set(stack.enter_context(store.missing(sorted(shards))))
@@ -136,6 +137,7 @@ def _predict(
                 continue
             predictions: list[list[dict[str, object]]] = [[] for _ in stores]
             for row in pq.read_table(folder / shard, columns=columns).to_pylist():
+                adapt_threads()
                 found = values_of(reader, row, branches_of(row, max_tokens))
                 check_numbers(lm.name, *found)
                 for rows, values in zip(predictions, found, strict=True):

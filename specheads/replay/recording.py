@@ -19,12 +19,13 @@ from specheads.decoding.branches import LOGITS_ELEMENTS, Branches
 from specheads.decoding.engine import bulk_operations
 from specheads.decoding.responses import Responder, row_uniforms
 from specheads.errors import UserError
-from specheads.forecast import Advance, progress
 from specheads.heads.features import RECORDED
+from specheads.load import threads_by_load
 from specheads.pair.needs import memory_of, memory_parts
 from specheads.pair.padding import BATCH_TOKENS, batches_of_tokens
 from specheads.pair.pair import Pair
 from specheads.pair.sampling import Warp, computing_with, naming_rows
+from specheads.progress import Advance, progress
 from specheads.prompts.prompt import EncodedPrompt, ResponseLimits, response_provenance
 from specheads.replay.response_tree import (
     COLUMNS,
@@ -239,7 +240,11 @@ class Recorder:
         num_tokens = 0
         for made in responses:
             num_tokens += sum(len(response) for response in made.values())
-        with computing_with(in_bulk), progress("recording, in tokens", num_tokens) as advance:
+        with (
+            computing_with(in_bulk),
+            threads_by_load(),
+            progress("drafts", num_tokens) as advance,
+        ):
             for each, made in zip(unfinished, responses, strict=True):
                 each.store.announce("recording", [len(each.shards[name]) for name in each.missing])
                 for name in each.missing:
@@ -257,7 +262,7 @@ class Recorder:
         most = self.limits.max_new_tokens
         responses = list[dict[int, list[int]]]()
         num_later = sum(len(each.numbers) for each in unfinished)
-        with progress("responses, in tokens", num_later * most) as advance:
+        with progress("responses", num_later * most) as advance:
             for each in unfinished:
                 prompt_ids = list[Sequence[int]]()
                 uniform = list[np.ndarray]()

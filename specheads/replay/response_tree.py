@@ -18,13 +18,13 @@ from torch import Tensor
 
 from specheads.decoding.branches import MOST_NODES, Branches, ReadTexts, TextReader
 from specheads.decoding.stopping import MAX_TOKENS
-from specheads.forecast import Advance
 from specheads.heads.features import RECORDED, drafting_features
 from specheads.pair.language_model import LanguageModel
 from specheads.pair.padding import SLICE_ELEMENTS, slices
 from specheads.pair.pair import Pair
 from specheads.pair.reading import GivenTexts, states_of
 from specheads.pair.sampling import Warp, accept_prob, check_finite, sample
+from specheads.progress import Advance
 
 CACHED = (
     2**19

@@ -81,14 +81,20 @@ def noted(kind: str, key: Sequence[object], make: Callable[[], Any]) -> Any:
     """
     name = hashlib.sha256(repr(key).encode()).hexdigest()[:32]
     note = cache_folder() / kind / f"{name}.json"
-    with contextlib.suppress(OSError, ValueError):  # missing or damaged
-        return read_json(note)
+    with contextlib.suppress(OSError, ValueError, LookupError, TypeError):  # missing or damaged
+        kept = read_json(note)
+        if kept["sha256"] == _sum_of(kept["value"]):
+            return kept["value"]
     value = make()
-    text = json.dumps(value)
+    text = json.dumps({"value": value, "sha256": _sum_of(value)})
     with contextlib.suppress(OSError):  # a full disk, or a folder that cannot be written
         note.parent.mkdir(parents=True, exist_ok=True)
         write_whole(note, lambda temporary: temporary.write_text(text), str(os.getpid()))
     return value
+
+
+def _sum_of(value: object) -> str:
+    return hashlib.sha256(json.dumps(value).encode()).hexdigest()
 
 
 def amount(number: float, billions: str = "GB", millions: str = "MB") -> str:

@@ -17,7 +17,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from specheads.forecast import progress
+from specheads.progress import finished, progress, stage
 from specheads.storage.files import space_of
 from specheads.storage.shards import ShardStore, fingerprint
 
@@ -83,9 +83,9 @@ class RowStore:
         names = list(self.parts)
         # An earlier training run may have completed the store with fewer shards.
         if store.is_complete() and all(name in store.shards for name in names):
-            logger.info("%s: complete in %s", self.what, self.folder)
+            finished(self.what, f"reused from {self.folder}")
             return
-        with store.missing(names) as missing:
+        with store.missing(names) as missing, stage(self.what) as say:
             to_do = sum(
                 int(self.sizes[start][rows].sum())
                 for start, rows in (self.parts[name] for name in missing)
@@ -99,17 +99,18 @@ class RowStore:
                 space,
                 memory,
             )
-            with progress(f"{self.what}, in MB", to_do / 1e6) as advance:
+            with progress(self.what, to_do) as advance:
                 for name in missing:
                     (start, rows) = self.parts[name]
                     made = dict[int, Mapping[str, Tensor]]()
                     for some in batches(start, rows):
                         made |= zip(some, compute(start, some), strict=True)
-                        advance(float(self.sizes[start][some].sum()) / 1e6)
+                        advance(float(self.sizes[start][some].sum()))
                     store.put(
                         name, len(rows), partial(save_file, _packed([made[row] for row in rows]))
                     )
             store.complete(names)
+            say(f"the draft's states of {sum(map(len, self.sizes.values())):,} texts")
 
     def row(self, start: str, number: int) -> dict[str, Tensor]:
         """Return the tensors of a row among those whose shards' names begin with `start`."""

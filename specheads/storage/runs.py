@@ -16,6 +16,7 @@ from typing import Any
 from filelock import FileLock
 
 from specheads.errors import UserError
+from specheads.progress import finished
 from specheads.storage.files import lock, write_json
 
 logger = logging.getLogger(__name__)
@@ -97,7 +98,7 @@ def begin(folder: Path, key: str, resume: bool = True) -> None:
     state = read_state(folder)
     resumed = resume and state.get("key") == key and not state.get("finished")
     if resumed:
-        logger.info("resuming the unfinished run in %s (resume=false starts a new one)", folder)
+        finished("resuming", f"{folder} (resume=false starts a new one)")
     write_json(folder / STATE, {"key": key, "finished": False, "resumed": resumed})
 
 

@@ -67,7 +67,6 @@ class CurveModule(L.LightningModule):
         if self.global_step % self.trainer.log_every_n_steps == 0:
             named = self.named_values(values.tolist())
             self.record({f"train/{name}": value for name, value in named.items()})
-        self.log("loss", values[: self._num_losses].mean(), prog_bar=True, logger=False)
 
     def _first_weights(self) -> Tensor:
         return _or_one(self._sums[0][1, : self._num_losses])

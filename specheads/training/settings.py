@@ -34,6 +34,7 @@ MADE_HERE = (  # arguments that no command line gives
     "plugins",
     "enable_checkpointing",
     "enable_model_summary",
+    "enable_progress_bar",
     "default_root_dir",
     "num_sanity_val_steps",
     "use_distributed_sampler",
@@ -94,7 +95,7 @@ class TrainerSettings(Settings):
         " auto: all; torchrun and srun decide it themselves",
         decides=False,
     )
-    precision: int | Text = setting(
+    precision: PositiveCount | Text = setting(
         "32-true",
         "the precision of the arithmetic; heads always compute in float32",
     )

@@ -16,7 +16,6 @@ from typing import Any, NamedTuple
 
 import lightning as L
 import torch
-from lightning.pytorch.callbacks import RichProgressBar
 from lightning.pytorch.loggers import Logger
 from lightning.pytorch.plugins.environments import (
     LightningEnvironment,
@@ -30,9 +29,9 @@ from torch.distributed import PrefixStore, rendezvous
 
 from specheads import interrupts
 from specheads.errors import UserError
-from specheads.forecast import Forecast
 from specheads.interrupts import Interrupted, Request
 from specheads.processes import Processes
+from specheads.progress import Advance, progress
 from specheads.storage.files import temporary_of, write_whole
 from specheads.storage.runs import is_resumed
 from specheads.training.curve_module import CurveModule
@@ -72,7 +71,6 @@ class Checkpoints(L.Callback):
         self.best: dict[str, Best] = {}  # by trained model
         self.earlier_seconds = 0.0
         self.start = time.perf_counter()
-        self.forecast = Forecast("training, without validation")
 
     @property
     def seconds(self) -> float:
@@ -149,7 +147,6 @@ class Checkpoints(L.Callback):
         batch: object,
         index: int,
     ) -> None:
-        self.forecast.update(trainer.global_step, trainer.estimated_stepping_batches)
         stop = self.is_asked(trainer)  # by all processes in every step
         if index + 1 >= trainer.num_training_batches or (index + 1) % trainer.val_check_batch == 0:
             return  # a validation comes first; the epoch's end, or the next step, saves
@@ -207,6 +204,46 @@ class Checkpoints(L.Callback):
             os.replace(temporary_of(self.path), self.path)
         trainer.strategy.barrier()
         self.saved_step = trainer.global_step
+
+
+class ShownSteps(L.Callback):
+    """Shows how many optimiser steps, and then how many test batches, are done."""
+
+    def __init__(self) -> None:
+        self._shown = contextlib.ExitStack()
+        self._advance: Advance = lambda count: None
+        self._steps = 0
+
+    def on_train_start(self, trainer: L.Trainer, module: L.LightningModule) -> None:
+        self._show("training", trainer.estimated_stepping_batches)
+        self._steps = 0
+        self._count(trainer)
+
+    def on_train_batch_end(self, trainer: L.Trainer, *args: object) -> None:
+        self._count(trainer)
+
+    def on_train_end(self, trainer: L.Trainer, module: L.LightningModule) -> None:
+        self._shown.close()
+
+    def on_test_start(self, trainer: L.Trainer, module: L.LightningModule) -> None:
+        self._show("test prompts", sum(trainer.num_test_batches))
+
+    def on_test_batch_end(self, trainer: L.Trainer, *args: object) -> None:
+        self._advance(1)
+
+    def on_test_end(self, trainer: L.Trainer, module: L.LightningModule) -> None:
+        self._shown.close()
+
+    def on_exception(self, trainer: L.Trainer, *args: object) -> None:
+        self._shown.close()
+
+    def _show(self, what: str, total: float) -> None:
+        if Processes.this().is_first:
+            self._advance = self._shown.enter_context(progress(what, total))
+
+    def _count(self, trainer: L.Trainer) -> None:
+        self._advance(trainer.global_step - self._steps)
+        self._steps = trainer.global_step
 
 
 def _without_copies(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -275,7 +312,8 @@ def new_trainer(
         use_distributed_sampler=False,  # `Batches` splits rows over processes
         enable_model_summary=False,
         logger=list(loggers),
-        callbacks=[checkpoints, RichProgressBar()],
+        enable_progress_bar=False,
+        callbacks=[checkpoints, ShownSteps()],
         enable_checkpointing=False,
     )
     if trainer.accumulate_grad_batches > 1 and trainer.strategy.handles_gradient_accumulation:

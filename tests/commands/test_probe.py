@@ -55,7 +55,7 @@ def test_the_next_command_has_the_same_prompts(tmp_path, monkeypatch, run):
     (tmp_path / "mine.jsonl").write_text("\n".join(rows))
     code, text, _ = run("probe", *SMALL, "data=alpaca", "data.path=mine.jsonl")
     (numbers,) = tmp_path.glob("outputs/probe/*/probe.json")
-    *_, where, following = text.splitlines()
+    *_, where, _, following = text.splitlines()
     assert code == 0 and where == f"numbers: {numbers.relative_to(tmp_path)}"
     assert following.startswith("next: specheads ")
     assert "data=alpaca data.path=mine.jsonl" in following

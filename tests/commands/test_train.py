@@ -30,7 +30,7 @@ def trained(number, path, low=0.05, high=0.2):
         nats(0.6),
         nats(0.2),
         nats(0.4),
-        {"head-0": nats(0.3)},
+        {"free logistic": nats(0.2), "head-0": nats(0.3)},
         {"head-0": Interval((low + high) / 2 if high < 0.2 else 0.1, low, high)},
     )
     return TrainedHeads(
@@ -58,15 +58,13 @@ def printed(heads, capsys):
 def test_heads_are_printed_with_their_metrics_calibration_and_information(tmp_path, capsys):
     lines = printed(trained(2, tmp_path), capsys)
     for row in (
-        "head-1 0.500 1.000 0.200 0.100",
-        "draft probability 0.400 - - -",
-        "head-0 0.1000 0.0500 0.7000 0.6000 Platt",
-        "head-1 0.1000 0.0500 0.7000 0.6000 none",
-        "head-0 explains 30.0% [29.0%, 31.0%] of that",
+        "head-0 30.0% [29.0%, 31.0%] 0.500 0.100 head-0",
+        "head-1 - 0.500 0.100 head-1",
+        "logistic regression 20.0% [19.0%, 21.0%] - - -",
         f"heads: {tmp_path}/run/heads",
     ):
         assert row in lines
-    assert any("0.600 nats of uncertainty" in line and "0.400 reducible" in line for line in lines)
+    assert any("0.400 nats of reducible uncertainty" in line for line in lines)
     without = replace(trained(1, tmp_path), calibrated={}, information=None)
     assert printed(without, capsys)[-1] == f"head: {tmp_path}/run/heads"
 
@@ -77,8 +75,18 @@ def test_heads_are_printed_with_their_metrics_calibration_and_information(tmp_pa
 )
 def test_the_best_head_is_compared_with_the_confidence(tmp_path, capsys, low, high, how):
     text = "\n".join(printed(trained(1, tmp_path, low, high), capsys))
-    assert f"head-0, the best head, is {how}" in text
-    assert ("it needs more prompts" in text) == (low <= 0)
+    assert f"The head-0 is {how} than the logistic regression" in text
+    assert ("It needs more prompts" in text) == (low <= 0)
+
+
+def test_a_head_is_called_by_its_kind_next_to_its_folder(tmp_path, capsys):
+    heads = trained(2, tmp_path)
+    names = {"head-0": "lookahead-d3-r1", "head-1": "specdecpp-d3-r6"}
+    test = {names.get(name, name): metrics for name, metrics in heads.test.items()}
+    given = replace(heads, names=list(names.values()), test=test, information=None)
+    lines = printed(given, capsys)
+    assert "look-ahead head - 0.500 0.100 lookahead-d3-r1" in lines
+    assert "SpecDec++ head - 0.500 0.100 specdecpp-d3-r6" in lines
 
 
 @pytest.mark.parametrize(

@@ -367,10 +367,21 @@ def test_an_address_is_one_of_the_web(url):
         Server(url)
 
 
-def test_a_password_in_an_address_is_refused_and_not_shown():
-    with pytest.raises(UserError, match="holds a user or a password") as refused:
-        Server("http://me:secret@localhost:8000/v1")
+@pytest.mark.parametrize(
+    "address", ["http://me:secret@localhost:8000/v1", "http://localhost:8000/v1?of=secret"]
+)
+def test_a_password_in_an_address_is_refused_and_not_shown(address):
+    with pytest.raises(UserError, match="holds a user, a password or a query") as refused:
+        Server(address)
     assert "secret" not in str(refused.value)
+
+
+def test_a_key_that_a_server_repeats_is_not_shown(stand_in, url, monkeypatch):
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-secret")
+    server = Server(url)
+    stand_in.broken = lambda number, body, answer: (401, b"Incorrect API key provided: sk-secret")
+    with pytest.raises(UserError, match="Incorrect API key provided: <the key>"):
+        server.complete([5], {"temperature": 0, "seed": 0, "max_tokens": 1})
 
 
 def test_the_token_that_a_server_says_ended_a_response_ends_it(nano, stand_in, url):

@@ -66,8 +66,9 @@ def test_jobs_begin_in_their_order(tmp_path):
             stream.write(f"{size} ")
         raise RuntimeError("nothing to keep")
 
-    _run_in_processes(
-        [Job(f"step {size}", f"name{size}", partial(write, size), size) for size in (9, 4, 2)],
-        most=1,
-    )
+    jobs = [Job(f"step {size}", f"name{size}", partial(write, size), size) for size in (9, 4, 2)]
+    said = []
+    _run_in_processes(jobs, most=1, say=said.append)
+    known = [f"compiling decoding steps ({count} of 3), once per machine" for count in range(4)]
+    assert said == sorted(said) and set(said) <= set(known)
     assert path.read_text().split() == ["9", "4", "2"]

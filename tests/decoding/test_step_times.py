@@ -50,7 +50,8 @@ def test_every_step_of_a_decoder_has_its_seconds(nano):
     taken = time_steps(
         decoder, {"head": rule}, context=32, repeats=3, verified=(2, 4), advance=done.append
     )
-    assert done == [1, 1, 1] and {len(each) for each in taken.values()} == {3}
+    assert len(done) == 3 and min(done) > 0
+    assert {len(each) for each in taken.values()} == {3}
     times = TimedSteps.of(taken, ["head"]).estimate
     assert times.costs.draft_seconds > 0 and times.costs.target_seconds > 0
     assert len(times.costs.verification) == 5

@@ -71,10 +71,13 @@ def test_given_values_win_one_by_one_and_the_log_says_once_where_each_is_from(ca
     lines = [record.message for record in caplog.records if record.message.startswith("warp:")]
     assert lines[:2] == [
         (
-            "warp: temperature=0.6 (the target's), top_k=0 (the target's), top_p=1 (usual), min_p=0"
-            " (usual)"
+            "warp: temperature=0.6 (the target's), top_k=0 (the target's), top_p=1 (transformers'"
+            " default), min_p=0 (transformers' default)"
         ),
-        "warp: temperature=0.7 (given), top_k=0 (the target's), top_p=1 (usual), min_p=0.1 (given)",
+        (
+            "warp: temperature=0.7 (given), top_k=0 (the target's), top_p=1 (transformers'"
+            " default), min_p=0.1 (given)"
+        ),
     ]
     assert len(lines) == 4
 

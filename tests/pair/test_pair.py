@@ -633,6 +633,13 @@ def test_tensors_that_a_model_does_not_use_are_named(copies, caplog):
     assert "model.layers.7.mlp.up_proj.weight and 1 others" in record.getMessage()
 
 
+def test_what_was_noted_is_not_made_again(tmp_path, monkeypatch):
+    monkeypatch.setenv("SPECHEADS_CACHE", str(tmp_path))
+    values = iter([["a", 0.5, {"b": None}], "another"])
+    for _ in range(2):
+        assert files.noted("kind", ["key"], lambda: next(values)) == ["a", 0.5, {"b": None}]
+
+
 def test_a_file_is_read_again_only_where_its_content_may_have_changed(tmp_path, monkeypatch):
     monkeypatch.setenv("SPECHEADS_CACHE", str(tmp_path / "cache"))
     path = tmp_path / "weights"
@@ -643,10 +650,11 @@ def test_a_file_is_read_again_only_where_its_content_may_have_changed(tmp_path, 
     monkeypatch.setattr(files, "_SETTLED", -1.0)
     assert files.hash_of(path) == recent
     (note,) = (tmp_path / "cache" / "hashes").iterdir()
-    note.write_text(json.dumps("0" * 64))
-    assert files.hash_of(path) == "0" * 64  # the note is believed
-    note.write_text("")  # as a full disk leaves it
-    assert files.hash_of(path) == recent
+    whole = note.read_text()
+    # As a full disk leaves it, of an earlier version, and with another value
+    for damaged in ("", json.dumps(recent), json.dumps([]), whole.replace(recent, "0" * 64)):
+        note.write_text(damaged)
+        assert files.hash_of(path) == recent and note.read_text() == whole
     status = path.stat()
     path.write_bytes(b"2")  # as large, and with the old time of change, as cp -p leaves it
     os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))

@@ -24,6 +24,7 @@ from collections.abc import Callable, Hashable, Iterable, Sequence
 from contextlib import suppress
 from contextvars import ContextVar
 from functools import cache
+from multiprocessing import connection
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, NoReturn
 
@@ -36,6 +37,7 @@ from specheads.decoding.engine.compiled_program import CPU_OPTIONS, CompiledProg
 from specheads.decoding.engine.eager import Epilogue
 from specheads.interrupts import listen
 from specheads.pair.language_model import LanguageModel
+from specheads.progress import waiting
 from specheads.storage.files import cache_folder, write_whole
 
 if TYPE_CHECKING:
@@ -48,6 +50,7 @@ _ROOMS = ("decoding", "heads", "pair")  # steps depend on the sources of these f
 _KERNELS = "TORCHINDUCTOR_CACHE_DIR"  # the compiler's variable
 _MOST_PROCESSES = 8
 _MOST_SECONDS = 1200.0  # compilations that take longer are given up
+_LOOK_SECONDS = 0.5  # between two looks at how far they are
 
 
 class Job(NamedTuple):
@@ -92,11 +95,12 @@ def compile_ahead(warm_ups: Iterable[Callable[[], object]]) -> None:
             jobs[job.name] = job
     if len(jobs) > 1:
         logger.info("compiling %d steps of the models, once for this machine", len(jobs))
-        with COMPILING, suppress(Exception):
+        with COMPILING, suppress(Exception), waiting("loading the compiler") as say:
             load_compiler()
             _run_in_processes(
                 sorted(jobs.values(), key=lambda job: -job.size),
                 min(_MOST_PROCESSES, os.cpu_count() or 1),
+                say,
             )
 
 
@@ -108,8 +112,8 @@ def load_compiler() -> None:
     CompiledProgram.compile(nn.Softmax(dim=-1), (torch.zeros(1, 3),), {0: 1}, CPU_OPTIONS)
 
 
-def _run_in_processes(jobs: Sequence[Job], most: int) -> None:
-    """Compile jobs in this order, `most` at a time."""
+def _run_in_processes(jobs: Sequence[Job], most: int, say: Callable[[str], None]) -> None:
+    """Compile jobs in this order, `most` at a time; `say` takes how far they are."""
     context = multiprocessing.get_context("fork")
     taken = context.Value("i", 0)
     end = time.monotonic() + _MOST_SECONDS
@@ -123,8 +127,10 @@ def _run_in_processes(jobs: Sequence[Job], most: int) -> None:
         for process in processes:
             process.start()
     try:
-        for process in processes:
-            process.join(max(0.0, end - time.monotonic()))
+        while any(process.is_alive() for process in processes) and time.monotonic() < end:
+            begun = min(taken.value, len(jobs))
+            say(f"compiling decoding steps ({begun} of {len(jobs)}), once per machine")
+            connection.wait([process.sentinel for process in processes], _LOOK_SECONDS)
     finally:
         for process in processes:
             process.kill()

@@ -48,6 +48,7 @@ from specheads.decoding.engine.reading import (
 )
 from specheads.errors import UserError
 from specheads.pair.language_model import LanguageModel
+from specheads.progress import waiting
 
 logger = logging.getLogger(__name__)
 
@@ -476,13 +477,14 @@ class CompiledEngine(EagerEngine):
             # First those of the tokens' places
             open_inputs = [(0,), *of_step.open_inputs] if kind.rows else []
             open_sizes = {0: 0, 2: 0} if kind.rows else {0: 1, 2: 0} if width in (1, 2) else {2: 0}
-            return CompiledProgram.compile(
-                module,
-                (tokens, first, places, self._memory, inputs),
-                open_sizes,
-                options,
-                open_inputs,
-            )
+            with waiting("compiling a decoding step, once per machine"):
+                return CompiledProgram.compile(
+                    module,
+                    (tokens, first, places, self._memory, inputs),
+                    open_sizes,
+                    options,
+                    open_inputs,
+                )
 
         size = len(self._memory) * (1 + width)  # its layers, and sizes that are open
         return Job(what, name, compile_program, size), module

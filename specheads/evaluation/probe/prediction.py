@@ -24,10 +24,11 @@ from specheads.evaluation.candidates import (
 )
 from specheads.evaluation.keys import MEASURED
 from specheads.evaluation.replayed_sets import RecordedSet, chosen, counts_of
-from specheads.forecast import Advance
+from specheads.load import adapt_threads, threads_by_load
 from specheads.pair.pair import Pair
 from specheads.pair.reading import GivenTexts, read
 from specheads.pair.sampling import Warp, check_finite, overlap
+from specheads.progress import Advance
 from specheads.replay.intervals import Interval, interval, resample_counts
 from specheads.replay.recording import Recording
 from specheads.replay.replay import Counts
@@ -73,6 +74,7 @@ def head_name(width: int) -> str:
     return f"head of width {width}"
 
 
+@threads_by_load()
 @torch.no_grad()
 def agreement(
     pair: Pair,
@@ -91,6 +93,7 @@ def agreement(
     overlaps = list[Tensor]()
     unknown = list[Tensor]()
     for number, prompt in enumerate(recording.prompts):
+        adapt_threads()
         states = read(pair, GivenTexts.with_responses([prompt], [recording.response(number)]))
         draft = warp(pair.draft_lm.logits(states.draft))
         target = warp(pair.target_lm.logits(states.target)).to(device)

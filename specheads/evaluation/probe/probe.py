@@ -14,7 +14,7 @@ from specheads.decoding.step_times import StepTimes
 from specheads.decoding.stopping import HeadThreshold
 from specheads.errors import UserError
 from specheads.evaluation.candidates import CostTable, RuleChoice, fixed_length, step_kind
-from specheads.evaluation.costs import OVERHEAD_LENGTH, measured_costs
+from specheads.evaluation.costs import OVERHEAD_LENGTH, measured_costs, timed_text
 from specheads.evaluation.probe import prediction
 from specheads.evaluation.probe.prediction import (
     RULES,
@@ -28,15 +28,15 @@ from specheads.evaluation.probe.prediction import (
 )
 from specheads.evaluation.probe.settings import Probe
 from specheads.evaluation.prompt_sets import PromptData, PromptSet
-from specheads.evaluation.replayed_sets import RecordedSet, counts_of
+from specheads.evaluation.replayed_sets import RecordedSet, counts_of, recorded_text
 from specheads.evaluation.settings import Evaluation
 from specheads.evaluation.setup import Setup, versions
 from specheads.evaluation.sweep import Measured, doubts_of_machine
-from specheads.forecast import progress
 from specheads.heads.config import HeadConfig
 from specheads.heads.head import AcceptanceHead, LocatedHead
 from specheads.heads.train_prompts import TrainPrompts
 from specheads.pair.pair import Pair
+from specheads.progress import progress, stage
 from specheads.replay.head_scores import record_sets
 from specheads.replay.information import Information, information
 from specheads.replay.intervals import Interval, halves, interval, resample_counts
@@ -104,16 +104,20 @@ def probe(
             f" {data.limits.max_prompt_tokens} tokens, and a probe needs 2; set num_prompts,"
             " data.num_dev or data.max_prompt_tokens, or use a data set with more rows."
         )
-    recorded = _recorded(setup, prompts)
-    recordings = [half.recording for half in recorded]
     overlaps = list[torch.Tensor]()
     unknown = list[torch.Tensor]()
-    with progress("comparing distributions", len(prompts.prompts)) as advance:
-        for recording in recordings:
-            agreed, lost = prediction.agreement(pair, recording, settings.warp, advance)
-            overlaps.append(agreed)
-            unknown.append(lost)
-    table, decoded = measured_costs(setup)
+    with stage("recording") as say:
+        recorded = _recorded(setup, prompts)
+        recordings = [half.recording for half in recorded]
+        with progress("comparing distributions", len(prompts.prompts)) as advance:
+            for recording in recordings:
+                agreed, lost = prediction.agreement(pair, recording, settings.warp, advance)
+                overlaps.append(agreed)
+                unknown.append(lost)
+        say(recorded_text(recordings))
+    with stage("timing") as say:
+        table, decoded = measured_costs(setup)
+        say(timed_text(table))
     assert table.steps is not None
     times = table.steps.estimate
     heads = {}

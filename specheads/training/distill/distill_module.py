@@ -151,7 +151,6 @@ class DistillModule(CurveModule):
         metrics = quality_of(self.all_gather(sums).reshape(-1, len(sums)).sum(0))
         self.record({f"dev/{name}": value for name, value in metrics.items()})
         self.dev_values = {DRAFT: 1 - metrics["overlap"]}
-        self.log("dev overlap", metrics["overlap"], prog_bar=True, logger=False)
 
     def trained_weights(self, names: Sequence[str]) -> dict[str, dict[str, Tensor]]:
         weights = {}

@@ -31,6 +31,7 @@ from specheads.pair.padding import SLICE_ELEMENTS
 from specheads.pair.pair import Pair, load_draft
 from specheads.pair.quantization import is_quantized
 from specheads.pair.revisions import draft_temperature, without_bars
+from specheads.progress import stage
 from specheads.prompts.prompt import GeneratedData
 from specheads.settings import shown
 from specheads.storage.files import space_of, write_json
@@ -117,15 +118,21 @@ def distill(
         run,
         _needs(pair, train, settings, trainer, run),
     )
-    logger.info("measuring the draft before training")
     measured = settings.warp, settings.loader.batch_size
-    before = draft_quality(pair, splits["test"], *measured)
-    pair = _reduced(pair, train, settings)
-    module = DistillModule(pair, settings)
-    module.before = draft_quality(pair, splits["dev"], *measured)
+    with stage("before") as say:
+        before = draft_quality(pair, splits["test"], *measured)
+        pair = _reduced(pair, train, settings)
+        module = DistillModule(pair, settings)
+        module.before = draft_quality(pair, splits["dev"], *measured)
+        say(f"overlap with the target {before['overlap']:.3f} on test prompts")
     prepare(pair.draft, settings.gradient_checkpointing)
     batches = ResumableData(splits, settings.loader.batch_size, settings.seed, collate=list)
-    with deferred() as checkpoints.request, fast_products(settings.trainer.precision, device.type):
+    precision = settings.trainer.precision
+    with (
+        deferred() as checkpoints.request,
+        fast_products(precision, device.type),
+        stage("training") as say,
+    ):
         if earlier:
             logger.info("resuming %s", earlier)
         trainer.fit(module, batches, ckpt_path=earlier)
@@ -134,6 +141,7 @@ def distill(
         weights = checkpoints.read_best(trainer) or module.trained_weights([DRAFT])
         if not shards_weights(trainer.strategy):
             module.draft.load_state_dict(weights[DRAFT], strict=False)  # tied weights come once
+        say(f"{trainer.global_step:,} steps in {trainer.current_epoch} passes over the prompts")
     if not trainer.is_global_zero:  # the first process of a distributed run writes for all
         return DistilledDraft(run / "draft")
     description = draft_provenance(pair, settings, data.folder, len(train))
@@ -147,7 +155,9 @@ def distill(
         ]
         dev = DevOverlap(best.epoch, 1 - best.value, overlaps[-1], module.before["overlap"])
         description["dev"] = dev._asdict()
-    after = _export(pair, weights[DRAFT], dtype, run / "draft", description, splits, settings)
+    with stage("after") as say:
+        after = _export(pair, weights[DRAFT], dtype, run / "draft", description, splits, settings)
+        say(f"overlap with the target {after['overlap']:.3f} on test prompts")
     metrics = {f"test/{name}": value for name, value in after.items()}
     for each in trainer.loggers:
         each.log_metrics(metrics, trainer.global_step)

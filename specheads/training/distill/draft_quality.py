@@ -11,13 +11,13 @@ import torch
 from torch import Tensor
 from torch.distributed.fsdp import FSDPModule
 
-from specheads.forecast import progress
 from specheads.pair.language_model import LanguageModel
 from specheads.pair.padding import SLICE_ELEMENTS, slices
 from specheads.pair.pair import Pair
 from specheads.pair.reading import GivenTexts, states_by_length, states_of
 from specheads.pair.revisions import set_draft_temperature
 from specheads.pair.sampling import Warp, check_numbers, naming_rows, overlap
+from specheads.progress import progress
 from specheads.training.distill.distill_loss import forward_kl
 from specheads.training.distill.samples import Sample, Samples, place_of, texts_of
 

@@ -112,8 +112,6 @@ class HeadModule(CurveModule):
             self.constant_losses[spec.name] = constant_loss(labels, spec.reject_weight)
         metrics = {f"dev/{name}": value for name, value in values.items()}
         self.record(metrics)
-        best = max(value for name, value in metrics.items() if name.endswith("/auroc"))
-        self.log("best dev AUROC", best, prog_bar=True, logger=False)
 
     def trained_weights(self, names: Sequence[str]) -> dict[str, dict[str, Tensor]]:
         heads = self.bank.heads

@@ -21,6 +21,7 @@ from specheads.interrupts import deferred
 from specheads.pair.language_model import LanguageModel
 from specheads.pair.needs import memory_of, memory_parts
 from specheads.pair.pair import Pair
+from specheads.progress import stage
 from specheads.prompts.prompt import SPLITS, GeneratedData, encode_prompts
 from specheads.replay.calibration import Calibrated
 from specheads.replay.information import Information
@@ -32,7 +33,7 @@ from specheads.training.heads.bank import HeadBank
 from specheads.training.heads.calibrate import calibrate
 from specheads.training.heads.head_module import HeadModule
 from specheads.training.heads.mixed_responses import FeatureStore, MixedResponses
-from specheads.training.heads.settings import HeadTraining
+from specheads.training.heads.settings import TITLES, HeadTraining
 from specheads.training.loaders import ResumableData
 from specheads.training.trainer import Best, checkpoint_to_resume, new_trainer
 
@@ -116,12 +117,15 @@ def train_heads(
         settings.seed,
         generated.folder.parent,
     )
-    calibrated, known = calibrate(
-        settings.calibration,
-        recorder,
-        encode_prompts(pair, dev_prompts, generated.limits),
-        [run / "heads" / name for name in names],
-    )
+    with stage("calibration") as say:
+        calibrated, known = calibrate(
+            settings.calibration,
+            recorder,
+            encode_prompts(pair, dev_prompts, generated.limits),
+            [run / "heads" / name for name in names],
+        )
+        num_used = sum(each.used for each in calibrated.values())
+        say(f"on dev prompts: it helps {num_used} of {len(names)} heads")
     return TrainedHeads(folder, names, results, calibrated, known, dev)
 
 
@@ -150,7 +154,7 @@ def _train_kind(
     train = load_split(folder, "train")
     counts = {"num_prompts": len(set(train["prompt_id"][:])), "num_responses": len(train)}
     earlier = checkpoint_to_resume(checkpoints)
-    with deferred() as checkpoints.request:
+    with deferred() as checkpoints.request, stage("heads") as say:
         logger.info(
             "training %s: %d responses to %d train prompts, into %s%s, %s",
             specs[0].name if len(specs) == 1 else f"{len(specs)} heads",
@@ -164,6 +168,13 @@ def _train_kind(
         module.load_weights(checkpoints.read_best(trainer))
         module.best_steps = {name: best.step for name, best in checkpoints.best.items()}
         trainer.test(module, data, verbose=False)
+        title = TITLES[settings.heads]
+        of_kind = title if len(specs) == 1 else f"{len(specs)} {title}s"
+        epochs = f"{trainer.current_epoch} epochs"
+        if len(specs) == 1 and checkpoints.best:
+            (best,) = checkpoints.best.values()
+            epochs = f"the best after epoch {best.epoch + 1} of {trainer.current_epoch}"
+        say(f"{of_kind}, {epochs}")
     if trainer.is_global_zero:
         trained = counts | {"seconds": round(checkpoints.seconds, 1)}
         _export(module, data, run / "heads", trained, TrainPrompts.of(train["prompt"][:]))

@@ -36,6 +36,8 @@ T = TypeVar("T")
 Predicts = Literal["next_token", "input_token"]
 # What the heads of each kind predict
 KINDS: Mapping[str, Predicts] = {"lookahead": "next_token", "specdecpp": "input_token"}
+# What people read in place of the kind with which a head's name begins
+TITLES = {"lookahead": "look-ahead head", "specdecpp": "SpecDec++ head"}
 RESPONSE_SHARE = {"input_token": 0.15, "next_token": 1.0}
 REJECT_WEIGHT = {"input_token": 6.0, "next_token": 1.0}
 # At 1, an input_token head would have nothing to predict
@@ -188,7 +190,7 @@ class HeadTraining(Training):
                 **_properties(pair),
             )
             weight = given_weight or REJECT_WEIGHT[self.predicts]
-            name = f"{self.predicts}-d{depth}-r{weight:g}"
+            name = f"{self.heads}-d{depth}-r{weight:g}"
             if len(choices["head.width"]) > 1:
                 name += f"-w{config.width}"
             if several_inputs and len(inputs) > 1:
@@ -215,6 +217,11 @@ class HeadTraining(Training):
             | self.trainer.cache_key()
             | {"mixing.response_share": shares[0] if len(shares) == 1 else shares}
         )
+
+
+def title_of(name: str) -> str:
+    """Return what kind of head has such a name; of a name from elsewhere the name."""
+    return TITLES.get(name.partition("-")[0], name)
 
 
 def _choices(value: T | tuple[T, ...]) -> tuple[T, ...]:

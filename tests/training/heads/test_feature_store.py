@@ -91,7 +91,7 @@ def test_a_complete_store_is_not_made_again_and_a_damaged_shard_alone_is(
     assert "10 of 10 shards to do" in caplog.text
     caplog.clear()
     stored(tmp_path, nano64, rows)
-    assert "features: complete in" in caplog.text
+    assert "features reused from" in caplog.text
     path = next(tmp_path.glob("features/*/train-000-00000004.safetensors"))
     content = path.read_bytes()
     path.write_bytes(content[:-8] + bytes(8))

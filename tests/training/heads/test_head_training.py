@@ -29,7 +29,7 @@ def data(nano, tmp_path_factory):
 def test_both_kinds_are_trained_as_if_alone_and_compared(nano, data, tmp_path):
     both = specheads.HeadTraining(head={"depth": 1}, **ONE_EPOCH)
     trained = specheads.train_heads(nano, data, both, run=tmp_path / "both")
-    names = ["next_token-d1-r1", "input_token-d1-r6"]
+    names = ["lookahead-d1-r1", "specdecpp-d1-r6"]
     assert trained.names == names and trained.folder == tmp_path / "both" / "heads"
     assert (
         set(trained.information.explained)

@@ -19,8 +19,8 @@ def test_each_kind_has_the_weight_and_the_texts_of_its_source():
     """
     both = HeadTraining()
     assert [(spec.name, spec.reject_weight) for spec in both.specs()] == [
-        ("next_token-d3-r1", 1.0),
-        ("input_token-d3-r6", 6.0),
+        ("lookahead-d3-r1", 1.0),
+        ("specdecpp-d3-r6", 6.0),
     ]
     assert [(kind.heads, kind.predicts, kind.response_share) for kind in both.kinds()] == [
         ("lookahead", "next_token", 1.0),
@@ -35,21 +35,19 @@ def test_lists_make_a_head_of_each_combination_named_by_what_differs():
     shape = {"depth": [0, 2], "width": [8, 12], "inputs": [["hidden"], ["entropy", "max_prob"]]}
     made = HeadTraining(heads="lookahead", head=shape, reject_weight=[1, 2.5]).specs()
     assert len(made) == 16 and [spec.name for spec in made[:3]] == [
-        "next_token-d0-r1-w8-hidden",
-        "next_token-d0-r2_5-w8-hidden",
-        "next_token-d0-r1-w8-entropy+max_prob",
+        "lookahead-d0-r1-w8-hidden",
+        "lookahead-d0-r2_5-w8-hidden",
+        "lookahead-d0-r1-w8-entropy+max_prob",
     ]
     last = made[-1]
     assert (last.name, last.config.depth, last.config.width) == (
-        "next_token-d2-r2_5-w12-entropy+max_prob",
+        "lookahead-d2-r2_5-w12-entropy+max_prob",
         2,
         12,
     )
     assert last.config.inputs == ("entropy", "max_prob") and last.reject_weight == 2.5
-    assert names(heads="lookahead", head={"width": 12, "inputs": ["hidden"]}) == [
-        "next_token-d3-r1"
-    ]
-    assert names(heads="specdecpp", head={"depth": 1}, reject_weight=3) == ["input_token-d1-r3"]
+    assert names(heads="lookahead", head={"width": 12, "inputs": ["hidden"]}) == ["lookahead-d3-r1"]
+    assert names(heads="specdecpp", head={"depth": 1}, reject_weight=3) == ["specdecpp-d1-r3"]
 
 
 def test_a_head_has_the_sizes_of_its_pair_and_names_both_models():

@@ -29,6 +29,7 @@ from specheads.decoding.engine.reading import Operations, RowPlaces
 from specheads.heads.portable.network import Network
 from specheads.pair.language_model import LanguageModel
 from specheads.pair.sampling import Sampling
+from specheads.progress import waiting
 
 logger = logging.getLogger(__name__)
 
@@ -216,7 +217,8 @@ def _load_or_warn() -> None:
                 "building the operators in C++, once for this machine; it takes about a minute"
             )
         try:
-            library = _load_library(path)
+            with waiting("building the operators in C++, once per machine"):
+                library = _load_library(path)
         except OSError:  # it is no library to its end
             if not artefacts.remove_broken_libraries():
                 raise
