@@ -106,4 +106,4 @@ def test_the_guide_runs_as_it_is_written(folder):
         made = set(folder.glob("outputs/*/*")) - before
         assert len(made) == (0 if verb == "export" or "--plan" in words else 1)
     assert (max(folder.glob("outputs/evaluate/*")) / "report.html").is_file()
-    assert list(folder.glob("outputs/head/*/heads/next_token-d3-r1/acceptance_head.py"))
+    assert list(folder.glob("outputs/head/*/heads/lookahead-d3-r1/acceptance_head.py"))
