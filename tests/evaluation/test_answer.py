@@ -305,7 +305,7 @@ def test_a_heads_folder_is_given_its_best_threshold_with_its_speed(simulations, 
     results = simulation.results(None, np.random.default_rng(0))
     report = simulation.report(results, rules=True)
     (mine, head), (elsewhere, other) = simulation.of.heads.items()
-    located = {mine: LocatedHead(head, str(tmp_path)), elsewhere: LocatedHead(other, "my/head")}
+    located = {elsewhere: LocatedHead(other, "my/head"), mine: LocatedHead(head, str(tmp_path))}
     setup = SimpleNamespace(located_heads=located)
     (best,) = [row for row in report.data_sets[0].winners if row.head == mine]
     expected = {
