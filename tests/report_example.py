@@ -98,7 +98,7 @@ def with_answer(report: Report) -> Report:
     """
     answer = answer_of(report, {"20": "logistic 0.5"}, 40)
     if answer is not None:
-        changes = {"command": "specheads evaluate 'x=<y>'", "python": "print('<y>')"}
+        changes = {"command": "specheads generate 'x=<y>'", "python": "print('<y>')"}
         answer = replace(answer, **changes)
     return replace(report, answer=answer)
 

@@ -51,7 +51,8 @@ def check(verb: Verb, cfg: DictConfig) -> None:
             settings.check_processes()
     if "live_rules" in cfg:
         _check_live_rules(cfg)
-    check_data(cfg)
+    if "data" in cfg:
+        check_data(cfg)
     pair = model_config(cfg)
     starts_new = getattr(cfg, "init_layers", None) is not None
     pair.check_available(draft=not starts_new)

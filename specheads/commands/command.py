@@ -56,6 +56,7 @@ _SHARED_KEYS = (
     "paths",
     "seed",
 )
+_OF_DECODERS = ("model", "warp", "paths")  # those of `specheads generate`, which reads no prompts
 _SHARED_VERBS = ("train", "distill")  # torchrun and srun may start these
 # Keys that do not decide what a run computes.
 _WHERE = ("accelerator", "devices", "num_nodes", "strategy")  # of a trainer
@@ -124,7 +125,10 @@ class CommandLine:
                 print(help_text(self.name, overrides_of(words), of=of))
             else:
                 self._check(words)
-                self._run_by_hydra()
+                if self.verb.has_run:
+                    self._run_by_hydra()
+                else:
+                    self._run_without_folder(words)
 
     def _check(self, words: Sequence[str]) -> None:
         """Raise UserError for a mistake in a config that the words lead to, and Hydra's errors."""
@@ -132,6 +136,12 @@ class CommandLine:
         for check in (partial(checks.check, self.verb), self.check_more):
             for cfg in configs:
                 check(cfg)
+
+    def _run_without_folder(self, words: Sequence[str]) -> None:
+        """Run each config of the words in this folder, and write nothing."""
+        run = self.load()
+        for cfg in configs_of(self.name, words):
+            run(cfg)
 
     def _run_by_hydra(self) -> None:
         register(self.name)
@@ -236,10 +246,11 @@ def next_command(verb: str, *overrides: str) -> str:
         for source in hydra_cfg.runtime.config_sources:
             if source.provider == "command-line":
                 words += ["--config-dir", os.path.relpath(source.path)]
+    shared = _OF_DECODERS if verb == "generate" else _SHARED_KEYS
     replaced = {override.split("=")[0] for override in overrides}
     for override in given:
         key = override.lstrip("+").split("=")[0]
-        if key.split(".")[0] in _SHARED_KEYS and key not in replaced:
+        if key.split(".")[0] in shared and key not in replaced:
             words.append(override)
     return shlex.join([*words, *overrides])
 

@@ -73,7 +73,7 @@ def evaluate_rules(cfg: DictConfig) -> Report:
                 [head.where for head in heads.values()], drafting_pair, settings, data, data_folder
             )
             heads = located()
-        command = without_home(next_command("evaluate"))
+        command = without_home(next_command("generate"))
         report = evaluate(
             pair, heads, settings, data, (data_folder, run), _config_text(cfg), command
         )

@@ -16,13 +16,17 @@ from specheads.errors import EXIT_USER_ERROR, UserError, closest, user_error
 # words, without the verb.
 VERB_OF_PARENT = "SPECHEADS_VERB"
 # What checks more of a config than its keys, with the libraries of its strategies.
-_CHECKS = {"evaluate": "specheads.commands.evaluate.check_strategies"}
+_CHECKS = {
+    "evaluate": "specheads.commands.evaluate.check_strategies",
+    "generate": "specheads.commands.generate.check_strategies",
+}
 _FUNCTIONS = {  # what runs each verb, imported when it runs
     "probe": "specheads.commands.evaluate.probe_pair",
     "data": "specheads.commands.data.make_data",
     "train": "specheads.commands.train.train_head",
     "distill": "specheads.commands.train.distill_draft",
     "evaluate": "specheads.commands.evaluate.evaluate_rules",
+    "generate": "specheads.commands.generate.generate",
     "runs": "specheads.commands.runs.main",
     "export": "specheads.commands.export.main",
 }

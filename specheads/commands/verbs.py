@@ -25,6 +25,7 @@ class Verb:
     config: str | None = None
     classes: tuple[str, ...] = ()  # where the classes are whose fields are the keys of the config
     outputs: str | None = None  # the folder of its runs in paths.outputs, if not named as config
+    has_run: bool = True  # whether it writes into the folder of a run
 
     def settings(self) -> "list[type[Settings]]":
         """Return the classes of settings whose fields are its keys; their imports take seconds."""
@@ -66,6 +67,13 @@ _LISTED = (
         "compare stopping rules on prompts, decode the best, report",
         "evaluate",
         (_DATA, "specheads.evaluation.keys.EvaluationKeys"),
+    ),
+    Verb(
+        "generate",
+        "answer a prompt, or chat in the terminal",
+        "generate",
+        ("specheads.decoding.keys.GenerationKeys",),
+        has_run=False,
     ),
     Verb("runs", "list runs and heads, with key figures; takes outputs="),
     Verb("export", "check and describe a head, write it for other decoders"),

@@ -8,7 +8,7 @@ token, the draft has at most that, and reads the missing ones first in its next 
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import count
 from typing import Any, Literal, overload
@@ -88,6 +88,34 @@ def _check_choices(choices: Mapping[str, object], needed: str = "pair") -> None:
         raise UserError(f"{name}={value!r} must be a {kind.__name__}, for example {example}.")
 
 
+class ResponseStream(Iterator[str]):
+    """The text of a response, piece by piece as it is decoded."""
+
+    def __init__(self, pieces: Generator[str], result: Callable[[], Generation]) -> None:
+        self._pieces = pieces
+        self._result = result
+        self._generation: Generation | None = None
+
+    def __next__(self) -> str:
+        try:
+            return next(self._pieces)
+        except StopIteration:
+            if self._generation is None:
+                self._generation = self._result()
+            raise
+
+    def close(self) -> None:
+        """End the response here."""
+        self._pieces.close()
+
+    @property
+    def generation(self) -> Generation:
+        """The whole response with its rounds. Raises UserError before it has ended."""
+        if self._generation is None:
+            raise UserError("the response has not ended; read its pieces to the end first.")
+        return self._generation
+
+
 class Decoder:
     """What all decoders can do with requests.
 
@@ -154,12 +182,13 @@ class Decoder:
         max_new_tokens: int = 256,
         seed: int = 0,
         stop_tokens: StopTokens = None,
-    ) -> Iterator[str]:
-        """Yield the response's text piece by piece, whole characters only.
+    ) -> ResponseStream:
+        """Return the response's text piece by piece, whole characters only.
 
         Until its end nothing else decodes here.
         """
-        return self._pieces(self._request(prompt, max_new_tokens, seed, stop_tokens))
+        request = self._request(prompt, max_new_tokens, seed, stop_tokens)
+        return ResponseStream(self._pieces(request), partial(self.single.generation, request))
 
     @overload
     def generate_batch(
@@ -266,7 +295,7 @@ class Decoder:
             self.warm_up()
         return request
 
-    def _pieces(self, request: Request) -> Iterator[str]:
+    def _pieces(self, request: Request) -> Generator[str]:
         stream = TextStream(self.pair)
         for _ in self.single.decode([request], request.stop_tokens):
             if request.failure is not None:

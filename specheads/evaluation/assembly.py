@@ -10,7 +10,7 @@ import yaml
 from specheads.decoding import stopping
 from specheads.decoding.verification import BlockVerification
 from specheads.evaluation.answer import answer_of
-from specheads.evaluation.candidates import FIXED, Candidate, written
+from specheads.evaluation.candidates import Candidate, written
 from specheads.evaluation.replayed_sets import Results
 from specheads.evaluation.report import Answer, DataSet, LiveRow, Report, TextSample
 from specheads.evaluation.rows import data_set, live_rows, reliability, text_samples
@@ -23,12 +23,12 @@ from specheads.storage.files import without_home
 
 
 def report_of(
-    setup: Setup, results: Results, config: str | None = None, command: str = "specheads evaluate"
+    setup: Setup, results: Results, config: str | None = None, command: str = "specheads generate"
 ) -> Report:
     """Return the report.
 
-    `config` is the text of the configuration, None: the settings, `command` the words of its
-    command.
+    `config` is the text of the configuration, None: the settings, `command` the words to which
+    those of the setting to use are added.
     """
     measured = results.measured
     steps = results.cost_table.steps
@@ -67,9 +67,7 @@ def report_of(
 
 
 def _with_code(setup: Setup, results: Results, answer: Answer, command: str) -> Answer:
-    """Return the answer with the command that makes its setting, and with Python that decodes with
-    it.
-    """
+    """Return the answer with the command and with the Python that decode with its setting."""
     known = [*(each.setting for each in results.measured), *results.candidates]
     rule = next((each for each in known if each.name == answer.setting and each.rule_name), None)
     # The target alone; or other drafts, which the command line names
@@ -84,17 +82,17 @@ def _with_code(setup: Setup, results: Results, answer: Answer, command: str) -> 
 
 
 def _command_words(setup: Setup, rule: Candidate, verification: LiveRow | None) -> list[str]:
-    """Return the words of a command line that evaluates a rule, under another verification rule if
-    that was faster.
+    """Return the words of a command line that decodes with a rule, under the verification rule that
+    was faster.
     """
     located = setup.located_heads.get(rule.head or "")
-    words = [f"stopping=[{','.join(dict.fromkeys((FIXED, rule.rule_name)))}]"]
+    words = [f"stopping=[{rule.rule_name}]"]
     for key, value in rule.arguments.items():
         if value is not None:
             words.append(f"stopping.{rule.rule_name}.{key}={written(value)}")
     words.append(f"head={without_home(located.where)}" if located else "head=null")
-    if verification is not None:  # it is decoded: a recording predicts token verification only
-        words += [f"verification={verification.verification}", f"live_rules=[{rule.rule_name}]"]
+    if verification is not None:
+        words.append(f"verification={verification.verification}")
     return words
 
 

@@ -33,7 +33,7 @@ def evaluate(
     data: PromptData,
     folders: tuple[Path, Path],
     config: str | None = None,
-    command: str = "specheads evaluate",
+    command: str = "specheads generate",
 ) -> Report:
     """Evaluate stopping rules on the prompts of `data`.
 
@@ -44,7 +44,7 @@ def evaluate(
         folders: the folder of recordings, which other evaluations read again, and the folder of
             this run, for decoded prompts.
         config: the text of the configuration that the report shows; None: the settings.
-        command: the words that repeat this evaluation, to which the report adds what makes the
+        command: the words that decode with this pair, to which the report adds those of the
             setting to use.
 
     Raises:

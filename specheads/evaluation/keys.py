@@ -8,7 +8,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import AfterValidator, SkipValidation, model_validator
 
-from specheads.decoding.engine_names import resolve_engine
+from specheads.decoding.keys import EngineName
 from specheads.errors import UserError, is_number
 from specheads.pair.generation_config import Warped
 from specheads.settings import (
@@ -43,7 +43,6 @@ def _threshold(value: object) -> object:
 
 Threshold = Annotated[object, AfterValidator(_threshold)]  # a number, or auto
 Ratio = Annotated[float, number("a finite number above 1", lambda value: value > 1)]
-EngineName = Annotated[Text, AfterValidator(lambda name: resolve_engine(name) and name)]
 
 
 class RecordingSettings(Settings):

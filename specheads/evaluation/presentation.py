@@ -1,7 +1,9 @@
 """Reports and probes on the console; reports as files, and in Weights & Biases."""
 
+import logging
 from collections.abc import Sequence
 from dataclasses import asdict
+from importlib.util import find_spec
 from pathlib import Path
 
 from rich.console import Console
@@ -24,11 +26,18 @@ from specheads.evaluation.tables import (
 from specheads.storage.files import write_json, write_whole
 from specheads.table import Cell, Table, print_table
 
+logger = logging.getLogger(__name__)
+
 
 def write_report(report: Report, folder: Path) -> list[Path]:
     """Write report.html and report.json; return their paths."""
-    from specheads.evaluation.page.document import html_of  # imports plotly
+    from specheads.evaluation.page.document import html_of  # slow to import
 
+    if find_spec("plotly") is None:
+        logger.warning(
+            "the page has no plots; install plotly (pip install 'specheads[plots]') and evaluate"
+            " again, recordings are kept"
+        )
     folder.mkdir(parents=True, exist_ok=True)
     written = [folder / "report.html", folder / "report.json"]
     write_whole(written[0], lambda path: path.write_text(html_of(report), encoding="utf-8"))
@@ -100,7 +109,7 @@ def log_report(report: Report, loggers: Sequence[object]) -> None:
         if isinstance(logger, WandbLogger):
             import wandb
 
-            from specheads.evaluation.page.document import html_of  # imports plotly
+            from specheads.evaluation.page.document import html_of  # slow to import
 
             context = {key: value for key, value in report.context.items() if key != "config"}
             logger.log_hyperparams(context | {"doubts": list(report.doubts)})

@@ -254,7 +254,7 @@ class Answer:
     # Where decoded and predicted speeds differ by more than their intervals
     disagreements: Sequence[str] = ()
     doubts: Sequence[str] = ()  # why timing was unreliable
-    command: str | None = None  # makes the setting and evaluates it; None for the target alone
+    command: str | None = None  # decodes with the setting; None for the target alone
     python: str | None = None  # decodes with it
 
     @property

@@ -9,12 +9,14 @@ import pytest
 import torch
 import yaml
 from fakes import FewPrompts
+from hydra.utils import instantiate
 from jsonschema import Draft202012Validator
 
 import specheads
 from specheads import AcceptanceHead, HeadConfig, UserError, stopping
 from specheads.commands.compose import command_config
-from specheads.commands.evaluate import evaluation_settings, rule_choices
+from specheads.commands.evaluate import rule_choices
+from specheads.commands.generate import rule_of
 from specheads.decoding.verification import BlockVerification
 from specheads.evaluation import assembly, presentation
 from specheads.evaluation import evaluate as evaluation
@@ -160,10 +162,11 @@ def test_a_resumed_run_chooses_by_the_steps_that_it_timed(call, tmp_path):
     assert again.live == first.live and again.steps == first.steps
 
 
-def typed_settings(command):
-    """The settings of a command line that a report shows."""
+def typed_config(command):
+    """The config of a command line that a report shows."""
     verb, *words = shlex.split(command)[1:]
-    return evaluation_settings(command_config(verb, ["model=nano", "paths.run=run", *words]))
+    assert verb == "generate"
+    return command_config(verb, ["model=nano", "paths.run=run", *words])
 
 
 LOGISTIC = {
@@ -222,21 +225,22 @@ def test_the_command_and_the_python_of_a_report_make_the_setting_to_use(name):
         settings=settings, pair=pair, located_heads={"mine": SimpleNamespace(where="heads/mine")}
     )
     results = Results([rule], CostTable({}))
-    found = assembly._with_code(setup, results, answer, "specheads evaluate")
-    typed = typed_settings(found.command)
-    given = {key: value for key, value in typed.rules[name].arguments.items() if value is not None}
-    assert given == {key: value for key, value in rule.arguments.items() if value is not None}
+    found = assembly._with_code(setup, results, answer, "specheads generate")
+    typed = typed_config(found.command)
     assert typed.head == ("heads/mine" if name == "head_threshold" else None)
+    by_command = rule_of(typed, head)
+    assert by_command.compile_key == rule.live.compile_key
+    assert vars(by_command) == vars(rule.live)
     made = eval(
         found.python.split("rule = ")[1].split("\n")[0], {"specheads": specheads, "head": head}
     )
     assert type(made) is type(rule.live) and made.compile_key == rule.live.compile_key
     assert vars(made) == vars(rule.live)
     faster = replace(answer, under_verification=faster_under_block(rule.name))
-    found = assembly._with_code(setup, results, faster, "specheads evaluate")
-    under_block = typed_settings(found.command)
-    assert isinstance(under_block.verification, BlockVerification)
-    assert under_block.live_rules == (name,) and "BlockVerification()" in found.python
+    found = assembly._with_code(setup, results, faster, "specheads generate")
+    under_block = typed_config(found.command)
+    assert isinstance(instantiate(under_block.verification), BlockVerification)
+    assert "BlockVerification()" in found.python
 
 
 def test_a_draft_of_which_nothing_is_accepted_gets_the_lowest_threshold(call, small_pair):

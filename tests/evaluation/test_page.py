@@ -1,7 +1,10 @@
 import contextlib
 import json
+import os
 import re
 import shutil
+import subprocess
+import sys
 import time
 from dataclasses import fields, is_dataclass, replace
 from html.parser import HTMLParser
@@ -183,7 +186,7 @@ def test_the_answer_comes_first_with_its_code_and_the_rest_is_folded(report, pag
     places = [text.index(each) for each in order]
     assert places == sorted(places)
     assert (
-        "specheads evaluate &#39;x=&lt;y&gt;&#39;" in html and "print(&#39;&lt;y&gt;&#39;)" in html
+        "specheads generate &#39;x=&lt;y&gt;&#39;" in html and "print(&#39;&lt;y&gt;&#39;)" in html
     )
     folded = re.findall(r'<section id="(\w+)"><details>', html)
     assert folded == ["winners", "pareto", "reliability", "live", "batches", "context"]
@@ -241,6 +244,25 @@ def test_an_empty_report_is_a_page_too():
     page = Page(html_of(Report({}, None)))
     assert page.open == [] and "section" not in page.tags and "svg" not in page.tags
     assert json.loads(page.figures) == {}
+
+
+def test_without_plotly_the_page_has_all_but_the_plots(tmp_path):
+    script = (
+        "import sys, pathlib; sys.modules['plotly'] = None;"
+        "from report_example import report_example;"
+        "from specheads.evaluation.presentation import write_report;"
+        f"write_report(report_example(), pathlib.Path({str(tmp_path)!r}))"
+    )
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run(
+        [sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=True
+    )
+    assert "pip install 'specheads[plots]'" in done.stderr
+    page = Page((tmp_path / "report.html").read_text(encoding="utf-8"))
+    assert page.open == [] and page.figures == "{}"
+    text = "".join(page.text)
+    assert "Use:" in text and "The best of each family" in text
+    assert "Speed-up by threshold" not in text
 
 
 def test_parts_of_a_report_make_a_page(report):
@@ -316,15 +338,15 @@ def test_nothing_sticks_out_of_the_page(opened):
     )
 
 
-def test_a_table_is_copied_as_markdown_and_the_setting_as_code(opened):
+def test_a_table_is_copied_as_markdown_and_the_setting_as_a_command(opened):
     opened.execute_script(
         "window.copied = []; navigator.clipboard.writeText = async (text) => {"
         " copied.push(text); };"
     )
     for button in ("[data-copy]", ".choices [data-copy-table]"):
         opened.execute_script(f"document.querySelector('{button}').click()")
-    code, table = opened.execute_script("return window.copied")
-    assert code == "print('<y>')"
+    command, table = opened.execute_script("return window.copied")
+    assert command == "specheads generate 'x=<y>'"
     head, line, alone, *rest = table.split("\n")
     assert (
         head == "|  | speed-up | over best fixed | setting |"

@@ -6,18 +6,16 @@ are JSON without a `<`.
 """
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 
 import yaml
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
-from plotly.io.json import to_json_plotly
-from plotly.offline import get_plotlyjs
 
 from specheads.evaluation import conclusions
 from specheads.evaluation.answer import main_data_set, ratios_of, winners_at
-from specheads.evaluation.page.figures import Figures, figures_of
 from specheads.evaluation.report import Answer, Comparison, Report, TextSample
 from specheads.evaluation.tables import answer_table, batch_table, live_table, winners_table
 from specheads.table import Table
@@ -41,6 +39,15 @@ class Panel:
     table: Table
 
 
+@dataclass(frozen=True)
+class Drawn:
+    """The figures of a page: their names, all of them as JSON, and the script that draws them."""
+
+    names: Collection[str] = ()
+    figures: str = "{}"
+    script: str = ""
+
+
 def html_of(report: Report) -> str:
     """Return the page as text."""
     context = report.context
@@ -51,7 +58,7 @@ def html_of(report: Report) -> str:
         panel = Panel({"ratio": each.ratio}, not comparisons, answer_table(report, each))
         use = conclusions.use_text(each)
         comparisons.append((each, use, conclusions.tie_text(each), panel))
-    figures = figures_of(report)
+    drawn = _drawn(report)
     ratios = list[tuple[str, str]]()  # with what a reader calls them
     for ratio in ratios_of(report):
         ratios.append((ratio, conclusions.ratio_text(report, ratio)))
@@ -63,13 +70,12 @@ def html_of(report: Report) -> str:
         lstrip_blocks=True,
     )
     return environment.get_template("page.html").render(
-        # Without a `<` no text within can end the script early.
-        figures=Markup(to_json_plotly(figures).replace("<", "\\u003c")),
-        plotly=Markup(get_plotlyjs()) if figures else "",
+        figures=drawn.figures,
+        plotly=drawn.script,
         title=f"Speculative decoding: {context.get('model') or ' → '.join(models) or 'evaluation'}",
         doubts=report.doubts,
         notes=conclusions.warnings_of(report),
-        sections=list(_sections(report, figures)),
+        sections=list(_sections(report, drawn.names)),
         facts=conclusions.facts_of(report),
         answer=answer,
         comparisons=comparisons,
@@ -91,7 +97,23 @@ def _evidence(answer: Answer | None) -> list[str]:
     return [conclusions.evidence_text(answer), *conclusions.decoded_texts(answer)]
 
 
-def _sections(report: Report, figures: Mapping[str, Figures]) -> Iterator[Section]:
+def _drawn(report: Report) -> Drawn:
+    """Return the figures of a report; none where plotly is not installed."""
+    if find_spec("plotly") is None:
+        return Drawn()
+    from plotly.io.json import to_json_plotly
+    from plotly.offline import get_plotlyjs
+
+    from specheads.evaluation.page.figures import figures_of
+
+    figures = figures_of(report)
+    # Without a `<` no text within can end the script early.
+    text = to_json_plotly(figures).replace("<", "\\u003c")
+    script = get_plotlyjs() if figures else ""
+    return Drawn(figures.keys(), Markup(text), Markup(script))
+
+
+def _sections(report: Report, figures: Collection[str]) -> Iterator[Section]:
     """Yield the sections of the report that are not empty, those that are open first."""
     if report.texts:
         prompts: dict[str, list[TextSample]] = {}
