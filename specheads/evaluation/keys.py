@@ -57,7 +57,7 @@ class RecordingSettings(Settings):
 
 
 class EvaluationKeys(Warped):
-    """The keys of `specheads evaluate`, with strategies as they are written."""
+    """The keys of `specheads evaluate`, with strategies unchecked."""
 
     seed: Seed = setting(0, "seed of everything that is sampled")
     stopping: object = setting(

@@ -242,9 +242,10 @@ def test_the_measured_ratio_comes_first():
         "a", "a", Interval(0, 0, 0), Interval(1, 1, 1), 1.0, None, {"5": Interval(1, 1, 1)}
     )
     winners = [winner(FIXED, 1.5, ratio=ratio) for ratio in ("20", MEASURED, "10")]
-    sets = sets_of("dev", "test", winners=winners, rules=[rule])
+    dev = sets_of("dev", winners=[winner(FIXED, 1.5, ratio="2")])
+    sets = dev + sets_of("test", winners=winners, rules=[rule])
     report = Report({}, MACHINE, data_sets=sets, ratio=Interval(5.5, 5.0, 6.0))
-    assert ratios_of(report) == [MEASURED, "5", "10", "20"] and first_ratio(report) == MEASURED
+    assert ratios_of(report) == [MEASURED, "2", "5", "10", "20"] and first_ratio(report) == MEASURED
     assert [ratio_text(report, ratio) for ratio in (MEASURED, "10")] == ["5.5 (measured)", "10"]
     answer = answer_of(report, {})
     other = next(each for each in answer.others if each.ratio == "20")

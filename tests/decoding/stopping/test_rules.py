@@ -120,6 +120,19 @@ def test_a_round_without_a_draft_teaches_nothing(rule):
     assert all(map(torch.equal, tree_leaves(state), tree_leaves(after)))
 
 
+class Halving(stopping.FixedLength):
+    """Halves its longest draft after each round, with numbers of another type."""
+
+    def learn(self, state, num_drafted, num_accepted):
+        return state._replace(max_tokens=state.max_tokens / 2)
+
+
+def test_what_a_rule_learns_has_the_types_of_its_state():
+    rule = Halving(8)
+    state = rule.end_round(rule.start_prompt(2, CPU), *torch.tensor([[8, 0], [1, 0]]))
+    assert (state.max_tokens.tolist(), state.max_tokens.dtype) == ([4, 8], torch.long)
+
+
 @every_rule
 def test_a_prompt_starts_afresh(rule):
     generator = torch.Generator().manual_seed(3)
