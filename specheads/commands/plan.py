@@ -32,6 +32,7 @@ from specheads.pair.language_model import LanguageModel, load_tokenizer, weightl
 from specheads.pair.needs import memory_parts
 from specheads.pair.padding import BATCH_TOKENS
 from specheads.pair.source import ModelSource
+from specheads.progress import finished
 from specheads.prompts.prompt import Prompt, unique
 from specheads.prompts.sources import DatasetSource
 from specheads.storage.files import amount, space_of
@@ -90,11 +91,9 @@ class Plan:
     @property
     def short(self) -> str:
         """The plan in a line."""
-        tokens = max((stage.tokens for stage in self.stages), default=0.0)
         return (
-            f"{self.prompts:,} prompts, at most {_count(tokens)} tokens,"
-            f" {duration(self.seconds)}, {amount(self.memory)} of memory, {amount(self.disk)} on"
-            " disk"
+            f"{self.prompts:,} prompts, at most {duration(self.seconds)}, {amount(self.memory)} of"
+            f" memory, {amount(self.disk)} on disk"
         )
 
 
@@ -126,9 +125,9 @@ def render(plan: Plan, console: Console | None = None) -> None:
 
 
 def announce(plan: Plan) -> None:
-    """Log a plan in a line, and warn where it takes more than an hour."""
+    """Print a plan in a line, and warn where it takes more than an hour."""
     if plan.seconds <= LONG:
-        logger.info("plan: %s", plan.short)
+        finished("plan", plan.short)
         return
     how = (
         "plan: %s; it may take more than an hour: --plan lists the stages; fewer prompts"

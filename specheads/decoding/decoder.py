@@ -89,7 +89,7 @@ def _check_choices(choices: Mapping[str, object], needed: str = "pair") -> None:
 
 
 class ResponseStream(Iterator[str]):
-    """The text of a response, piece by piece as it is decoded."""
+    """The text of a response, piece by piece while it is decoded."""
 
     def __init__(self, pieces: Generator[str], result: Callable[[], Generation]) -> None:
         self._pieces = pieces

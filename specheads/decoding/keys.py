@@ -14,7 +14,7 @@ EngineName = Annotated[Text, AfterValidator(lambda name: resolve_engine(name) an
 
 
 class GenerationKeys(Warped):
-    """The keys of `specheads generate`, with strategies as they are written."""
+    """The keys of `specheads generate`, without the classes of strategies."""
 
     prompt: Text | None = setting(
         None, "what to answer; null: ask for prompts in the terminal, until Ctrl-D", min_length=1

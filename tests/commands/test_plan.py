@@ -71,7 +71,7 @@ def made(seconds):
 def test_the_whole_has_the_sum_of_times_and_disk_and_the_peak_of_memory():
     plan = made(59.0)
     assert (plan.seconds, plan.memory, plan.disk) == (60.0, 4e9, 1e7)
-    assert plan.short == ("10 prompts, at most 2 M tokens, 60 s, 4 GB of memory, 10 MB on disk")
+    assert plan.short == ("10 prompts, at most 60 s, 4 GB of memory, 10 MB on disk")
     console = Console(width=80, file=StringIO())
     render(plan, console)
     assert "4 GB" in console.file.getvalue() and "60 s" in console.file.getvalue()

@@ -217,6 +217,7 @@ def test_of_a_tie_the_advantage_of_the_fastest_is_over_what_is_used(use, over):
     ("fixed", "rule", "head", "kind"),
     [
         (1.05, (1.02, 1.0), (1.02, 1.0, 1.0), Kind.ALONE),
+        (1.0, (0.8, 0.8), (1.02, 1.01, 1.25), Kind.ALONE),  # only the rule is clearly slower
         (1.5, (1.5, 1.0), (1.51, 1.01, 1.01), Kind.FIXED),
         (1.5, (1.5, 1.0), (1.6, 1.06, 1.06), Kind.HEAD),
         (1.5, (1.6, 1.06), (1.62, 1.08, 1.01), Kind.HEADLESS),

@@ -354,15 +354,17 @@ def check_rounds(rounds, recording, length_of):
 
 
 @pytest.mark.parametrize(
-    ("rule", "threshold", "max_tokens"),
+    ("make", "arguments", "threshold", "max_tokens"),
     [
-        (Ceiling(), 0.7, 20),
-        (Ceiling(0.0), 0.0, 20),
-        (Ceiling(0.4, 5), 0.4, 5),
-        (recorded_threshold(RecordedHead("logits", "next_token"), 0.5, 6), 0.5, 6),
+        (Ceiling, (), 0.7, 20),
+        (Ceiling, (0.0,), 0.0, 20),
+        (Ceiling, (0.4, 5), 0.4, 5),
+        (recorded_threshold, (RecordedHead("logits", "next_token"), 0.5, 6), 0.5, 6),
     ],
 )
-def test_a_draft_ends_where_a_rejection_is_likelier_than_the_threshold(rule, threshold, max_tokens):
+def test_a_draft_ends_where_a_rejection_is_likelier_than_the_threshold(
+    make, arguments, threshold, max_tokens
+):
     recording = random_recording(num_prompts=20, max_tokens=20, acceptance=0.8)
     generator = torch.Generator().manual_seed(0)
     truth = (3 * torch.rand(len(recording.tokens), generator=generator)).clamp(max=1)
@@ -374,7 +376,8 @@ def test_a_draft_ends_where_a_rejection_is_likelier_than_the_threshold(rule, thr
         too_risky = (1 - all_accepted > threshold).nonzero()
         return int(too_risky[0]) + 1 if len(too_risky) else len(nodes)
 
-    check_rounds(replay(recording, [rule])[0], recording, length_of)
+    (rounds,) = replay(recording, [make(*arguments)])
+    check_rounds(rounds, recording, length_of)
 
 
 def test_the_oracle_drafts_what_is_accepted_and_nothing_else():
