@@ -401,6 +401,16 @@ def _begin() -> bool:
     return begun_by_another or from_first(begin_first)
 
 
+class LogFile(logging.FileHandler):
+    """A log file. A line that a full disk does not take is left out: the work that follows tells
+    what fails.
+    """
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        if not isinstance(sys.exc_info()[1], OSError):
+            super().handleError(record)
+
+
 class WithoutHome(logging.Formatter):
     """A formatter that writes `~` for the user's home folder: logs are shown to others."""
 
