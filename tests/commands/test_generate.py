@@ -42,6 +42,25 @@ def test_the_words_of_a_report_choose_rule_head_and_verification(run, nano, tmp_
     assert code == 0 and "DraftProduct(threshold=0.4, " in said and "the head is" not in said
 
 
+@pytest.mark.parametrize(
+    ("speeds", "taken"), [({}, "lookahead"), ({"lookahead": 1.2, "specdecpp": 1.3}, "specdecpp")]
+)
+def test_of_the_newest_heads_the_best_decodes(run, nano, tmp_path, speeds, taken):
+    for name, predicts in (("lookahead", "next_token"), ("specdecpp", "input_token")):
+        config = HeadConfig(
+            nano.draft_lm.hidden_size,
+            0,
+            predicts=predicts,
+            draft=nano.origin("draft"),
+            target=nano.origin("target"),
+            recommended={"threshold": 0.3, "speedup": speeds[name]} if speeds else None,
+        )
+        save_head(AcceptanceHead(config), tmp_path / "head" / "run" / "heads" / name)
+    words = ["model=nano", "engine=eager", "max_new_tokens=2", "prompt=x"]
+    code, _, said = run("generate", *words, f"paths.outputs={tmp_path}")
+    assert code == 0 and f"heads/{taken}" in said
+
+
 def test_prompts_are_asked_for_until_the_input_ends(run, monkeypatch):
     monkeypatch.setattr(sys, "stdin", io.StringIO("def a():\n\ndef b():\n"))
     code, text, said = run("generate", *SHORT)
