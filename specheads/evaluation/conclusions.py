@@ -119,9 +119,10 @@ def warp_text(warp: Mapping[str, object]) -> str:
     """Return how tokens were sampled."""
     if warp.get("temperature") == 0:
         return "greedy"
+    all_tokens = {"top_k": 0, "top_p": 1, "min_p": 0}
     words = list[str]()
     for name, value in warp.items():
-        if is_number(value):
+        if is_number(value) and value != all_tokens.get(name):
             words.append(f"{name.replace('_', '-')} {value:g}")
     return ", ".join(words)
 
