@@ -92,8 +92,8 @@ class Plan:
     def short(self) -> str:
         """The plan in a line."""
         return (
-            f"{self.prompts:,} prompts, at most {duration(self.seconds)}, {amount(self.memory)} of"
-            f" memory, {amount(self.disk)} on disk"
+            f"{self.prompts:,} prompts, at most {rough_duration(self.seconds)},"
+            f" {amount(self.memory)} of memory, {amount(self.disk)} on disk"
         )
 
 
@@ -109,7 +109,7 @@ def render(plan: Plan, console: Console | None = None) -> None:
             stage.name,
             f"{stage.prompts:,}",
             _count(stage.tokens) if stage.tokens else "",
-            duration(stage.seconds) if stage.seconds else "",
+            rough_duration(stage.seconds) if stage.seconds else "",
             amount(stage.memory) if stage.memory >= 1e6 else "",
             amount(stage.disk) if stage.disk >= 1e6 else "",
         )
@@ -418,7 +418,7 @@ _STAGES: Mapping[str, Callable[[_Context, DictConfig], list[Stage]]] = {
 }
 
 
-def duration(seconds: float) -> str:
+def rough_duration(seconds: float) -> str:
     """Return a time as people say it: "40 s", "12 min", "3.5 h", "2 days"."""
     if seconds < 90:
         return f"{max(1, round(seconds))} s"

@@ -9,7 +9,16 @@ import torch
 from rich.console import Console
 
 from specheads.commands.compose import command_config
-from specheads.commands.plan import LONG, Plan, Rates, Stage, announce, duration, plan_of, render
+from specheads.commands.plan import (
+    LONG,
+    Plan,
+    Rates,
+    Stage,
+    announce,
+    plan_of,
+    render,
+    rough_duration,
+)
 from specheads.commands.verbs import VERBS
 
 SMALL = ["model=nano", "data.num_train=8", "data.num_dev=4", "data.num_test=4"]
@@ -92,7 +101,7 @@ def test_more_than_an_hour_is_a_warning(caplog, seconds, level):
     [(0.2, "1 s"), (89, "89 s"), (600, "10 min"), (7200, "2 h"), (86400 * 3, "3 days")],
 )
 def test_a_time_is_in_the_unit_that_people_use(seconds, text):
-    assert duration(seconds) == text
+    assert rough_duration(seconds) == text
 
 
 def test_rates_are_those_of_a_device():
