@@ -61,6 +61,12 @@ def test_of_the_newest_heads_the_best_decodes(run, nano, tmp_path, speeds, taken
     assert code == 0 and f"heads/{taken}" in said
 
 
+def test_a_prompt_may_have_an_address_with_a_key(run):
+    """Nothing is written, so nothing shows it."""
+    code, _, said = run("generate", *SHORT, "prompt='http://me:pw@host/?token=1'")
+    assert code == 0 and "12 tokens, " in said
+
+
 def test_prompts_are_asked_for_until_the_input_ends(run, monkeypatch):
     monkeypatch.setattr(sys, "stdin", io.StringIO("def a():\n\ndef b():\n"))
     code, text, said = run("generate", *SHORT)
