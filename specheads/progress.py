@@ -302,9 +302,9 @@ finished = _display.finished
 be_silent = _display.be_silent
 
 
-def tell_stages() -> None:
-    """Print a line for each stage that is done, as commands do."""
-    _display.tells = True
+def tell_stages(tells: bool) -> None:
+    """Print a line for each stage that is done, as commands do that write a run, or none."""
+    _display.tells = tells
 
 
 def _forked() -> None:

@@ -153,6 +153,7 @@ class CommandLine:
 
     def _run_without_folder(self, words: Sequence[str]) -> None:
         """Run each config of the words in this folder, and write nothing."""
+        tell_stages(False)  # standard output is for what it answers
         run = self.load()
         for cfg in configs_of(self.name, words):
             run(cfg)
@@ -172,7 +173,7 @@ class CommandLine:
     def job(self, cfg: DictConfig) -> None:
         """Run one composed config: the only one, or one of a sweep."""
         try:
-            tell_stages() if is_first_process() else be_silent()
+            tell_stages(True) if is_first_process() else be_silent()
             with waiting("loading PyTorch"):
                 run = self.load()
             _take_gpu()
