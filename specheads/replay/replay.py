@@ -254,17 +254,18 @@ class _Rounds:
         table = torch.cat([self._from_everywhere(rule) for rule in self.rules])
         num_starts = len(self.drafts.first)
         while len(start):
-            drafted = table.index_select(0, which * num_starts + start)
+            drafted = table.index_select(0, which * num_starts + start).long()
             accepted, tokens, stay = self._outcomes(start, drafted)
             yield which, start, drafted, accepted, tokens
             which, start = _of_rows((which, start + tokens), stay)
 
     def _from_everywhere(self, rule: StoppingRule) -> Tensor:
-        """Return how many tokens (Q N,) a rule drafts in a round from every start."""
+        """Return how many tokens (Q N,) int a rule drafts in a round from every start."""
         parts = list[Tensor]()
         for start in torch.arange(len(self.drafts.most)).split(ROWS_AT_ONCE):
             state = rule.start_round(rule.start_prompt(len(start), start.device))
-            parts.append(self._drafted(start, rule.max_tokens, state)[0])
+            drafted, _ = self._drafted(start, rule.max_tokens, state)
+            parts.append(drafted.int())
         return torch.cat(parts)
 
     def _remembering(self, which: Tensor, start: Tensor) -> Iterator[tuple[Tensor, ...]]:
