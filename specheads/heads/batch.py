@@ -14,6 +14,7 @@ from specheads.heads.features import FEATURES, drafting_features, reads_logits
 from specheads.pair.draft import DraftModel
 from specheads.pair.padding import SLICE_ELEMENTS, right_padded, slices
 from specheads.pair.reading import GivenTexts, states_by_length
+from specheads.pair.sampling import active
 
 
 @dataclass(frozen=True)
@@ -87,7 +88,13 @@ def sample_features(
             wanted = of_token if number else needs
             features.append(
                 drafting_features(
-                    wanted, logits, drafted[piece], hidden[piece], lm.embed, lm.kept_tokens
+                    wanted,
+                    logits,
+                    drafted[piece],
+                    hidden[piece],
+                    lm.embed,
+                    lm.kept_tokens,
+                    active().softmax_sums,
                 )
             )
     return [
