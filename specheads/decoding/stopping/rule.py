@@ -65,9 +65,7 @@ class StoppingRule:
 
     @cached_property
     def compile_key(self) -> Hashable:
-        """Rules with equal keys take the same step from the same state, and learn the same in
-        `end_round`.
-        """
+        """Rules with equal keys take the same step from the same state, and learn the same."""
         return object()  # equal to no other
 
     @property
