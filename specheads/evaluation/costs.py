@@ -3,6 +3,7 @@ timed by themselves, and the overhead of a round from a few that were decoded.
 """
 
 import logging
+import statistics
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -13,7 +14,6 @@ from specheads.decoding.decoder import SpeculativeDecoder
 from specheads.decoding.step_costs import StepCosts
 from specheads.decoding.step_times import (
     CONTEXT,
-    UNDISTURBED,
     Seconds,
     StepTimes,
     TimedSteps,
@@ -73,8 +73,10 @@ class Overheads:
 
 
 def overheads_of(alone: Measured, drafting: Measured, costs: StepCosts) -> Overheads:
-    """Return the overheads of the rounds of the target alone, and of a plain rule, by the low
-    quantile of their seconds by which steps are known, too.
+    """Return the overheads of the rounds of the target alone, and of a plain rule: medians.
+
+    A low quantile, by which steps are known, would be that of rounds whose first draft step reads
+    one token: rounds differ by more than what other processes add.
     """
     longest = max(each.num_drafted for each in drafting.all_rounds)
     verify = costs.verify_seconds(np.arange(1 + longest))
@@ -83,11 +85,11 @@ def overheads_of(alone: Measured, drafting: Measured, costs: StepCosts) -> Overh
         steps = each.num_draft_calls * costs.draft_seconds + verify[each.num_drafted]
         more.append(each.seconds - steps)
     more_alone = [each.seconds - costs.target_seconds for each in alone.all_rounds]
-    return Overheads(_undisturbed(more), _undisturbed(more_alone))
+    return Overheads(_usual(more), _usual(more_alone))
 
 
-def _undisturbed(seconds: Sequence[float]) -> float:
-    return max(0.0, float(np.quantile(seconds, UNDISTURBED)))
+def _usual(seconds: Sequence[float]) -> float:
+    return max(0.0, statistics.median(seconds))
 
 
 def timed_rules(setup: Setup) -> dict[str, StoppingRule]:
