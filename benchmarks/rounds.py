@@ -70,10 +70,13 @@ def main() -> None:
             made[name].append(decoder.generate(tokens, TOKENS, seed=number))
     rows = [row_of(name, generations, times) for name, generations in made.items()]
     costs = times.costs
+    target, draft, first = (
+        f"{1e3 * seconds:.3f} ms"
+        for seconds in (costs.target_seconds, costs.draft_seconds, costs.round_seconds)
+    )
     title = (
         f"{given.model} at a temperature of {given.temperature:g}: a step of the target takes"
-        f" {1e3 * costs.target_seconds:.2f} ms, a draft step {1e3 * costs.draft_seconds:.3f} ms, the"
-        f" first of a round {1e3 * costs.round_seconds:.3f} ms more"
+        f" {target}, a draft step {draft}, the first of a round {first} more"
     )
     table = Table("rounds", title, COLUMNS, rows)
     print(f"{title}\n\n{text_of(table)}")
