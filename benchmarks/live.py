@@ -8,7 +8,7 @@ prompts, one for each temperature, seed and instruction set.
 
 import argparse
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
