@@ -231,8 +231,8 @@ def _labels_of(
     by_text = (texts.of_rows(torch.cat(each).cpu()) for each in (ids, accept_probs, nans))
     for drafted, accepted, nan in zip(*by_text, strict=True):
         if nan.any():
-            of_target = bool(nan[:, 0].any())
-            labels.append(nan_message(pair.target_id if of_target else pair.draft_id))
+            is_of_target = bool(nan[:, 0].any())
+            labels.append(nan_message(pair.target_id if is_of_target else pair.draft_id))
             continue
         first_ids, *more_ids = drafted.T.tolist()  # one list per sample
         first_probs, *more_probs = accepted.T.tolist()
