@@ -321,8 +321,9 @@ def _of_train(context: _Context, cfg: DictConfig) -> list[Stage]:
     positions = num * most * (hidden * context.draft.lm.output_embedding.weight.itemsize + 16)
     stages = _data(context, labelled=True)
     for part in settings.kinds():
-        is_stored = part.response_share == 1 and positions <= part.features_budget * _GIB
-        reads = 1 if is_stored else part.trainer.max_epochs
+        disk = part.num_mixes * positions
+        is_stored = disk <= part.features_budget * _GIB
+        reads = part.num_mixes if is_stored else part.trainer.max_epochs
         weights = 0.0
         for spec in part.specs():
             weights += _num_weights(spec.config, hidden)
@@ -335,7 +336,7 @@ def _of_train(context: _Context, cfg: DictConfig) -> list[Stage]:
                 tokens * part.trainer.max_epochs,
                 seconds,
                 context.draft.memory(),
-                positions if is_stored else 0.0,
+                disk if is_stored else 0.0,
             )
         )
     if settings.calibration is not None:

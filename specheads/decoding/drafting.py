@@ -25,7 +25,7 @@ from specheads.errors import UserError
 from specheads.heads.features import drafting_features
 from specheads.pair.language_model import LanguageModel
 from specheads.pair.pair import Pair
-from specheads.pair.sampling import Warp
+from specheads.pair.sampling import Warp, active
 from specheads.settings import check_arguments
 
 
@@ -137,7 +137,13 @@ class ChainStep:
         probs = self.warp(logits)
         token = self.warp.draw(probs, uniform)
         features = drafting_features(
-            self.rule.needs, logits, token, hidden, self.lm.embed, self.lm.kept_tokens
+            self.rule.needs,
+            logits,
+            token,
+            hidden,
+            self.lm.embed,
+            self.lm.kept_tokens,
+            active().softmax_sums,
         )
         new, stop = self.rule.step(state.rule, features)
         kept = unless(state.stopped, state.rule, new)

@@ -24,7 +24,7 @@ from specheads.load import adapt_threads, threads_by_load
 from specheads.pair.language_model import LanguageModel
 from specheads.pair.padding import SLICE_ELEMENTS, slices
 from specheads.pair.pair import Pair
-from specheads.pair.sampling import Warp, accept_prob, check_numbers, computing_with
+from specheads.pair.sampling import Warp, accept_prob, active, check_numbers, computing_with
 from specheads.progress import Advance, progress
 from specheads.prompts.prompt import EncodedPrompt
 from specheads.replay.recording import (
@@ -155,7 +155,10 @@ def _head_values(heads: Sequence[AcceptanceHead]) -> _Values:
 
     def of_nodes(lm: LanguageModel, tokens: Tensor, hidden: Tensor) -> list[Tensor]:
         logits = lm.logits(hidden) if reads_logits(needs) else hidden
-        features = drafting_features(needs, logits, tokens, hidden, lm.embed, lm.kept_tokens)
+        sums_of = active().softmax_sums
+        features = drafting_features(
+            needs, logits, tokens, hidden, lm.embed, lm.kept_tokens, sums_of
+        )
         return [head.to(lm.device)(features) for head in heads]
 
     @torch.no_grad()

@@ -56,9 +56,10 @@ def test_more_of_anything_takes_more_disk():
     few = planned("data", "data.max_new_tokens=10")
     assert planned("data", "data.max_new_tokens=100").disk > few.disk
     assert planned("data", "generation.samples_per_position=9").disk > few.disk
-    stored, mixed = planned("train").stages[2:4]
-    assert stored.disk > 0 and mixed.disk == 0  # states of mixed texts are not kept
-    assert planned("train", "features_budget=0").stages[2].disk == 0
+    lookahead, specdecpp = planned("train", "mixing.num_mixes=3").stages[2:4]
+    assert specdecpp.disk == 3 * lookahead.disk > 0  # the states of each mix
+    unstored = planned("train", "features_budget=0").stages[2:4]
+    assert [stage.disk for stage in unstored] == [0, 0]
 
 
 def test_a_data_set_of_the_hub_is_not_loaded_for_a_plan():

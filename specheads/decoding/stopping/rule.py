@@ -63,10 +63,7 @@ class StoppingRule:
 
     @cached_property
     def compile_key(self) -> Hashable:
-        """Rules with equal keys take the same step from the same state.
-
-        What they learn in `end_round` may differ.
-        """
+        """Rules with equal keys take the same step from the same state, and learn the same."""
         return object()  # equal to no other
 
     @property
