@@ -196,10 +196,16 @@ class SingleDrafter(Drafter):
         self._going = torch.tensor([False], device=engine.lm.device)
 
     def warm_up(self, end_tokens: Tensor) -> None:
+        self._warm_up(PENDING, end_tokens)
+
+    def warm_up_repeated(self, end_tokens: Tensor) -> None:
+        self._warm_up((1,), end_tokens)
+
+    def _warm_up(self, counts: Sequence[int], end_tokens: Tensor) -> None:
         uniform = torch.zeros(1, dtype=torch.float64, device=end_tokens.device)
         state = ChainState(self._going, self.state)
         index = self._memory.indices[0]
-        self._engine.warm_up(self._step, PENDING, index, uniform, end_tokens, state)
+        self._engine.warm_up(self._step, counts, index, uniform, end_tokens, state)
 
     def draft(self, requests: Sequence[Request], end_tokens: Tensor) -> None:
         (request,) = requests

@@ -5,7 +5,7 @@ engine's own length and reuse their tensors; steps over several rows read joined
 request in the latter took several times as long per token (nano, compiled).
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -173,6 +173,11 @@ class Drafter:
         self.state: State = rule.start_prompt(engine.num_rows, engine.lm.device)
 
     def warm_up(self, end_tokens: Tensor) -> None:
+        """Prepare the engine for all that drafts run."""
+        raise NotImplementedError
+
+    def warm_up_repeated(self, end_tokens: Tensor) -> None:
+        """Prepare the engine for `repeated_steps` alone."""
         raise NotImplementedError
 
     def start(self, requests: Sequence[Request]) -> None:
@@ -313,13 +318,9 @@ class ChainRounds(Rounds):
 
     def warm_up(self, end_tokens: Tensor) -> None:
         self.drafter.warm_up(end_tokens)
-        target = self._target
         memory = self._verified
         if self._single:
-            most = target.padded(self.drafter.rule.max_tokens + 1)
-            counts = sorted({target.padded(count) for count in range(1, most + 1)})
-            inputs_of_one = _float_zeros(target, 2), self._length, self._state_to_learn()
-            target.warm_up(self._step, counts, *inputs_of_one)
+            self._warm_up_verification(range(self.drafter.rule.max_tokens + 1))
             return
         state = self._state_to_learn()
 
@@ -331,6 +332,19 @@ class ChainRounds(Rounds):
 
         others = [*memory.buffers(), *tree_leaves(state)]
         self._joined.warm_up(inputs, others, memory.most + 1)
+
+    def warm_up_repeated(self, end_tokens: Tensor, verified: Iterable[int]) -> None:
+        """Prepare the engines for the drafter's `repeated_steps` of a single row, and for the
+        verification of these numbers of drafted tokens.
+        """
+        self.drafter.warm_up_repeated(end_tokens)
+        self._warm_up_verification(verified)
+
+    def _warm_up_verification(self, verified: Iterable[int]) -> None:
+        target = self._target
+        counts = sorted({target.padded(1 + count) for count in verified})
+        inputs = _float_zeros(target, 2), self._length, self._state_to_learn()
+        target.warm_up(self._step, counts, *inputs)
 
     def start(self, requests: Sequence[Request]) -> None:
         self.drafter.start(requests)

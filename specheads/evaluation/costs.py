@@ -19,7 +19,8 @@ from specheads.decoding.step_times import (
     TimedSteps,
     time_steps,
 )
-from specheads.decoding.stopping import StoppingRule
+from specheads.decoding.stopping import FixedLength, StoppingRule
+from specheads.decoding.verification import Verification
 from specheads.evaluation.candidates import (
     FIXED,
     TARGET_ALONE,
@@ -43,12 +44,16 @@ OVERHEAD_PROMPTS = 4
 OVERHEAD_LENGTH = 4
 
 
-def measured_costs(setup: Setup) -> tuple[CostTable, list[Measured]]:
+def measured_costs(
+    setup: Setup, also: Sequence[Verification] = ()
+) -> tuple[CostTable, list[Measured]]:
     """Return the costs of rules at the cost ratios, and as measured on this machine; and the few
     decoded prompts that gave a round's overhead: by the target alone, and a fixed length.
+
+    `also` are other verification rules that will decode: they are compiled along with all steps.
     """
     rules = timed_rules(setup)
-    steps = TimedSteps.of(_seconds(setup, rules), list(rules))
+    steps = TimedSteps.of(_seconds(setup, rules, also), list(rules))
     prompts = setup.prompts.dev.first(OVERHEAD_PROMPTS).prompts
     fixed = fixed_length(OVERHEAD_LENGTH)
     alone, drafting = decode(setup, "overheads", [TARGET_ALONE, fixed], prompts)
@@ -106,7 +111,9 @@ def timed_rules(setup: Setup) -> dict[str, StoppingRule]:
     return rules
 
 
-def _seconds(setup: Setup, rules: Mapping[str, StoppingRule]) -> Seconds:
+def _seconds(
+    setup: Setup, rules: Mapping[str, StoppingRule], also: Sequence[Verification]
+) -> Seconds:
     """Return the seconds of steps; a resumed run reads those that it timed before."""
     path = setup.run_folder / STEP_TIMES
     kept = None
@@ -120,9 +127,18 @@ def _seconds(setup: Setup, rules: Mapping[str, StoppingRule]) -> Seconds:
     decoder = SpeculativeDecoder(
         setup.pair, warp=settings.warp, engine=settings.engine, window=setup.window
     )
+    fixed = FixedLength(OVERHEAD_LENGTH)
+    later = [decoder.with_stopping(fixed, rule) for rule in (None, *also)]
     context = min(CONTEXT, setup.window // 2)
     with progress("steps", patience) as advance:
-        seconds = time_steps(decoder, rules, context, patience=patience, advance=advance)
+        seconds = time_steps(
+            decoder,
+            rules,
+            context,
+            patience=patience,
+            later=later,
+            advance=advance,
+        )
     setup.run_folder.mkdir(parents=True, exist_ok=True)
     write_json(path, seconds)
     return seconds

@@ -124,7 +124,7 @@ class EvaluationKeys(DecoderKeys):
         1, "times that each prompt is decoded, each time with another seed"
     )
     timing_seconds: PositiveNumber = setting(
-        20.0, "time steps until they are known to 1 %, for at most so many seconds"
+        10.0, "time steps until they are known to 1 %, for at most so many seconds"
     )
     concurrency: tuple[PositiveCount, ...] = setting(
         (),

@@ -239,7 +239,7 @@ def _values(draft: LanguageModel, logits: Tensor, distribution: Tensor, tokens: 
 
 
 # Of branches whose states are computed together: more attend to more keys that they do not see
-NODES_AT_ONCE = 512
+NODES_AT_ONCE = 256
 # Of a branch, below which the target does not read on: no ceiling drafts on that is rejected so
 # surely
 LEAST_SURVIVAL = 0.05

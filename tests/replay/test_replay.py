@@ -192,11 +192,10 @@ def test_in_sampling_counts_agree_with_decoding_in_the_mean(pair, heads, tmp_pat
 class Growing(stopping.FixedLength):
     """Drafts one token in the first round, and in each later one some tokens more."""
 
-    compile_key = "growing"
-
     def __init__(self, growth):
         super().__init__(20)
         self.growth = growth
+        self.compile_key = "growing", growth
 
     def start_prompt(self, batch, device):
         state = super().start_prompt(batch, device)
@@ -206,9 +205,36 @@ class Growing(stopping.FixedLength):
         return state._replace(max_tokens=state.max_tokens + self.growth)
 
 
+class InTurn(stopping.StoppingRule):
+    """Drafts one token in the first round, two in the second, three in the third, and again."""
+
+    needs = frozenset()
+    max_tokens = 3
+
+    def start_prompt(self, batch, device):
+        return torch.zeros((2, batch), dtype=torch.long, device=device).unbind()
+
+    def start_round(self, state):
+        _, num_rounds = state
+        return torch.zeros_like(num_rounds), num_rounds + 1
+
+    def step(self, state, features):
+        num_drafted, num_rounds = state
+        num_drafted = num_drafted + 1
+        return (num_drafted, num_rounds), num_drafted > (num_rounds - 1) % 3
+
+
+def test_a_rule_may_remember_earlier_rounds():
+    (rounds,) = replay(random_recording(longest=60), [InTurn()])
+    found = [drafted for prompt in range(6) for drafted, *_ in rounds_of(rounds, prompt)[:-3]]
+    lengths = [len(rounds_of(rounds, prompt)[:-3]) for prompt in range(6)]
+    assert found == [1 + number % 3 for length in lengths for number in range(length)]
+    assert max(lengths) > 6
+
+
 def test_rules_that_are_walked_together_have_the_same_rounds_as_alone(pair, heads, tmp_path):
     recording = recorded(pair, heads, tmp_path, Warp(1.0), 5, num_samples=3)
-    rules = [rule for _, rule in every_rule(heads)] + [Growing(1), Growing(3)]
+    rules = [rule for _, rule in every_rule(heads)] + [Growing(1), Growing(1), Growing(3)]
     for rule, together in zip(rules, replay(recording, rules), strict=True):
         (alone,) = replay(recording, [rule])
         for prompt in range(5):

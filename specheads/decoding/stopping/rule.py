@@ -53,6 +53,8 @@ class StoppingRule:
 
     needs: frozenset[str] = frozenset(RECORDED)  # the features that `step` reads
     max_tokens: int = MAX_TOKENS  # the longest draft that the rule lets grow
+    # Whether steps after `start_round` do not depend on steps before it; replay is then faster
+    forgets: ClassVar[bool] = False
     uses_head: ClassVar[bool] = False  # whether its constructor takes a `head`
     # Those open parameters whose values depend on what steps cost.
     fitted_to_costs: ClassVar[frozenset[str]] = frozenset()
@@ -70,6 +72,11 @@ class StoppingRule:
     def learns(self) -> bool:
         """Whether the outcome of a round may change its state."""
         return type(self).learn is not StoppingRule.learn
+
+    @property
+    def remembers(self) -> bool:
+        """Whether the rounds of a prompt may depend on those before them."""
+        return self.learns or not self.forgets
 
     def bind(self, pair: Pair, device: torch.device) -> None:
         """Prepare for drafting with a pair on the draft's device.
@@ -156,6 +163,7 @@ class _CountingRule(StoppingRule):
     `feature` below `threshold`.
     """
 
+    forgets = True
     feature: str | None = None
     threshold: float = 0.0
 

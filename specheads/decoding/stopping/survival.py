@@ -46,6 +46,7 @@ class SurvivalRule(StoppingRule):
     `min_tokens` at the earliest.
     """
 
+    forgets = True
     threshold: float
     min_tokens: int
     # How many drafted tokens the one that a step assesses comes before the one that the step drafts

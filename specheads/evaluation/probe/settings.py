@@ -21,4 +21,4 @@ class Probe(Warped):
     max_new_tokens: PositiveCount = setting(
         512, "longest response, in tokens", config="${data.max_new_tokens}"
     )
-    timing_seconds: PositiveNumber = setting(20.0, "time steps for at most so many seconds")
+    timing_seconds: PositiveNumber = setting(10.0, "time steps for at most so many seconds")
