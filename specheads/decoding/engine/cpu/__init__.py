@@ -24,7 +24,6 @@ from torch import Tensor, nn
 
 from specheads.decoding.engine import artefacts
 from specheads.decoding.engine.compiled import CompiledEngine, StepOperations
-from specheads.decoding.engine.compiled_program import CPU_OPTIONS
 from specheads.decoding.engine.cpu.packed import PackedModel, PackedNetwork, is_layer, packed_model
 from specheads.decoding.engine.reading import Operations, RowPlaces
 from specheads.heads.portable.network import Network
@@ -384,13 +383,11 @@ def _command(folder: str) -> str:
     """Return the command that builds the library in a folder, with the options by which steps are
     compiled.
     """
-    from torch._inductor import config
     from torch._inductor.cpp_builder import CppBuilder, CppTorchDeviceOptions
     from torch._inductor.cpu_vec_isa import pick_vec_isa
 
+    options = CppTorchDeviceOptions(device_type="cpu", vec_isa=pick_vec_isa())
     source = str(_FOLDER / "operators.cpp")
-    with config.patch(CPU_OPTIONS):
-        options = CppTorchDeviceOptions(device_type="cpu", vec_isa=pick_vec_isa())
-        return CppBuilder(
-            name="operators", sources=source, BuildOption=options, output_dir=folder
-        ).get_command_line()
+    return CppBuilder(
+        name="operators", sources=source, BuildOption=options, output_dir=folder
+    ).get_command_line()
