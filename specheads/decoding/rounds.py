@@ -61,8 +61,6 @@ class Rounds:
 class _TargetStep:
     """The epilogue of a forward pass of the target alone, over one token of each row."""
 
-    open_inputs = ((0,),)
-
     def __init__(self, warp: Warp) -> None:
         self.warp = warp
         self.compile_key = (_TargetStep, warp)
@@ -75,17 +73,36 @@ class _TargetStep:
         return torch.stack([self.warp.draw(probs, uniform), has_nan(probs).long()], dim=1)
 
 
+class _TargetRowsStep:
+    """The same in rows, with the states that labels of responses are computed from: one compiled
+    step serves those that need labels and those that do not.
+    """
+
+    open_inputs = ((0,),)
+
+    def __init__(self, warp: Warp) -> None:
+        self.compile_key = (_TargetRowsStep, warp)
+        self.step = _TargetStep(warp)
+
+    def __call__(self, output: ForwardOutput, uniform: Tensor) -> tuple[Tensor, Tensor]:
+        """Return what `_TargetStep` does, and the hidden states (N, H)."""
+        return self.step(output, uniform), output.hidden[:, -1]
+
+
 class TargetRounds(Rounds):
     """One token of the target, or of another model that decodes alone, for each request."""
+
+    # (N, H), valid until the next round: the states that predicted the last round's tokens, those
+    # of its requests first. None with a single row.
+    states: Tensor | None = None
 
     def __init__(self, model_id: str, engine: Engine, warp: Warp) -> None:
         super().__init__((engine,))
         self._model_id = model_id
         self._engine = engine
         self._single = engine.num_rows == 1
-        step = _TargetStep(warp)
-        self._step = engine.compiled_step(step)
-        self._joined = JoinedStep(engine, step)
+        self._step = engine.compiled_step(_TargetStep(warp))
+        self._joined = JoinedStep(engine, _TargetRowsStep(warp))
         self._last = torch.zeros((1, 1), dtype=torch.long, device=engine.lm.device)
 
     def warm_up(self, end_tokens: Tensor) -> None:
@@ -119,7 +136,8 @@ class TargetRounds(Rounds):
             starts=[len(request.committed) - 1 for request in requests],
         )
         uniforms = np.array([request.verify_uniforms.number() for request in requests])
-        sampled: Tensor = self._joined(joined, [uniforms])
+        sampled: Tensor
+        sampled, self.states = self._joined(joined, [uniforms])
         return sampled
 
     def repeated_step(self) -> Callable[[], object]:
