@@ -46,6 +46,9 @@ OPTIONS = {
 CPU_OPTIONS = {
     **OPTIONS,
     "cpp_wrapper": True,
+    # Inductor compiles a program for each kind of vector instructions, three seconds each, in case
+    # that the compiler does not know it; those that compile torch's headers do.
+    "cpp.vec_isa_ok": True,
     "realize_reads_threshold": 0,
     "cpp.min_chunk_size": 16384,
 }

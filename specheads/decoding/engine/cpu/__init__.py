@@ -14,6 +14,7 @@ import subprocess
 import tempfile
 import weakref
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from torch import Tensor, nn
 
 from specheads.decoding.engine import artefacts
 from specheads.decoding.engine.compiled import CompiledEngine, StepOperations
+from specheads.decoding.engine.compiled_program import CPU_OPTIONS
 from specheads.decoding.engine.cpu.packed import PackedModel, PackedNetwork, is_layer, packed_model
 from specheads.decoding.engine.reading import Operations, RowPlaces
 from specheads.heads.portable.network import Network
@@ -369,12 +371,14 @@ def _build(path: Path) -> None:
         if path.exists():
             return
         with tempfile.TemporaryDirectory(dir=path.parent, prefix="operators-") as folder:
-            done = subprocess.run(
-                shlex.split(_command(folder)), check=False, capture_output=True, text=True
-            )
-            if done.returncode:
-                errors = [line for line in done.stderr.splitlines() if "error" in line]
-                reason = errors[0] if errors else f"the compiler ended with {done.returncode}"
+            words = shlex.split(_command(folder))
+            with subprocess.Popen(words, stderr=subprocess.PIPE, text=True) as compiler:
+                with suppress(Exception):  # a step that is compiled says why
+                    artefacts.load_compiler()  # meanwhile, as steps need it next
+                said = compiler.communicate()[1]
+            if compiler.returncode:
+                errors = [line for line in said.splitlines() if "error" in line]
+                reason = errors[0] if errors else f"the compiler ended with {compiler.returncode}"
                 raise RuntimeError(reason[-_MOST_CHARACTERS:])
             os.replace(Path(folder, "operators.so"), path)
 
@@ -383,11 +387,13 @@ def _command(folder: str) -> str:
     """Return the command that builds the library in a folder, with the options by which steps are
     compiled.
     """
+    from torch._inductor import config
     from torch._inductor.cpp_builder import CppBuilder, CppTorchDeviceOptions
     from torch._inductor.cpu_vec_isa import pick_vec_isa
 
-    options = CppTorchDeviceOptions(device_type="cpu", vec_isa=pick_vec_isa())
     source = str(_FOLDER / "operators.cpp")
-    return CppBuilder(
-        name="operators", sources=source, BuildOption=options, output_dir=folder
-    ).get_command_line()
+    with config.patch(CPU_OPTIONS):
+        options = CppTorchDeviceOptions(device_type="cpu", vec_isa=pick_vec_isa())
+        return CppBuilder(
+            name="operators", sources=source, BuildOption=options, output_dir=folder
+        ).get_command_line()
