@@ -21,7 +21,9 @@ from rich.table import Table
 
 from specheads.commands.compose import model_config, settings_of, source_of
 from specheads.commands.verbs import Verb
+from specheads.data_gen.kept_states import MOST_BYTES, MOST_WORK
 from specheads.data_gen.settings import DataGeneration, OwnPrompts
+from specheads.decoding.engine.artefacts import folder as compiled_steps
 from specheads.errors import UserError
 from specheads.evaluation.keys import EvaluationKeys
 from specheads.evaluation.probe.settings import Probe
@@ -49,9 +51,15 @@ _SAMPLE = 64  # prompts whose tokens are counted
 _PROMPT_TOKENS = 100  # of prompts that are not here yet
 _OPERATIONS = 40  # small ones in a layer's forward pass
 _SAMPLING_PASSES = 10  # over a distribution, to draw a token of it
-_BRANCH_TOKENS = 4  # that the draft reads for each sample of a recorded token
+_BRANCH_TOKENS = 1.5  # that both models read for each sample of a recorded token
 _DECODINGS = 6  # of each prompt that an evaluation decodes: by the target alone, and by rules
 _LABEL_BYTES = 15  # of a drafted token in a data set
+# Compiling, once for a machine: seconds to load the compiler and build operators, and of a step,
+# where a small operation takes USUAL_OVERHEAD; and about how many steps a verb needs
+_BUILD_SECONDS = 25.0
+_STEP_SECONDS = 2.5
+_USUAL_OVERHEAD = 5e-6
+_STEPS = {"data": 2, "train": 3, "distill": 2, "probe": 12, "evaluate": 20}
 
 
 @dataclass(frozen=True)
@@ -74,10 +82,11 @@ class Plan:
     weights: float  # bytes of memory, with what the program takes itself
     prompts: int
     folder: Path  # of the data
+    compiling: float = 0.0  # seconds, once for a machine
 
     @property
     def seconds(self) -> float:
-        return sum(stage.seconds for stage in self.stages)
+        return self.compiling + sum(stage.seconds for stage in self.stages)
 
     @property
     def memory(self) -> float:
@@ -103,7 +112,13 @@ def render(plan: Plan, console: Console | None = None) -> None:
     table.add_column("stage, at most")
     for name in ("prompts", "tokens", "time", "memory", "disk"):
         table.add_column(name, justify="right", no_wrap=True)
-    rows = [*plan.stages, Stage("all", plan.prompts, 0, plan.seconds, plan.memory, plan.disk)]
+    compiling = Stage("compiling, once per machine", 0, 0, plan.compiling)
+    before = [compiling] if plan.compiling else []
+    rows = [
+        *before,
+        *plan.stages,
+        Stage("all", plan.prompts, 0, plan.seconds, plan.memory, plan.disk),
+    ]
     for stage in rows:
         table.add_row(
             stage.name,
@@ -119,8 +134,7 @@ def render(plan: Plan, console: Console | None = None) -> None:
         f"memory: of all, with {amount(plan.weights)} for weights and the program; disk:"
         f" {space_of('plan', plan.disk, plan.folder)} in {plan.folder}. Times are operations and"
         " bytes over rates just measured here, if every response has the most tokens; they may be"
-        " wrong by a factor of three, and shorter responses take less. The first run on a machine"
-        " compiles for a few minutes more. What exists is reused."
+        " wrong by a factor of three, and shorter responses take less. What exists is reused."
     )
 
 
@@ -146,7 +160,8 @@ def plan_of(verb: Verb, cfg: DictConfig) -> Plan:
     context = _Context(cfg)
     stages = _STAGES[verb.name](context, cfg)
     num_prompts = max((stage.prompts for stage in stages), default=0)
-    return Plan(stages, context.weights, num_prompts, Path(cfg.paths.data))
+    compiling = context.compiling_seconds(_STEPS[verb.name])
+    return Plan(stages, context.weights, num_prompts, Path(cfg.paths.data), compiling)
 
 
 @dataclass(frozen=True)
@@ -222,13 +237,21 @@ class _Context:
         config = model_config(cfg)
         self.data = settings_of(DataGeneration, cfg)
         source = ModelSource.of(config, "target")
-        rates = Rates.measured(torch.device(source.device), torch.float32)
+        device = torch.device(source.device)
+        rates = Rates.measured(device, torch.float32)
         self.rates = rates
+        self.is_cpu = device.type == "cpu"
         self.target = _Model(source, rates)
         # A distillation may make the draft of the target's layers
         self.draft = _Model(ModelSource.of(config, "draft"), rates) if config.draft else self.target
         self.weights = self.target.num_bytes + self.draft.num_bytes + memory_in_use()
         self.counts, self.prompt_tokens = _prompts(cfg, config)
+
+    def compiling_seconds(self, num_steps: int) -> float:
+        """Return in which time steps are compiled that this machine does not have yet."""
+        made = len(list(compiled_steps().glob("*")))
+        seconds = _STEP_SECONDS * max(0, num_steps - made) + (0 if made else _BUILD_SECONDS)
+        return seconds * self.rates.overhead / _USUAL_OVERHEAD
 
     def of(self, *splits: str) -> int:
         """Return the number of responses to the prompts of some splits."""
@@ -251,13 +274,25 @@ class _Context:
         return num * (self.prompt_tokens + max_new_tokens)
 
     def labels(self, num: int) -> Stage:
-        """Return the stage in which both models read the responses."""
+        """Return the stage in which both models read the responses, the target those whose states
+        were not kept.
+        """
         most = self.data.max_new_tokens
         tokens = self.texts(num, most)
-        seconds = self.target.read_seconds(tokens) + self.draft.read_seconds(tokens)
+        again = tokens * (1 - self._share_kept(num * most))
+        seconds = self.target.read_seconds(again) + self.draft.read_seconds(tokens)
         memory = self.target.memory() + self.draft.memory()
         disk = num * most * self.data.samples_per_position * _LABEL_BYTES
         return Stage("labels", num, tokens, seconds, memory, disk)
+
+    def _share_kept(self, num_tokens: float) -> float:
+        """Return of which share of the responses' tokens the target's states are kept."""
+        lm = self.target.lm
+        of_shard = self.data.rows_per_shard * self.data.max_new_tokens * self.target.num_weights
+        if self.is_cpu and self.data.runner == "local" and of_shard <= MOST_WORK:
+            num_bytes = num_tokens * lm.hidden_size * lm.output_embedding.weight.itemsize
+            return min(1.0, MOST_BYTES / max(num_bytes, 1))
+        return 0.0
 
     def recording(self, num: int, max_new_tokens: int, num_samples: int) -> list[Stage]:
         """Return the stages of recording `num` prompts for replays."""
@@ -407,7 +442,11 @@ def _decoding(context: _Context, num: int, max_new_tokens: int, times: int) -> S
     alone does.
     """
     tokens = float(num * max_new_tokens * times)
-    return Stage("decoding", num, tokens, tokens * context.target.pass_seconds(1))
+    target = context.target
+    seconds = (
+        target.num_bytes / target.rates.bandwidth if context.is_cpu else target.pass_seconds(1)
+    )
+    return Stage("decoding", num, tokens, tokens * seconds)
 
 
 _STAGES: Mapping[str, Callable[[_Context, DictConfig], list[Stage]]] = {
