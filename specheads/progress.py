@@ -54,10 +54,10 @@ def duration(seconds: float) -> str:
 
 
 def time_left(seconds: float) -> str:
-    """Return a remaining time, rounded up to minutes."""
+    """Return a remaining time, rounded up to ten seconds, and from two minutes on to minutes."""
+    if seconds <= 110:
+        return f"about {max(10, 10 * math.ceil(seconds / 10))} s left"
     minutes = math.ceil(seconds / 60)
-    if minutes <= 1:
-        return "less than a minute left"
     if minutes < 60:
         return f"about {minutes} minutes left"
     return f"about {minutes // 60} h {minutes % 60} min left"
