@@ -14,6 +14,13 @@ from typing import Any
 
 from benchmarks.results import Column, Table, Value, add_keep_option, text_of, write_result
 
+COMMAND = "specheads evaluate warp.temperature=T split=final data.final_part=9 num_live_prompts=98"
+NOTE = (
+    "The head is of `specheads train heads=lookahead warp.temperature=T`. AVX2:"
+    " `ATEN_CPU_CAPABILITY=avx2 DNNL_MAX_CPU_ISA=AVX2`. Settings are chosen on dev prompts;"
+    " `python -m benchmarks.live` made the table of the reports."
+)
+DECODED = ", decoded"  # ends the name of the prompts that a report decoded
 FIXED = "fixed_length"
 TOKEN = "token"
 BLOCK = "block"
@@ -40,15 +47,34 @@ def main() -> None:
     parser.add_argument("reports", nargs="+", type=Path)
     add_keep_option(parser, "live")
     given = parser.parse_args()
-    rows = sorted(row_of(json.loads(path.read_text())) for path in given.reports)
+    reports = [json.loads(path.read_text()) for path in given.reports]
+    rows = sorted(map(row_of, reports), key=lambda row: (str(row[0]), float(str(row[1]))))
     table = Table("live", "Decoded prompts: gains over the best fixed length", COLUMNS, rows)
     print(text_of(table))
+    contexts = [report["context"] for report in reports]
     write_result(
         "live",
         [table],
         keep=given.keep,
-        command="specheads evaluate split=final data.final_part=9 num_live_prompts=98",
+        command=COMMAND,
+        notes=[NOTE],
+        split=contexts[0]["split"],
+        seeds=sorted({context["seed"] for context in contexts}),
+        prompts=prompts_of(contexts[0]),
     )
+
+
+def prompts_of(context: Mapping[str, Any]) -> dict[str, dict[str, object]]:
+    """Return the prompts that were decoded, by their name."""
+    found = {}
+    for name, of_name in context["prompts"].items():
+        if name.endswith(DECODED):
+            found[name.removesuffix(DECODED)] = {
+                "hash": of_name["sha256"],
+                "number": of_name["num_prompts"],
+                "python": of_name["python"],
+            }
+    return found
 
 
 def row_of(report: Mapping[str, Any]) -> list[Value]:
