@@ -84,7 +84,7 @@ def keep_states(store: ShardStore, name: str, responses: Sequence[Response]) -> 
 
 
 def with_states(store: ShardStore, name: str, responses: Sequence[Response]) -> Sequence[Response]:
-    """Return a shard's responses with their states, or as they are where none are kept for them."""
+    """Return a shard's responses with their states, or unchanged where none are kept for them."""
     path = _path(store, name)
     if not path.is_file():
         return responses
