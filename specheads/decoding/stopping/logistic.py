@@ -71,6 +71,7 @@ class Logistic(SurvivalRule):
     in place of the head.
     """
 
+    forgets = True
     weights: Any = None
     threshold: Probability = argument(0.7, REJECTION)
     min_tokens: int = 1

@@ -46,7 +46,6 @@ class SurvivalRule(StoppingRule):
     `min_tokens` at the earliest.
     """
 
-    forgets = True
     threshold: float
     min_tokens: int
     # How many drafted tokens the one that a step assesses comes before the one that the step drafts
@@ -112,6 +111,7 @@ class DraftProduct(SurvivalRule):
     (EAGLE-2, Li et al. 2024).
     """
 
+    forgets = True
     needs = frozenset({"draft_prob"})
     compile_key = "draft_product"
     threshold: Probability = argument(0.7, REJECTION)
@@ -202,6 +202,7 @@ class HeadThreshold(HeadRule):
     y_j itself.
     """
 
+    forgets = True
     fitted_to_costs = frozenset({"threshold"})
 
     def __post_init__(self) -> None:
