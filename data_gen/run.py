@@ -19,6 +19,13 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from transformers import PreTrainedTokenizerBase
 
+from specheads.data_gen.kept_states import (
+    announce_states,
+    keep_states,
+    remove_states,
+    shards_with_states,
+    with_states,
+)
 from specheads.data_gen.server_runner import server_responses
 from specheads.data_gen.settings import RESPONSE_LIMITS, DataGeneration, OwnPrompts
 from specheads.data_gen.shard_rows import (
@@ -146,7 +153,7 @@ def next_stage(
         _check_answered(pair, responses.folder)
     if responses and labelled:
         return LabelStage(pair, wanted, settings, root, responses)
-    return responses.folder if responses else ResponseStage(pair, wanted, settings, root)
+    return responses.folder if responses else ResponseStage(pair, wanted, settings, root, labelled)
 
 
 def _check_answered(pair: Pair, folder: Path) -> None:
@@ -287,9 +294,39 @@ class ResponseStage(Stage):
     name = "responses"
     labelled = False
 
+    def __init__(
+        self,
+        pair: Pair,
+        prompts: Sequence[Prompt],
+        settings: DataGeneration,
+        root: Path,
+        will_be_labelled: bool,
+    ) -> None:
+        super().__init__(pair, prompts, settings, root)
+        self.with_states = set[str]()  # the shards whose states labels are computed from
+        if will_be_labelled:
+            self.with_states.update(shards_with_states(pair, self.shards, settings))
+
+    def announce(self, missing: Collection[str]) -> None:
+        super().announce(missing)
+        if self.with_states:
+            kept = {name: self.shards[name] for name in self.with_states}
+            announce_states(self.pair, kept, self.settings, self.store)
+
     def lots(self, missing: Collection[str]) -> list[list[str]]:
+        """Return the lots with missing shards, whole ones where states are kept: those of a row
+        depend, by the rounding of sums, on the rows that are decoded with it.
+        """
+        lots = []
+        for lot in self._all_lots():
+            left = [name for name in lot if name in missing]
+            if left:
+                lots.append(lot if lot[0] in self.with_states else left)
+        return lots
+
+    def _all_lots(self) -> list[list[str]]:
         """Return the fewest shards each that fill our rows, or the part of each of the processes
-        that start a vLLM; those of a lot have one warp.
+        that start a vLLM; those of a lot have one warp, and all or none have states.
         """
         settings = self.settings
         workers = settings.ray_num_workers if settings.runner == "ray" else 1
@@ -297,13 +334,14 @@ class ResponseStage(Stage):
         if settings.elsewhere:
             rows = -(-self.num_rows(self.shards) // workers)
         lots = list[list[str]]()
-        last: Warp | None = None
-        for name in missing:
-            warp = settings.warp if settings.elsewhere else warp_of(settings, self.shards[name])
-            if not lots or self.num_rows(lots[-1]) >= rows or warp != last:
+        last: tuple[Warp, bool] | None = None
+        for name, shard in self.shards.items():
+            warp = settings.warp if settings.elsewhere else warp_of(settings, shard)
+            kind = warp, name in self.with_states
+            if not lots or self.num_rows(lots[-1]) >= rows or kind != last:
                 lots.append([])
             lots[-1].append(name)
-            last = warp
+            last = kind
         return lots
 
     @cached_property
@@ -348,18 +386,21 @@ class ResponseStage(Stage):
             responses_of = self._own_responses(shards, advance)
         with contextlib.closing(responses_of) as made:
             for name, responses in made:
+                if name in self.with_states:
+                    keep_states(self.store, name, responses)
                 self.store.write(name, response_rows(shards[name], responses))
 
     def _own_responses(
         self, shards: Mapping[str, Shard], advance: Advance
     ) -> Generator[tuple[str, list[Response]]]:
-        num_later = self.num_rows(self.store.still_missing(list(self.shards))) - self.num_rows(
-            shards
-        )
+        missing = self.store.still_missing(list(self.shards))
+        last = list(shards)[-1]
+        keeps_states = last in self.with_states
         how = {
             "on_step": advance,
-            "journal": self.store.journal(list(shards)[-1]),
-            "num_later": num_later,
+            "journal": None if keeps_states else self.store.journal(last),
+            "num_later": self.num_rows([name for name in missing if name not in shards]),
+            "with_states": keeps_states,
         }
         yield from zip(
             shards,
@@ -407,11 +448,21 @@ class LabelStage(Stage):
             answered = _answered(shard, rows)
             if len(answered.prompts) != len(rows):
                 raise UserError(f"{path} has changed since it was written; run the command again.")
-            responses = [Response(row["response_ids"], row["finished"]) for row in rows]
+            responses = with_states(
+                self.responses,
+                name,
+                [Response(row["response_ids"], row["finished"]) for row in rows],
+            )
             with computing_with(operations):
                 self.store.write(
                     name, label_rows(self.pair, answered, responses, self.settings, advance)
                 )
+            remove_states(self.responses, [name])
+
+    def complete(self) -> None:
+        super().complete()
+        # A process was killed right after it had written the shard.
+        remove_states(self.responses, list(self.shards))
 
 
 def _answered(shard: Shard, rows: Sequence[Mapping[str, Any]]) -> Shard:

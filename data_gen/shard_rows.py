@@ -1,8 +1,8 @@
 """The shards of a data set and their rows: responses, drafted tokens and acceptance probabilities
 (SpecDec++, section 3.3).
 
-Both models read prompt and response once; probabilities are in memory for a slice of positions at a
-time.
+The draft reads prompt and response once, and so does the target, unless its states were kept when
+it wrote them; probabilities are in memory for a slice of positions at a time.
 """
 
 import logging
@@ -130,6 +130,7 @@ def label_rows(
         np.stack(uniforms),
         settings.warp,
         advance,
+        [response.states for response in responses],
     )
     return response_rows(shard, responses, labels)
 
@@ -167,13 +168,16 @@ def label_responses(
     uniform: np.ndarray,
     warp: Warp,
     advance: Callable[[int], object] = lambda rows: None,
+    states: Sequence[Tensor | None] = (),
 ) -> list[Labels | str]:
     """Return the labels of each response, which is not empty, by the names of their columns,
     LABELS; where a model's logits have a NaN, in words which.
 
     `uniform` (B, samples, >= longest response) in [0, 1) has a number per drafted token. `advance`
-    takes how much more is done, in responses of mean length: short ones come first.
+    takes how much more is done, in responses of mean length: short ones come first. `states` (T, H)
+    of responses are the target's, as it wrote them; it reads texts without.
     """
+    states = states or [None] * len(prompts)
     results: dict[int, Labels | str] = {}  # the key is the row
     lengths = [len(p) + len(r) for p, r in zip(prompts, responses, strict=True)]
     reported = 0
@@ -185,7 +189,9 @@ def label_responses(
         )
         uniforms = [uniform[row, :, : len(responses[row])] for row in rows]
         numbers = torch.from_numpy(np.concatenate(uniforms, axis=1))
-        return dict(zip(rows, _labels_of(pair, texts, numbers, warp), strict=True))
+        known = [of_row for row in rows if (of_row := states[row]) is not None]
+        of_target = torch.cat(known) if len(known) == len(rows) else None
+        return dict(zip(rows, _labels_of(pair, texts, numbers, warp, of_target), strict=True))
 
     for rows in batches_of_tokens(lengths, BATCH_TOKENS):
         results |= labels_of(rows)
@@ -199,12 +205,14 @@ def label_responses(
     return [results[row] for row in range(len(prompts))]
 
 
-def _labels_of(pair: Pair, texts: GivenTexts, uniforms: Tensor, warp: Warp) -> list[Labels | str]:
+def _labels_of(
+    pair: Pair, texts: GivenTexts, uniforms: Tensor, warp: Warp, of_target: Tensor | None
+) -> list[Labels | str]:
     """Return the labels of the N positions of `texts`, by text, or which model had a NaN there.
 
-    `uniforms` (samples, N) decide the drafted tokens.
+    `uniforms` (samples, N) decide the drafted tokens; `of_target` as for `read`.
     """
-    states = read(pair, texts)
+    states = read(pair, texts, of_target)
     device = states.target.device
     uniforms = uniforms.T.contiguous().to(device)
     ids = []
@@ -223,8 +231,8 @@ def _labels_of(pair: Pair, texts: GivenTexts, uniforms: Tensor, warp: Warp) -> l
     by_text = (texts.of_rows(torch.cat(each).cpu()) for each in (ids, accept_probs, nans))
     for drafted, accepted, nan in zip(*by_text, strict=True):
         if nan.any():
-            of_target = bool(nan[:, 0].any())
-            labels.append(nan_message(pair.target_id if of_target else pair.draft_id))
+            is_of_target = bool(nan[:, 0].any())
+            labels.append(nan_message(pair.target_id if is_of_target else pair.draft_id))
             continue
         first_ids, *more_ids = drafted.T.tolist()  # one list per sample
         first_probs, *more_probs = accepted.T.tolist()

@@ -18,7 +18,9 @@ from specheads.commands import export
 from specheads.commands.help import composed, read_head, sections, usage_head
 from specheads.commands.verbs import VERBS
 from specheads.data_gen.settings import DataGeneration
-from specheads.pair.config import checked_dtype, config_folder, pair_config
+from specheads.pair.config import pair_config
+from specheads.pair.source import checked_dtype
+from specheads.settings import config_folder
 from specheads.storage.files import amount
 
 project = "specheads"

@@ -27,6 +27,7 @@ class UnsureTokens(specheads.stopping.StoppingRule):
     """
 
     needs = frozenset({"draft_prob"})  # of specheads.heads.features.FEATURES
+    forgets = True  # `start_round` leaves nothing of earlier rounds
 
     def __init__(self, threshold: float = 0.5, patience: int = 2, max_tokens: int = 20) -> None:
         self.threshold = threshold

@@ -6,7 +6,7 @@
 # by the same command after a crash, and says what comes next.
 #
 # By arithmetic a GPU of 24 GB is enough for SmolLM2, and 40 GB for Qwen3; it has not been run on
-# one yet. All of it takes some hours; the first answer, of `probe`, five minutes.
+# one yet. All of it takes some hours; the first answer, of `probe`, minutes.
 
 # %%
 import importlib.util

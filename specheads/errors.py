@@ -50,7 +50,9 @@ def _failure(error: BaseException) -> str | None:
     """Return what failed in the system, and what a user can do about it."""
     text = _first_line(error)
     if isinstance(error, OSError) and error.errno and (error.filename or error.errno in _REMEDIES):
-        where = f"{error.filename}: " if error.filename else ""
+        is_full = error.errno in _REMEDIES
+        file = (error.filename2 if is_full else None) or error.filename  # of a copy, the new file
+        where = f"{file}: " if file else ""
         remedy = _REMEDIES.get(error.errno, _OTHER_FOLDERS)
         return f"{where}{os.strerror(error.errno)}: {remedy}."
     # Libraries that do not pass on the error's number or the file's name

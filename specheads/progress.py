@@ -1,7 +1,8 @@
 """What a command shows of its work: a line with a moving bar for the stage that runs, and a line
 when it is done.
 
-Without a terminal there are no bars. The log, which bars do not reach, gets the remaining time.
+Without a terminal there are no bars, and none without rich, which decoders in other environments do
+not have. The log, which bars do not reach, gets the remaining time.
 """
 
 import logging
@@ -13,13 +14,12 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import NamedTuple
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, NamedTuple
 
-from rich.console import Console, RenderableType
-from rich.live import Live
-from rich.progress_bar import ProgressBar
-from rich.table import Column, Table
-from rich.text import Text
+if TYPE_CHECKING:
+    from rich.console import Console, RenderableType
+    from rich.live import Live
 
 logger = logging.getLogger(__name__)
 
@@ -54,10 +54,10 @@ def duration(seconds: float) -> str:
 
 
 def time_left(seconds: float) -> str:
-    """Return a remaining time, rounded up to minutes."""
+    """Return a remaining time, rounded up to ten seconds, and from two minutes on to minutes."""
+    if seconds <= 110:
+        return f"about {max(10, 10 * math.ceil(seconds / 10))} s left"
     minutes = math.ceil(seconds / 60)
-    if minutes <= 1:
-        return "less than a minute left"
     if minutes < 60:
         return f"about {minutes} minutes left"
     return f"about {minutes // 60} h {minutes % 60} min left"
@@ -147,7 +147,7 @@ class Display:
     outermost.
     """
 
-    def __init__(self, console: Console | None = None, clock: Clock = time.perf_counter) -> None:
+    def __init__(self, console: "Console | None" = None, clock: Clock = time.perf_counter) -> None:
         self.clock = clock
         self._console = console
         self.tells = False  # whether stages that are done have lines: of commands, not of a library
@@ -158,15 +158,23 @@ class Display:
         self._thread: threading.Thread | None = None
 
     @property
-    def console(self) -> Console:
-        """Where lines go, above the bar where there is one."""
+    def console(self) -> "Console | None":
+        """Where lines go, above the bar where there is one; None without rich."""
         if self._live is not None:
             return self._live.console
-        return self._console or Console(highlight=False)
+        if self._console is None and find_spec("rich") is not None:
+            from rich.console import Console
+
+            return Console(highlight=False)
+        return self._console
 
     def say(self, line: str, style: str = "") -> None:
         """Print a line, which a terminal folds and a file keeps whole."""
-        self.console.print(line, markup=False, highlight=False, soft_wrap=True, style=style)
+        console = self.console
+        if console is None:
+            print(line)
+        else:
+            console.print(line, markup=False, highlight=False, soft_wrap=True, style=style)
 
     def finished(self, name: str, text: str, seconds: float | None = None) -> None:
         """Print and log the line of a stage that is done."""
@@ -211,8 +219,12 @@ class Display:
             if not self._works:
                 self._end()
 
-    def line(self, width: int) -> RenderableType:
+    def line(self, width: int) -> "RenderableType":
         """Return what is shown while works run, in so many columns."""
+        from rich.progress_bar import ProgressBar
+        from rich.table import Column, Table
+        from rich.text import Text
+
         if not self._works:
             return Text()
         stage = self._works[0]
@@ -247,7 +259,9 @@ class Display:
 
     def _begin(self) -> None:
         console = self.console
-        if console.is_interactive:
+        if console is not None and console.is_interactive:
+            from rich.live import Live
+
             self._live = Live(
                 get_renderable=lambda: self.line(console.width),
                 console=console,
@@ -288,9 +302,9 @@ finished = _display.finished
 be_silent = _display.be_silent
 
 
-def tell_stages() -> None:
-    """Print a line for each stage that is done, as commands do."""
-    _display.tells = True
+def tell_stages(tells: bool) -> None:
+    """Print a line for each stage that is done, as commands do that write a run, or none."""
+    _display.tells = tells
 
 
 def _forked() -> None:

@@ -9,7 +9,7 @@ gains. Steps and rounds take the seconds that a machine's noise makes of them.
 """
 
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache, partial
 from typing import NamedTuple
@@ -141,6 +141,8 @@ class Population:
         error: float = 0.0,
         between_files: float = 0.0,
         headless: bool = True,
+        lengths: Sequence[int] = LENGTHS,
+        thresholds: Sequence[float] = THRESHOLDS,
     ) -> None:
         torch.manual_seed(0)
         self.num_files = num_files
@@ -155,10 +157,10 @@ class Population:
         }
         self.recording = recording(num_files, size, errors, between_files)
         rules = {
-            FIXED: RuleChoice(FixedLength, {"num_tokens": LENGTHS}),
+            FIXED: RuleChoice(FixedLength, {"num_tokens": list(lengths)}),
             "head_threshold": RuleChoice(
                 HeadThreshold,
-                {"threshold": THRESHOLDS, "min_tokens": None, "max_tokens": MAX_TOKENS},
+                {"threshold": list(thresholds), "min_tokens": None, "max_tokens": MAX_TOKENS},
             ),
         }
         others = (
@@ -171,7 +173,7 @@ class Population:
             else {}
         )
         rules |= {
-            name: RuleChoice(cls, {"threshold": THRESHOLDS, "max_tokens": MAX_TOKENS})
+            name: RuleChoice(cls, {"threshold": list(thresholds), "max_tokens": MAX_TOKENS})
             for name, cls in others.items()
         }
         self.choices = rules

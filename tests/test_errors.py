@@ -24,6 +24,10 @@ def on_file(number):
         (on_file(errno.EIO), "some/data: Input/output error: .*paths.data="),
         (on_file(errno.ESTALE), "some/data: Stale file handle: .*paths.data="),
         (on_file(errno.ENOSPC), "some/data: No space left on device: the disk is full; .*resumes"),
+        (
+            OSError(errno.ENOSPC, "full", "/tmp/a", None, "some/data"),  # of a copy
+            "some/data: No space left on device: the disk is full",
+        ),
         (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB"), SMALLER),
         (MemoryError(), SMALLER),
         (RuntimeError(NO_MEMORY), SMALLER),

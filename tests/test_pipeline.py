@@ -117,7 +117,7 @@ def test_a_sweep_trains_every_combination(folder):
     choices = ["heads=specdecpp,lookahead", "head.depth=0", "experiment=specdecpp"]
     ran(folder, "train.py", "-m", *choices, "trainer.max_epochs=1", *SMALL, *OFFLINE)
     made = set(heads(folder)) - before
-    assert sorted(path.name for path in made) == ["specdecpp-d0-r6", "lookahead-d0-r6"]
+    assert sorted(path.name for path in made) == ["lookahead-d0-r6", "specdecpp-d0-r6"]
     for head in made:
         assert list(head.parents[1].glob("wandb/offline-run-*"))  # a W&B run for each job
 

@@ -47,10 +47,12 @@ def shown(display, width):
 @pytest.mark.parametrize(
     ("seconds", "text"),
     [
-        (0, "less than a minute left"),
-        (0.2, "less than a minute left"),
-        (60, "less than a minute left"),
-        (61, "about 2 minutes left"),
+        (0, "about 10 s left"),
+        (0.2, "about 10 s left"),
+        (60, "about 60 s left"),
+        (61, "about 70 s left"),
+        (110, "about 110 s left"),
+        (111, "about 2 minutes left"),
         (3540, "about 59 minutes left"),
         (3600, "about 1 h 0 min left"),
         (7261, "about 2 h 2 min left"),
@@ -124,9 +126,9 @@ def test_the_log_gets_the_remaining_time_after_ten_seconds_and_every_half_minute
             if line := work.line_for_log():
                 lines.append(line)
     assert lines == [
-        "recording: 10 %, about 2 minutes left",
-        "recording: 40 %, less than a minute left",
-        "recording: 70 %, less than a minute left",
+        "recording: 10 %, about 90 s left",
+        "recording: 40 %, about 60 s left",
+        "recording: 70 %, about 30 s left",
     ]
 
 

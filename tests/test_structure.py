@@ -165,7 +165,7 @@ def test_evaluation_and_training_stand_side_by_side(tree):
         assert importers and not [name for name in importers if f".{other}." in name]
 
 
-@pytest.mark.parametrize("folder", ["benchmarks", "examples", "tests/gpu", "tests/vllm"])
+@pytest.mark.parametrize("folder", ["benchmarks", "docs", "examples", "tests/gpu", "tests/vllm"])
 def test_names_that_are_imported_elsewhere_exist(folder):
     """Also in what runs on other machines only, where a rename would show too late."""
     missing = []

@@ -27,7 +27,8 @@ _STRATEGIES = ("stopping", "drafting", "verification")
 
 def check(verb: Verb, cfg: DictConfig) -> None:
     """Raise UserError for the first mistake in a config of a verb."""
-    if key := next(secrets_in(OmegaConf.to_container(cfg)), None):
+    secrets = secrets_in(OmegaConf.to_container(cfg)) if verb.has_run else iter(())
+    if key := next(secrets, None):
         raise UserError(
             f"{key} holds a password or another secret, which logs and the folder of the run would"
             " show; leave it out. A server's key is read from the variable OPENAI_API_KEY, the"

@@ -42,6 +42,7 @@ from specheads.settings import config_folder
 from specheads.storage import runs
 from specheads.storage.files import without_home
 
+PLAN = "--plan"  # prints what a command takes, and ends
 _HELP = re.compile(r"-h|--help(=\S*)?")
 # What a head and its evaluation must have in common.
 _SHARED_KEYS = (
@@ -109,7 +110,7 @@ class CommandLine:
         for folder in taken:
             runs.finish(folder)
 
-    def _answer(self, words: Sequence[str]) -> None:
+    def _answer(self, words: list[str]) -> None:
         processes = Processes.this()
         if processes.count > 1 and self.name not in _SHARED_VERBS:
             raise UserError(
@@ -123,22 +124,36 @@ class CommandLine:
             if asked:
                 of = asked[-1].partition("=")[2]
                 print(help_text(self.name, overrides_of(words), of=of))
+            elif PLAN in words:
+                words.remove(PLAN)
+                for cfg in self._checked(words):
+                    self.print_plan(cfg)
             else:
-                self._check(words)
+                self._checked(words)
                 if self.verb.has_run:
                     self._run_by_hydra()
                 else:
                     self._run_without_folder(words)
 
-    def _check(self, words: Sequence[str]) -> None:
-        """Raise UserError for a mistake in a config that the words lead to, and Hydra's errors."""
+    def print_plan(self, cfg: DictConfig) -> None:
+        from specheads.commands import plan  # it imports torch
+
+        plan.render(plan.plan_of(self.verb, cfg))
+
+    def _checked(self, words: Sequence[str]) -> list[DictConfig]:
+        """Return the configs that the words lead to.
+
+        Raises UserError for a mistake in one, and Hydra's errors.
+        """
         configs = list(configs_of(self.name, words))
         for check in (partial(checks.check, self.verb), self.check_more):
             for cfg in configs:
                 check(cfg)
+        return configs
 
     def _run_without_folder(self, words: Sequence[str]) -> None:
         """Run each config of the words in this folder, and write nothing."""
+        tell_stages(False)  # standard output is for what it answers
         run = self.load()
         for cfg in configs_of(self.name, words):
             run(cfg)
@@ -158,10 +173,12 @@ class CommandLine:
     def job(self, cfg: DictConfig) -> None:
         """Run one composed config: the only one, or one of a sweep."""
         try:
-            tell_stages() if is_first_process() else be_silent()
+            tell_stages(True) if is_first_process() else be_silent()
             with waiting("loading PyTorch"):
                 run = self.load()
             _take_gpu()
+            if is_first_process():
+                self._announce(cfg)
             if _begin():
                 folder = Path(HydraConfig.get().runtime.output_dir)
                 is_below = folder.is_relative_to(Path.cwd())
@@ -173,6 +190,12 @@ class CommandLine:
         except Exception as error:
             if not self._tell(error):
                 raise
+
+    def _announce(self, cfg: DictConfig) -> None:
+        from specheads.commands import plan  # it imports torch
+
+        with contextlib.suppress(UserError):  # what cannot be planned says why when it is loaded
+            plan.announce(plan.plan_of(self.verb, cfg))
 
     def _tell(self, error: Exception) -> bool:
         """Print the message of a user's mistake; return whether it is one."""
@@ -377,6 +400,16 @@ def _begin() -> bool:
 
     begun_by_another = not is_first_process() and Processes.this().launcher is None
     return begun_by_another or from_first(begin_first)
+
+
+class LogFile(logging.FileHandler):
+    """A log file. A line that a full disk does not take is left out: the work that follows tells
+    what fails.
+    """
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        if not isinstance(sys.exc_info()[1], OSError):
+            super().handleError(record)
 
 
 class WithoutHome(logging.Formatter):

@@ -17,9 +17,10 @@ from specheads.decoding.records import DecodeStats, Generation
 from specheads.decoding.stopping import FixedLength, HeadThreshold, StoppingRule
 from specheads.decoding.verification import TokenVerification, Verification
 from specheads.errors import UserError
+from specheads.heads.config import HeadConfig
 from specheads.heads.head import AcceptanceHead, latest_head, load_head
 from specheads.pair.pair import Pair
-from specheads.storage.files import without_home
+from specheads.storage.files import read_json, without_home
 
 Given = str | list[dict[str, str]]  # a text, or a conversation
 
@@ -110,9 +111,25 @@ def _location(settings: Generating, pair: Pair, outputs: Path) -> str | Path | N
     if settings.head != "latest":
         return settings.head
     try:
-        return latest_head(outputs, pair)
+        folder = latest_head(outputs, pair).parent
     except UserError:
         return None
+    configs = [_config_of(path) for path in sorted(folder.glob("*/config.json"))]
+    return folder / max(configs, key=_worth)[0]
+
+
+def _worth(known: tuple[str, HeadConfig]) -> tuple[float, bool]:
+    """Return by what the best of several heads is taken: its speed in the last evaluation, and
+    without one whether it predicts before the draft's next step.
+    """
+    _, config = known
+    speedup = (config.recommended or {}).get("speedup", 0.0)
+    return float(speedup), config.predicts == "next_token"
+
+
+def _config_of(path: Path) -> tuple[str, HeadConfig]:
+    """Return the name of a head's folder, and the head's config."""
+    return path.parent.name, HeadConfig.from_dict(read_json(path))
 
 
 def _of_head(head: AcceptanceHead, where: str) -> str:

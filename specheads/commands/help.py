@@ -36,6 +36,7 @@ _MORE = [
     ("--help=all", "explains every key in full"),
     ("--help=<key>", "explains the keys of a group"),
     ("+key=value", "adds a key that is not listed; '~key' takes one away"),
+    ("--plan", "prints prompts, tokens, time, memory and disk, and ends"),
     ("-m key=a,b", "runs every combination of the values, one after another"),
     ("--cfg job", "prints the composed config and ends"),
     ("--hydra-help", "lists the options of Hydra"),

@@ -20,7 +20,7 @@ from torch import Tensor
 from specheads.decoding.engine import Engine, compile_ahead
 from specheads.decoding.records import Clock, DecodeStats, Generation
 from specheads.decoding.request import Prompt, Request, checked_number
-from specheads.decoding.rounds import Rounds
+from specheads.decoding.rounds import ChainRounds, Rounds
 from specheads.errors import UserError
 from specheads.load import adapt_threads, threads_by_load
 from specheads.pair.pair import Pair
@@ -86,6 +86,16 @@ class BatchDecoder:
             for reader in self.rounds.readers:
                 reader.warm_up()
             self.rounds.warm_up(self._end_tokens(()))
+
+    @plain_torch()
+    def prepare_repeated(self, verified: Sequence[int]) -> None:
+        """Prepare only what `ChainRounds.warm_up_repeated` says.
+
+        Raises UserError as `warm_up`.
+        """
+        assert isinstance(self.rounds, ChainRounds)
+        with _reserved(self.engines):
+            self.rounds.warm_up_repeated(self._end_tokens(()), verified)
 
     @plain_torch()
     def request(

@@ -89,7 +89,7 @@ def _check_choices(choices: Mapping[str, object], needed: str = "pair") -> None:
 
 
 class ResponseStream(Iterator[str]):
-    """The text of a response, piece by piece as it is decoded."""
+    """The text of a response, piece by piece while it is decoded."""
 
     def __init__(self, pieces: Generator[str], result: Callable[[], Generation]) -> None:
         self._pieces = pieces
@@ -414,18 +414,26 @@ class SpeculativeDecoder(Decoder):
         other._bind()
         return other
 
+    def prepare_repeated(self, verified: Sequence[int] = ()) -> None:
+        """Prepare `draft_steps`, and the `verification_step` of these numbers of drafted tokens.
+
+        Generation needs more. Raises UserError for drafts that are not chains.
+        """
+        self._chains()
+        self.single.prepare_repeated(verified)
+
     def draft_steps(self, count: int, context: int) -> Step:
         """Return a call that runs `count` draft steps in a row as rounds do, after `context`
         positions.
 
-        Prepare the decoder first. Raises UserError for drafts that are not chains.
+        Prepare it first. Raises UserError for drafts that are not chains.
         """
         return _at(self.draft_engine, context, self._chains().drafter.repeated_steps(count))
 
     def verification_step(self, num_drafted: int, context: int) -> Step:
         """Return a call that verifies `num_drafted` tokens as rounds do, after `context` positions.
 
-        Prepare the decoder first. Raises UserError for drafts that are not chains.
+        Prepare it first. Raises UserError for drafts that are not chains.
         """
         return _at(self.target_engine, context, self._chains().repeated_verification(num_drafted))
 

@@ -25,7 +25,7 @@ from specheads.errors import UserError
 from specheads.heads.features import drafting_features
 from specheads.pair.language_model import LanguageModel
 from specheads.pair.pair import Pair
-from specheads.pair.sampling import Warp
+from specheads.pair.sampling import Warp, active
 from specheads.settings import check_arguments
 
 
@@ -137,7 +137,13 @@ class ChainStep:
         probs = self.warp(logits)
         token = self.warp.draw(probs, uniform)
         features = drafting_features(
-            self.rule.needs, logits, token, hidden, self.lm.embed, self.lm.kept_tokens
+            self.rule.needs,
+            logits,
+            token,
+            hidden,
+            self.lm.embed,
+            self.lm.kept_tokens,
+            active().softmax_sums,
         )
         new, stop = self.rule.step(state.rule, features)
         kept = unless(state.stopped, state.rule, new)
@@ -190,10 +196,16 @@ class SingleDrafter(Drafter):
         self._going = torch.tensor([False], device=engine.lm.device)
 
     def warm_up(self, end_tokens: Tensor) -> None:
+        self._warm_up(PENDING, end_tokens)
+
+    def warm_up_repeated(self, end_tokens: Tensor) -> None:
+        self._warm_up((1,), end_tokens)
+
+    def _warm_up(self, counts: Sequence[int], end_tokens: Tensor) -> None:
         uniform = torch.zeros(1, dtype=torch.float64, device=end_tokens.device)
         state = ChainState(self._going, self.state)
         index = self._memory.indices[0]
-        self._engine.warm_up(self._step, PENDING, index, uniform, end_tokens, state)
+        self._engine.warm_up(self._step, counts, index, uniform, end_tokens, state)
 
     def draft(self, requests: Sequence[Request], end_tokens: Tensor) -> None:
         (request,) = requests

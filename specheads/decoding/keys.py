@@ -1,5 +1,5 @@
-"""The keys of `specheads generate`: all that can be checked without the classes of strategies,
-which import torch.
+"""The keys of decoders and of `specheads generate`: all that can be checked without the classes of
+strategies, which import torch.
 """
 
 from typing import Annotated
@@ -13,8 +13,18 @@ from specheads.settings import Flag, PositiveCount, Seed, Text, setting
 EngineName = Annotated[Text, AfterValidator(lambda name: resolve_engine(name) and name)]
 
 
-class GenerationKeys(Warped):
-    """The keys of `specheads generate`, with strategies as they are written."""
+class DecoderKeys(Warped):
+    """The keys of commands that decode, without the classes of strategies."""
+
+    drafting: object = setting(None, "how tokens are proposed")
+    verification: object = setting(None, "the rule that decides how much of a draft is kept")
+    engine: EngineName = setting(
+        "auto", "how models are run: auto (the fastest here), eager, compiled or cuda_graph"
+    )
+
+
+class GenerationKeys(DecoderKeys):
+    """The keys of `specheads generate`, without the classes of strategies."""
 
     prompt: Text | None = setting(
         None, "what to answer; null: ask for prompts in the terminal, until Ctrl-D", min_length=1
@@ -31,9 +41,4 @@ class GenerationKeys(Warped):
         None,
         "one stopping rule with one value for each of its keys; null: the head's best threshold, or"
         " without a head five tokens",
-    )
-    drafting: object = setting(None, "how tokens are proposed")
-    verification: object = setting(None, "the rule that decides how much of a draft is kept")
-    engine: EngineName = setting(
-        "auto", "how models are run: auto (the fastest here), eager, compiled or cuda_graph"
     )

@@ -6,11 +6,12 @@ import hashlib
 import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from specheads.decoding.batching import BatchDecoder
 from specheads.decoding.engine import (
@@ -42,7 +43,7 @@ WORK_WORTH_COMPILING = 4e10
 COMPILER_BYTES = 150e6  # of the compiler's modules, and of steps
 SHARED_BYTES = 2**31  # of KV cache, up to which it is made larger than it need be
 
-KEPT_SECONDS = 30.0  # of work on responses that a killed process loses
+KEPT_SECONDS = 30.0  # of work on responses that a killed process loses, where there is a journal
 
 OnStep = Callable[[int, float], None]
 
@@ -57,6 +58,8 @@ class Response:
     ids: list[int]
     finished: bool
     failure: str | None = None
+    # (T, H), the target's hidden states that predicted the tokens, on the CPU; None: not kept
+    states: Tensor | None = field(default=None, compare=False, repr=False)
 
 
 def row_uniforms(
@@ -142,6 +145,28 @@ class _Kept:
         self._requests = ()
 
 
+class _StatesOfRounds:
+    """The states that predicted the tokens of responses, as rounds bring them."""
+
+    def __init__(self) -> None:
+        self._numbers: list[int] = []  # of the response of each state
+        self._parts: list[Tensor] = []
+
+    def add(self, requests: Sequence[Request], states: Tensor | None) -> None:
+        """Add the states (N, H) of a round, those of its requests first."""
+        assert states is not None, "the rounds of a single row keep no states"
+        self._numbers += [request.number for request in requests]
+        self._parts.append(states[: len(requests)].to("cpu", copy=True))
+
+    def given_to(self, responses: Sequence[Response]) -> list[Response]:
+        """Return the responses, all of which rounds have brought, with their states."""
+        numbers = torch.tensor(self._numbers)
+        in_order = torch.cat(self._parts)[numbers.argsort(stable=True)]
+        by_response = in_order.split(torch.bincount(numbers).tolist())
+        pairs = zip(responses, by_response, strict=True)
+        return [replace(response, states=states) for response, states in pairs]
+
+
 class Responder:
     """Makes responses.
 
@@ -166,7 +191,7 @@ class Responder:
         self.capacity = min(pair.window, shared)
         self._num_rows = min(limits.batch_size, len(lengths))
         self._engine: Engine | None = None
-        self._decoders: dict[Warp, BatchDecoder] = {}
+        self._decoders: dict[Warp, tuple[BatchDecoder, TargetRounds]] = {}
         # Tokens, and stop tokens among them: how long responses are expected to be.
         self._num_tokens_made = 0
         self._num_stopped = 0
@@ -190,6 +215,7 @@ class Responder:
         on_step: OnStep = lambda made, left: None,
         journal: Path | None = None,
         num_later: int = 0,
+        with_states: bool = False,
     ) -> list[Response]:
         """Return the response to each prompt.
 
@@ -202,7 +228,11 @@ class Responder:
                 are expected, with those of `num_later` prompts of later calls.
             journal: a file of what has been made, from which a killed process goes on; the caller
                 deletes it.
+            with_states: whether responses have the target's states. A journal has none, so no
+                journal can be given.
         """
+        assert not (journal and with_states), "a journal keeps no states"
+        states = _StatesOfRounds() if with_states else None
         keys = [_key(*each, warp) for each in zip(prompts, uniform, strict=True)]
         kept = _Kept(journal, keys)
         if kept.ended or kept.begun:
@@ -217,9 +247,13 @@ class Responder:
             try:
                 for requests in self._rounds(prompts, kept, uniform, warp):
                     kept.keep(requests)
+                    if states is not None:
+                        _, rounds = self._decoders[warp]
+                        states.add(requests, rounds.states)
                     num_open = len(prompts) - len(kept.ended) + num_later
                     on_step(len(requests), self._expected(requests, num_open))
-                return [kept.ended[number] for number in range(len(prompts))]
+                responses = [kept.ended[number] for number in range(len(prompts))]
+                return responses if states is None else states.given_to(responses)
             except (RuntimeError, MemoryError) as error:
                 if not is_out_of_memory(error) or self._num_rows == 1:
                     raise
@@ -257,7 +291,7 @@ class Responder:
         """Yield, after each round, the requests that took it."""
         if len(kept.ended) == len(prompts):
             return
-        decoder = self._decoder(warp)
+        decoder, _ = self._decoder(warp)
         most = self._limits.max_new_tokens
 
         def requests() -> Iterator[Request]:
@@ -272,8 +306,8 @@ class Responder:
 
         yield from decoder.decode(requests(), None)
 
-    def _decoder(self, warp: Warp) -> BatchDecoder:
-        """Return the decoder of a warp; all have the same memory."""
+    def _decoder(self, warp: Warp) -> tuple[BatchDecoder, TargetRounds]:
+        """Return the decoder of a warp, and its rounds; all have the same memory."""
         if self._engine is None:
             how = "responses: %s runs on engine=%s, %d tokens at most"
             logger.info(how, self.pair.target_id, self._engine_name, self._num_tokens)
@@ -281,7 +315,6 @@ class Responder:
                 self._engine_name, self._lm, self.capacity, num_rows=self._num_rows + 1
             )
         if warp not in self._decoders:
-            self._decoders[warp] = BatchDecoder(
-                self.pair, TargetRounds(self.pair.target_id, self._engine, warp)
-            )
+            rounds = TargetRounds(self.pair.target_id, self._engine, warp)
+            self._decoders[warp] = BatchDecoder(self.pair, rounds), rounds
         return self._decoders[warp]

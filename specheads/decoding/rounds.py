@@ -5,12 +5,13 @@ engine's own length and reuse their tensors; steps over several rows read joined
 request in the latter took several times as long per token (nano, compiled).
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_leaves, tree_map
 
 from specheads.decoding.engine import Engine, Engines, ForwardOutput
 from specheads.decoding.records import Clock, Mark, Round
@@ -60,8 +61,6 @@ class Rounds:
 class _TargetStep:
     """The epilogue of a forward pass of the target alone, over one token of each row."""
 
-    open_inputs = ((0,),)
-
     def __init__(self, warp: Warp) -> None:
         self.warp = warp
         self.compile_key = (_TargetStep, warp)
@@ -74,17 +73,36 @@ class _TargetStep:
         return torch.stack([self.warp.draw(probs, uniform), has_nan(probs).long()], dim=1)
 
 
+class _TargetRowsStep:
+    """The same in rows, with the states that labels of responses are computed from: one compiled
+    step serves those that need labels and those that do not.
+    """
+
+    open_inputs = ((0,),)
+
+    def __init__(self, warp: Warp) -> None:
+        self.compile_key = (_TargetRowsStep, warp)
+        self.step = _TargetStep(warp)
+
+    def __call__(self, output: ForwardOutput, uniform: Tensor) -> tuple[Tensor, Tensor]:
+        """Return what `_TargetStep` does, and the hidden states (N, H)."""
+        return self.step(output, uniform), output.hidden[:, -1]
+
+
 class TargetRounds(Rounds):
     """One token of the target, or of another model that decodes alone, for each request."""
+
+    # (N, H), valid until the next round: the states that predicted the last round's tokens, those
+    # of its requests first. None with a single row.
+    states: Tensor | None = None
 
     def __init__(self, model_id: str, engine: Engine, warp: Warp) -> None:
         super().__init__((engine,))
         self._model_id = model_id
         self._engine = engine
         self._single = engine.num_rows == 1
-        step = _TargetStep(warp)
-        self._step = engine.compiled_step(step)
-        self._joined = JoinedStep(engine, step)
+        self._step = engine.compiled_step(_TargetStep(warp))
+        self._joined = JoinedStep(engine, _TargetRowsStep(warp))
         self._last = torch.zeros((1, 1), dtype=torch.long, device=engine.lm.device)
 
     def warm_up(self, end_tokens: Tensor) -> None:
@@ -118,7 +136,8 @@ class TargetRounds(Rounds):
             starts=[len(request.committed) - 1 for request in requests],
         )
         uniforms = np.array([request.verify_uniforms.number() for request in requests])
-        sampled: Tensor = self._joined(joined, [uniforms])
+        sampled: Tensor
+        sampled, self.states = self._joined(joined, [uniforms])
         return sampled
 
     def repeated_step(self) -> Callable[[], object]:
@@ -154,6 +173,11 @@ class Drafter:
         self.state: State = rule.start_prompt(engine.num_rows, engine.lm.device)
 
     def warm_up(self, end_tokens: Tensor) -> None:
+        """Prepare the engine for all that drafts run."""
+        raise NotImplementedError
+
+    def warm_up_repeated(self, end_tokens: Tensor) -> None:
+        """Prepare the engine for `repeated_steps` alone."""
         raise NotImplementedError
 
     def start(self, requests: Sequence[Request]) -> None:
@@ -204,9 +228,9 @@ class ChainRounds(Rounds):
         verification = parts.verification
         # Predictions speak of token verification alone.
         self._expects = isinstance(verification, TokenVerification)
-        step = VerifyStep(parts.warp, verification, self._verified)
-        self._step = target.compiled_step(step, all_logits=True)
-        joined = JoinedVerifyStep(parts.warp, verification, self._verified)
+        chosen = parts.warp, verification, self._verified, parts.stopping
+        self._step = target.compiled_step(VerifyStep(*chosen), all_logits=True)
+        joined = JoinedVerifyStep(*chosen)
         self._joined = JoinedStep(target, joined)
         # A single row's number of drafted tokens
         self._length = torch.zeros(1, dtype=torch.long, device=device)
@@ -235,13 +259,24 @@ class ChainRounds(Rounds):
             if result.draft_nan or result.target_nan:
                 pair = self._pair
                 request.fail_by_nan(pair.draft_id if result.draft_nan else pair.target_id)
-        if rule.learns:
-            counts = np.zeros((2, self._target.num_rows), dtype=np.int64)
-            for request, result in zip(requests, results, strict=True):
-                counts[:, request.row] = request.num_drafted, result.num_accepted
-            outcome = torch.from_numpy(counts).to(self._memory.probs.device)
-            drafter.state = rule.end_round(drafter.state, *outcome)
         return rounds, drafted
+
+    def _state_to_learn(self) -> State:
+        """Return the rule's state on the target's device; nothing of a rule that does not learn."""
+        drafter = self.drafter
+        return self._moved(drafter.state, self._verified) if drafter.rule.learns else ()
+
+    def _keep_learned(self, state: State) -> None:
+        drafter = self.drafter
+        if drafter.rule.learns:
+            drafter.state = self._moved(state, self._memory)
+
+    def _moved(self, state: State, memory: DraftMemory) -> State:
+        """Return a state on the device of a memory."""
+        if self._verified is self._memory:
+            return state
+        device = memory.probs.device
+        return tree_map(lambda part: part.to(device), state)
 
     def _verify_single(self, request: Request) -> "StepResult":
         target = self._target
@@ -253,7 +288,9 @@ class ChainRounds(Rounds):
         memory.set_last(request.committed[-1])
         self._length.fill_(count)
         tokens, _ = memory.read_from(0, target.padded(count + 1))
-        packed = self._step(tokens, request.verify_uniforms.take(2), self._length)
+        uniforms = request.verify_uniforms.take(2)
+        packed, state = self._step(tokens, uniforms, self._length, self._state_to_learn())
+        self._keep_learned(state)
         result = StepResult.unpacked(packed.tolist()[0])
         target.rewind(base + 1 + result.num_accepted)
         return result
@@ -274,26 +311,40 @@ class ChainRounds(Rounds):
         for request in requests:
             numbers = request.verify_uniforms
             uniforms.append([numbers.number(), numbers.number()])
-        packed = self._joined(joined, [index, joined.rows, np.array(uniforms), lengths])
+        columns = [index, joined.rows, np.array(uniforms), lengths]
+        packed, state = self._joined(joined, columns, self._state_to_learn())
+        self._keep_learned(state)
         return [StepResult.unpacked(each) for each in packed.tolist()[: len(requests)]]
 
     def warm_up(self, end_tokens: Tensor) -> None:
         self.drafter.warm_up(end_tokens)
-        target = self._target
         memory = self._verified
         if self._single:
-            most = target.padded(self.drafter.rule.max_tokens + 1)
-            counts = sorted({target.padded(count) for count in range(1, most + 1)})
-            target.warm_up(self._step, counts, _float_zeros(target, 2), self._length)
+            self._warm_up_verification(range(self.drafter.rule.max_tokens + 1))
             return
+        state = self._state_to_learn()
 
-        def inputs(sizes: ExampleSizes) -> tuple[Tensor, ...]:
+        def inputs(sizes: ExampleSizes) -> tuple[object, ...]:
             count = sizes.num_rows
             index = sizes.zeros(count, sizes.num_columns)
             uniforms = sizes.zeros(count, 2).double()
-            return index, sizes.zeros(count), uniforms, sizes.zeros(count)
+            return index, sizes.zeros(count), uniforms, sizes.zeros(count), state
 
-        self._joined.warm_up(inputs, [*memory.buffers()], memory.most + 1)
+        others = [*memory.buffers(), *tree_leaves(state)]
+        self._joined.warm_up(inputs, others, memory.most + 1)
+
+    def warm_up_repeated(self, end_tokens: Tensor, verified: Iterable[int]) -> None:
+        """Prepare the engines for the drafter's `repeated_steps` of a single row, and for the
+        verification of these numbers of drafted tokens.
+        """
+        self.drafter.warm_up_repeated(end_tokens)
+        self._warm_up_verification(verified)
+
+    def _warm_up_verification(self, verified: Iterable[int]) -> None:
+        target = self._target
+        counts = sorted({target.padded(1 + count) for count in verified})
+        inputs = _float_zeros(target, 2), self._length, self._state_to_learn()
+        target.warm_up(self._step, counts, *inputs)
 
     def start(self, requests: Sequence[Request]) -> None:
         self.drafter.start(requests)
@@ -314,7 +365,8 @@ class ChainRounds(Rounds):
         memory.probs.fill_(1 / target.lm.vocab_size)
         uniforms = _float_zeros(target, 2)
         tokens, _ = memory.read_from(0, target.padded(num_drafted + 1))
-        return lambda: self._step(tokens, uniforms, self._length)
+        state = self._state_to_learn()
+        return lambda: self._step(tokens, uniforms, self._length, state)
 
 
 class StepResult(NamedTuple):
@@ -333,22 +385,36 @@ class StepResult(NamedTuple):
 
 
 class VerifyStep:
-    """The epilogue of a verification's forward pass. An engine may compile it."""
+    """The epilogue of a verification's forward pass, and what a stopping rule learns from it.
 
-    def __init__(self, warp: Warp, rule: VerificationRule, memory: DraftMemory) -> None:
+    An engine may compile it.
+    """
+
+    def __init__(
+        self, warp: Warp, rule: VerificationRule, memory: DraftMemory, stopping: StoppingRule
+    ) -> None:
         self.warp = warp
         self.rule = rule
         self.memory = memory
-        self.compile_key = (type(self), warp, rule.compile_key, memory)
+        self.stopping = stopping
+        learned = stopping.compile_key if stopping.learns else None
+        self.compile_key = (type(self), warp, rule.compile_key, memory, learned)
 
-    def __call__(self, output: ForwardOutput, uniforms: Tensor, lengths: Tensor) -> Tensor:
+    def __call__(
+        self, output: ForwardOutput, uniforms: Tensor, lengths: Tensor, state: State
+    ) -> tuple[Tensor, State]:
         """Return a packed StepResult (1, 4 + K) long after a pass over the last committed token and
-        K drafted ones.
+        K drafted ones, and the stopping rule's state after this round.
+
+        The state is empty where the rule does not learn.
         """
         draft_tokens = output.tokens[:, 1:]
         draft_probs = self.memory.probs[:, : draft_tokens.shape[1]]
         target_probs = self.warp(output.logits)
-        return self.decide(draft_tokens, draft_probs, target_probs, uniforms[None], lengths)
+        packed = self.decide(draft_tokens, draft_probs, target_probs, uniforms[None], lengths)
+        if not self.stopping.learns:
+            return packed, state
+        return packed, self.stopping.end_round(state, lengths, packed[:, 0])
 
     def decide(
         self,
@@ -377,9 +443,16 @@ class JoinedVerifyStep(VerifyStep):
     open_inputs = ((0, 1), (0,), (0,), (0,))
 
     def __call__(  # type: ignore[override]
-        self, output: ForwardOutput, index: Tensor, rows: Tensor, uniforms: Tensor, lengths: Tensor
-    ) -> Tensor:
-        """Return packed StepResults (n, 4 + K) long for `rows` (n,) long of the memory.
+        self,
+        output: ForwardOutput,
+        index: Tensor,
+        rows: Tensor,
+        uniforms: Tensor,
+        lengths: Tensor,
+        state: State,
+    ) -> tuple[Tensor, State]:
+        """Return packed StepResults (n, 4 + K) long for `rows` (n,) long of the memory, and the new
+        state of all rows.
 
         `index` (n, K + 1) says where in the forward pass the last committed token and the drafted
         ones of each row are; after the last drafted one it is repeated.
@@ -388,7 +461,12 @@ class JoinedVerifyStep(VerifyStep):
         draft_tokens = self.memory.sequence[rows, 1 : num_drafted + 1]
         draft_probs = self.memory.probs[rows, :num_drafted]
         target_probs = self.warp(output.logits[:, 0])[index]
-        return self.decide(draft_tokens, draft_probs, target_probs, uniforms, lengths)
+        packed = self.decide(draft_tokens, draft_probs, target_probs, uniforms, lengths)
+        if not self.stopping.learns:
+            return packed, state
+        before = tree_map(lambda part: part[rows], state)
+        after = self.stopping.end_round(before, lengths, packed[:, 0])
+        return packed, with_rows(state, rows, after)
 
 
 def _float_zeros(engine: Engine, count: int) -> Tensor:

@@ -267,6 +267,8 @@ class DraftMemory(StepMemory):
             "probs", torch.zeros(num_rows, most, vocab_size, dtype=dtype, device=device)
         )
         self._tree_probs: Tensor | None = None
+        # On a CPU a number is written through it in a tenth of the time.
+        self._numbers = self.sequence.numpy() if device.type == "cpu" else self.sequence
         # Made once: making a view costs as much as a copy.
         self.index = torch.arange(most, device=device)
         self.indices = self.index.split(1)
@@ -293,7 +295,7 @@ class DraftMemory(StepMemory):
 
     def set_last(self, token: int) -> None:
         """Set the committed token that verification reads first."""
-        self.sequence[0, 0] = token
+        self._numbers[0, 0] = token
 
     def read_from(self, index: int, count: int) -> tuple[Tensor, Tensor]:
         """Return what steps read to write `count` tokens from `index` on, (1, count), the same one

@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 import torch
@@ -161,6 +162,7 @@ def time_steps(
     repeats: int | None = None,
     patience: float = float("inf"),
     verified: Sequence[int] = VERIFIED,
+    later: Sequence[SpeculativeDecoder] = (),
     advance: Callable[[float], object] = lambda seconds: None,
 ) -> dict[str, list[float]]:
     """Return the seconds of steps of a decoder of chains, and of draft steps with `rules`, by name.
@@ -171,6 +173,8 @@ def time_steps(
         context: positions in the KV cache.
         repeats: at most so many times; None: until `TimedSteps.is_narrow`.
         verified: numbers of drafted tokens whose verification is timed.
+        later: decoders that generate afterwards, whose steps are compiled along with those that
+            are timed.
         advance: is called after each repeat, with its seconds.
 
     Raises:
@@ -179,10 +183,11 @@ def time_steps(
     plain = decoder.with_stopping(FixedLength(LONGEST))
     with_rules = {name: decoder.with_stopping(rule) for name, rule in rules.items()}
     alone = Baseline(decoder.pair, decoder.warp, decoder.target_engine)
-    decoders = [plain, *with_rules.values(), alone]
-    compile_ahead(each.prepare for each in decoders)
-    for each in decoders:
-        each.prepare()
+    prepare: list[Step] = [partial(plain.prepare_repeated, verified), alone.prepare]
+    prepare += [each.prepare_repeated for each in with_rules.values()]
+    compile_ahead([*prepare, *(each.prepare for each in later)])
+    for prepare_step in prepare:
+        prepare_step()
     target = alone.target_step(context)
     steps: dict[str, Step] = {PLAIN: plain.draft_steps(IN_A_ROW, context)}
     for name, each in with_rules.items():

@@ -179,23 +179,28 @@ def _replayed(ratio: str, rows: Sequence[Winner], use: str | None) -> Comparison
 
 def _decoded(rows: Sequence[LiveRow]) -> Comparison:
     """Return what decoded settings say: as nothing else chose, the simplest kind that no other is
-    clearly faster than on these same prompts.
+    clearly faster than on these same prompts, see `setting_to_use`.
     """
     fastest = fastest_by_kind(rows)
-    choices = _choices(fastest)
     used = Kind.ALONE
-    for kind in Kind:
-        if kind not in fastest or kind == Kind.ALONE:
-            continue
-        row = fastest[kind]
-        over_simpler = row.speedup
-        if used == Kind.FIXED and row.gain is not None:
-            over_simpler = row.gain
-        elif used == Kind.HEADLESS and row.over_headless is not None:
-            over_simpler = row.over_headless
-        if is_clearly_faster(over_simpler):
+    kinds = list(Kind)
+    for number, kind in enumerate(kinds):
+        if kind in fastest and dev_speed(fastest[kind]) > dev_speed(fastest[used]):
             used = kind
-    return _comparison(MEASURED, used, next(iter(fastest)), fastest, choices)
+        later = [fastest[each] for each in kinds[number + 1 :] if each in fastest]
+        if not any(is_clearly_faster(_over(row, used)) for row in later):
+            break
+    return _comparison(MEASURED, used, next(iter(fastest)), fastest, _choices(fastest))
+
+
+def _over(row: LiveRow | Winner, used: Kind) -> Interval | None:
+    """Return how much faster a setting is than the best of a simpler kind; None: not known."""
+    known = {
+        Kind.ALONE: row.speedup,
+        Kind.FIXED: row.gain,
+        Kind.HEADLESS: row.over_headless,
+    }
+    return known.get(used)
 
 
 def _choices(fastest: Fastest) -> dict[Kind, ComparedSetting]:
@@ -220,13 +225,7 @@ def _comparison(
     choices: Mapping[Kind, ComparedSetting],
 ) -> Comparison:
     """Return the comparison, with the advantage of the fastest setting over the one to use."""
-    over_used = None
-    if first != used and used == Kind.ALONE:
-        over_used = fastest[first].speedup
-    elif first != used and used == Kind.FIXED:
-        over_used = fastest[first].gain
-    elif first == Kind.HEAD and used == Kind.HEADLESS:
-        over_used = fastest[first].over_headless
+    over_used = None if first == used else _over(fastest[first], used)
     return Comparison(ratio, used, choices, first, over_used)
 
 

@@ -3,9 +3,10 @@ and what each of them costs.
 """
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 from torch import Tensor
@@ -159,6 +160,16 @@ def typed(name: str, values: Mapping[str, object]) -> str:
     return f"{name}({', '.join(words)})"
 
 
+class SecondsTable(NamedTuple):
+    """Seconds of one kind of draft steps: the estimate, then those from resampled steps, C in
+    all.
+    """
+
+    draft: np.ndarray  # (C,), of a draft step
+    rounds: np.ndarray  # (C, n + 1), of rounds that verify 0 to n tokens, besides draft steps
+    alone: np.ndarray  # (C,), of a token of the target alone
+
+
 @dataclass(frozen=True)
 class CostTable:
     """StepCosts by the name of their ratio, and what heads and rules add to a draft step.
@@ -170,6 +181,9 @@ class CostTable:
     # Each head's cost as a share of a draft step, counted from its weights, at the given ratios
     head_shares: Mapping[str, float] = field(default_factory=dict)
     steps: TimedSteps | None = None  # the steps that were timed here, for MEASURED
+    _tables: dict[Hashable, SecondsTable] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
 
     def of_kind(self, step_kind: str, head: str | None, ratio: str) -> list[StepCosts]:
         """Return the costs at a ratio of rules of one kind, see `Candidate.step_kind`, with a head
@@ -187,9 +201,18 @@ class CostTable:
         return self._all_of(rule, ratio)[0]
 
     def _all_of(self, rule: Candidate, ratio: str, free_head: bool = False) -> list[StepCosts]:
-        if rule.bound or free_head:
-            return self.of_kind("", None, ratio)
-        return self.of_kind(rule.step_kind, rule.head, ratio)
+        return self.of_kind(*_paid_kind(rule, free_head), ratio)
+
+    def _table(self, rule: Candidate, ratio: str, free_head: bool, longest: int) -> SecondsTable:
+        key = (*_paid_kind(rule, free_head), ratio, longest)
+        if key not in self._tables:  # rules of a kind share it
+            costs = self._all_of(rule, ratio, free_head)
+            self._tables[key] = SecondsTable(
+                draft=np.array([each.draft_seconds for each in costs]),
+                rounds=np.array([each.seconds_of_rounds(longest) for each in costs]),
+                alone=np.array([each.alone_seconds for each in costs]),
+            )
+        return self._tables[key]
 
     def head_share(self, rule: Candidate, ratio: str) -> float | None:
         """Return a head's cost at a ratio, as a share of a draft step; None without a head."""
@@ -213,17 +236,19 @@ class CostTable:
         Args:
             free_head: exclude what the head adds to a draft step.
         """
-        costs = self._all_of(rule, ratio, free_head)
+        seconds = self._table(rule, ratio, free_head, counts.rounds.shape[-1])
         places = np.zeros(len(resamples), dtype=int)
-        if len(costs) > 1:
-            places[1:] = 1 + np.arange(len(resamples) - 1) % (len(costs) - 1)
-        longest = counts.rounds.shape[-1]
-        draft_seconds = np.array([each.draft_seconds for each in costs])
-        round_seconds = np.array([each.seconds_of_rounds(longest) for each in costs])
-        alone_seconds = np.array([each.alone_seconds for each in costs])
-        drafting = (resamples @ counts.drafted) * draft_seconds[places]
-        verifying = ((resamples @ counts.rounds) * round_seconds[places]).sum(axis=1)
-        return (resamples @ counts.tokens) * alone_seconds[places] / (drafting + verifying)
+        num_costs = len(seconds.draft)
+        if num_costs > 1:
+            places[1:] = 1 + np.arange(len(resamples) - 1) % (num_costs - 1)
+        drafting = (resamples @ counts.drafted) * seconds.draft[places]
+        verifying = ((resamples @ counts.rounds) * seconds.rounds[places]).sum(axis=1)
+        return (resamples @ counts.tokens) * seconds.alone[places] / (drafting + verifying)
+
+
+def _paid_kind(rule: Candidate, free_head: bool) -> tuple[str, str | None]:
+    """Return the kind of draft steps that a rule pays for, and its head: bounds pay for none."""
+    return ("", None) if rule.bound or free_head else (rule.step_kind, rule.head)
 
 
 # Thresholds between which the automatic one of a head is interpolated

@@ -119,9 +119,10 @@ def warp_text(warp: Mapping[str, object]) -> str:
     """Return how tokens were sampled."""
     if warp.get("temperature") == 0:
         return "greedy"
+    all_tokens = {"top_k": 0, "top_p": 1, "min_p": 0}
     words = list[str]()
     for name, value in warp.items():
-        if is_number(value):
+        if is_number(value) and value != all_tokens.get(name):
             words.append(f"{name.replace('_', '-')} {value:g}")
     return ", ".join(words)
 
@@ -149,7 +150,7 @@ def tie_text(comparison: Comparison) -> str | None:
     fastest = comparison.choices[comparison.fastest].name
     here = ""
     if comparison.over_used is not None:
-        here = f"; on these prompts it is {change(comparison.over_used)} faster"
+        here = f"; on these prompts it is {change(comparison.over_used)} against that"
     return (
         f"A tie, so the simplest: {fastest} was the fastest on dev prompts, but not clearly faster"
         f" than {comparison.setting.name}{here}."
@@ -185,10 +186,9 @@ def decoded_texts(answer: Answer) -> list[str]:
     row = answer.decoded
     if row is None or answer.evidence.method == "decoding":
         return []
-    text = (
-        f"Decoded as a check: {times(row.speedup)} the target alone,"
-        f" {row.tokens_per_second.value:,.0f} tokens/s"
-    )
+    text = f"Decoded as a check: {row.tokens_per_second.value:,.0f} tokens/s"
+    if answer.kind != Kind.ALONE:
+        text += f", {times(row.speedup)} the target alone"
     if row.replayed_tokens_per_second is not None:
         predicted = row.replayed_tokens_per_second / row.tokens_per_second.value
         text += f"; predicted tokens per second were {signed(predicted)}\u00a0% off"
@@ -208,7 +208,10 @@ def disagreement_text(answer: Answer) -> str | None:
     """
     if not answer.disagreements:
         return None
-    return f"Replay and decoding disagree: {' '.join(answer.disagreements)}"
+    text = f"Replay and decoding disagree: {'; '.join(answer.disagreements)}."
+    if answer.doubts:
+        return f"{text} The machine was busy; decode again on a quiet one."
+    return f"{text} The answer rests on replay; num_live_prompts= decodes more prompts."
 
 
 def doubt_text(answer: Answer) -> str | None:
@@ -230,7 +233,11 @@ def changes_text(report: Report, answer: Answer) -> str:
     ratios = dict[Kind, list[str]]()
     for each in answer.changes:
         ratios.setdefault(each.use, []).append(ratio_text(report, each.ratio))
-    changed = [f"at {' and '.join(known)} the {kind}" for kind, known in ratios.items()]
+    changed = list[str]()
+    for kind, known in ratios.items():
+        *first, last = known
+        listed = f"{', '.join(first)} and {last}" if first else last
+        changed.append(f"at {listed} the {kind}")
     text = f"yes: {', '.join(changed)}"
     if answer.comparison.ratio != MEASURED:
         return text

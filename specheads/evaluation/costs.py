@@ -3,6 +3,7 @@ timed by themselves, and the overhead of a round from a few that were decoded.
 """
 
 import logging
+import statistics
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -13,13 +14,13 @@ from specheads.decoding.decoder import SpeculativeDecoder
 from specheads.decoding.step_costs import StepCosts
 from specheads.decoding.step_times import (
     CONTEXT,
-    UNDISTURBED,
     Seconds,
     StepTimes,
     TimedSteps,
     time_steps,
 )
-from specheads.decoding.stopping import StoppingRule
+from specheads.decoding.stopping import FixedLength, StoppingRule
+from specheads.decoding.verification import Verification
 from specheads.evaluation.candidates import (
     FIXED,
     TARGET_ALONE,
@@ -43,12 +44,16 @@ OVERHEAD_PROMPTS = 4
 OVERHEAD_LENGTH = 4
 
 
-def measured_costs(setup: Setup) -> tuple[CostTable, list[Measured]]:
+def measured_costs(
+    setup: Setup, also: Sequence[Verification] = ()
+) -> tuple[CostTable, list[Measured]]:
     """Return the costs of rules at the cost ratios, and as measured on this machine; and the few
     decoded prompts that gave a round's overhead: by the target alone, and a fixed length.
+
+    `also` are other verification rules that will decode: they are compiled along with all steps.
     """
     rules = timed_rules(setup)
-    steps = TimedSteps.of(_seconds(setup, rules), list(rules))
+    steps = TimedSteps.of(_seconds(setup, rules, also), list(rules))
     prompts = setup.prompts.dev.first(OVERHEAD_PROMPTS).prompts
     fixed = fixed_length(OVERHEAD_LENGTH)
     alone, drafting = decode(setup, "overheads", [TARGET_ALONE, fixed], prompts)
@@ -68,8 +73,10 @@ class Overheads:
 
 
 def overheads_of(alone: Measured, drafting: Measured, costs: StepCosts) -> Overheads:
-    """Return the overheads of the rounds of the target alone, and of a plain rule, by the low
-    quantile of their seconds by which steps are known, too.
+    """Return the overheads of the rounds of the target alone, and of a plain rule: medians.
+
+    A low quantile, by which steps are known, would be that of rounds whose first draft step reads
+    one token: rounds differ by more than what other processes add.
     """
     longest = max(each.num_drafted for each in drafting.all_rounds)
     verify = costs.verify_seconds(np.arange(1 + longest))
@@ -78,11 +85,11 @@ def overheads_of(alone: Measured, drafting: Measured, costs: StepCosts) -> Overh
         steps = each.num_draft_calls * costs.draft_seconds + verify[each.num_drafted]
         more.append(each.seconds - steps)
     more_alone = [each.seconds - costs.target_seconds for each in alone.all_rounds]
-    return Overheads(_undisturbed(more), _undisturbed(more_alone))
+    return Overheads(_usual(more), _usual(more_alone))
 
 
-def _undisturbed(seconds: Sequence[float]) -> float:
-    return max(0.0, float(np.quantile(seconds, UNDISTURBED)))
+def _usual(seconds: Sequence[float]) -> float:
+    return max(0.0, statistics.median(seconds))
 
 
 def timed_rules(setup: Setup) -> dict[str, StoppingRule]:
@@ -106,7 +113,9 @@ def timed_rules(setup: Setup) -> dict[str, StoppingRule]:
     return rules
 
 
-def _seconds(setup: Setup, rules: Mapping[str, StoppingRule]) -> Seconds:
+def _seconds(
+    setup: Setup, rules: Mapping[str, StoppingRule], also: Sequence[Verification]
+) -> Seconds:
     """Return the seconds of steps; a resumed run reads those that it timed before."""
     path = setup.run_folder / STEP_TIMES
     kept = None
@@ -120,9 +129,18 @@ def _seconds(setup: Setup, rules: Mapping[str, StoppingRule]) -> Seconds:
     decoder = SpeculativeDecoder(
         setup.pair, warp=settings.warp, engine=settings.engine, window=setup.window
     )
+    fixed = FixedLength(OVERHEAD_LENGTH)
+    later = [decoder.with_stopping(fixed, rule) for rule in (None, *also)]
     context = min(CONTEXT, setup.window // 2)
     with progress("steps", patience) as advance:
-        seconds = time_steps(decoder, rules, context, patience=patience, advance=advance)
+        seconds = time_steps(
+            decoder,
+            rules,
+            context,
+            patience=patience,
+            later=later,
+            advance=advance,
+        )
     setup.run_folder.mkdir(parents=True, exist_ok=True)
     write_json(path, seconds)
     return seconds

@@ -83,7 +83,8 @@ def _replayed(setup: Setup) -> Results:
     costs = setup.counted_costs()
     if setup.settings.live != "none":
         with stage("timing") as say:
-            costs, _ = measured_costs(setup)
+            also = [BlockVerification()] if setup.settings.tries_block else []
+            costs, _ = measured_costs(setup, also)
             say(timed_text(costs))
     with stage("replay") as say:
         tuning = Tuning(dev.recording, costs)

@@ -8,9 +8,8 @@ from typing import Annotated, Literal, Self
 
 from pydantic import AfterValidator, SkipValidation, model_validator
 
-from specheads.decoding.keys import EngineName
+from specheads.decoding.keys import DecoderKeys
 from specheads.errors import UserError, is_number
-from specheads.pair.generation_config import Warped
 from specheads.settings import (
     Flag,
     PositiveCount,
@@ -56,8 +55,8 @@ class RecordingSettings(Settings):
     )
 
 
-class EvaluationKeys(Warped):
-    """The keys of `specheads evaluate`, with strategies as they are written."""
+class EvaluationKeys(DecoderKeys):
+    """The keys of `specheads evaluate`, with strategies unchecked."""
 
     seed: Seed = setting(0, "seed of everything that is sampled")
     stopping: object = setting(
@@ -113,8 +112,6 @@ class EvaluationKeys(Warped):
         "true: fit the heads' calibration to the dev prompts first, and write it into their folders"
         " unless theirs is as good; it is for prompts unlike those that a head was trained for",
     )
-    drafting: object = setting(None, "how tokens are proposed")
-    verification: object = setting(None, "the rule that decides how much of a draft is kept")
     live: Literal["winners", "none"] = setting(
         "winners", "what is decoded: winners (the best rules on dev prompts), or none"
     )
@@ -127,7 +124,7 @@ class EvaluationKeys(Warped):
         1, "times that each prompt is decoded, each time with another seed"
     )
     timing_seconds: PositiveNumber = setting(
-        20.0, "time steps until they are known to 1 %, for at most so many seconds"
+        10.0, "time steps until they are known to 1 %, for at most so many seconds"
     )
     concurrency: tuple[PositiveCount, ...] = setting(
         (),
@@ -136,9 +133,6 @@ class EvaluationKeys(Warped):
         " of the live evaluation",
     )
     verbose: Flag = setting(False, "true: print every table of the report, too")
-    engine: EngineName = setting(
-        "auto", "how models are run: auto (the fastest here), eager, compiled or cuda_graph"
-    )
 
     @model_validator(mode="after")
     def _something_is_timed(self) -> Self:

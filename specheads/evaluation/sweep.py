@@ -318,9 +318,9 @@ def disagreements_of(
             expected = interval(known[name] / known[baseline])
             if here.low > expected.high or here.high < expected.low:
                 yield (
-                    f"{name} decoded {here.value:.2f} times as fast as {baseline}"
-                    f" [{here.low:.2f}, {here.high:.2f}], but replay predicts"
-                    f" {expected.value:.2f} [{expected.low:.2f}, {expected.high:.2f}]; {REMEDY}."
+                    f"{name} over {baseline} {expected.value:.2f}× [{expected.low:.2f},"
+                    f" {expected.high:.2f}] by replay, {here.value:.2f}× [{here.low:.2f},"
+                    f" {here.high:.2f}] decoded"
                 )
 
 

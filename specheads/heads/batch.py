@@ -13,7 +13,8 @@ from torch.utils._pytree import tree_map
 from specheads.heads.features import FEATURES, drafting_features, reads_logits
 from specheads.pair.draft import DraftModel
 from specheads.pair.padding import SLICE_ELEMENTS, right_padded, slices
-from specheads.pair.reading import GivenTexts, states_of
+from specheads.pair.reading import GivenTexts, states_by_length
+from specheads.pair.sampling import active
 
 
 @dataclass(frozen=True)
@@ -33,6 +34,13 @@ class HeadBatch:
 
     def to(self, device: torch.device) -> "HeadBatch":
         return HeadBatch(**tree_map(lambda value: value.to(device), vars(self)))
+
+    def read_by(self, predicts: str) -> GivenTexts:
+        """Return the texts with the positions that heads read: the drafted tokens', or for
+        `next_token` heads those that the tokens were sampled from, one before them.
+        """
+        position = self.index if predicts == "input_token" else self.index - 1
+        return GivenTexts(self.tokens, self.row, position)
 
 
 def collate(items: Sequence[Mapping]) -> HeadBatch:
@@ -57,36 +65,36 @@ def head_features(
     """Return the draft's features in `needs` of every drafted token, (N, ...) by name, as the
     decoder computes them.
     """
-    (features,) = sample_features(lm, batch, predicts, needs, [batch.drafted])
+    hidden = states_by_length(lm, batch.read_by(predicts)).to(batch.tokens.device)
+    (features,) = sample_features(lm, hidden, needs, [batch.drafted])
     return features
 
 
 @torch.no_grad()
 def sample_features(
-    lm: DraftModel,
-    batch: HeadBatch,
-    predicts: str,
-    needs: frozenset[str],
-    samples: Sequence[Tensor],
+    lm: DraftModel, hidden: Tensor, needs: frozenset[str], samples: Sequence[Tensor]
 ) -> list[dict[str, Tensor]]:
     """Return the features in `needs` for each of `samples`, token ids (N,) that the draft may
-    sample at the batch's positions.
+    sample where its states are `hidden` (N, H).
 
     Features that do not depend on the token are computed for the first sample only, and are left
     out for the others.
     """
-    # A `next_token` head reads at the position before the token, from which it was sampled.
-    position = batch.index if predicts == "input_token" else batch.index - 1
-    hidden = states_of(lm, GivenTexts(batch.tokens, batch.row, position)).to(batch.tokens.device)
     of_token = {name for name in needs if FEATURES[name].of_token}
     parts: list[list[dict[str, Tensor]]] = [[] for _ in samples]
-    for piece in slices(len(position), lm.vocab_size, SLICE_ELEMENTS):
+    for piece in slices(len(hidden), lm.vocab_size, SLICE_ELEMENTS):
         logits = lm.logits(hidden[piece]) if reads_logits(needs) else hidden[piece]
         for number, (drafted, features) in enumerate(zip(samples, parts, strict=True)):
             wanted = of_token if number else needs
             features.append(
                 drafting_features(
-                    wanted, logits, drafted[piece], hidden[piece], lm.embed, lm.kept_tokens
+                    wanted,
+                    logits,
+                    drafted[piece],
+                    hidden[piece],
+                    lm.embed,
+                    lm.kept_tokens,
+                    active().softmax_sums,
                 )
             )
     return [

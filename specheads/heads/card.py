@@ -106,7 +106,7 @@ def recommendation(config: HeadConfig) -> str | None:
     if "threshold" not in known:
         return None
     text = f"This head is best at threshold {known['threshold']:g}"
-    if "speedup" in known:
+    if {"speedup", "speedup_low", "speedup_high"} <= known.keys():
         interval = f"[{known['speedup_low']:.2f}, {known['speedup_high']:.2f}]"
         text += f": {known['speedup']:.2f} times as fast as the target alone {interval}"
     if known.get("verification") not in (None, "token"):

@@ -8,23 +8,11 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor
 
-from specheads.pair.sampling import at_least_float32
+from specheads.pair.sampling import SoftmaxSums, at_least_float32, softmax_sums
 
 LEAST_PROB = 1e-12  # replaces smaller probabilities, so that their logarithm is finite
-
-
-class _SoftmaxSums(NamedTuple):
-    """Sums over the vocabulary from which the features of a softmax without temperature or cuts are
-    computed.
-    """
-
-    logits: Tensor  # (..., V), float32 or wider
-    largest: Tensor  # (..., 1), the largest logit
-    total: Tensor  # (...), the sum of exp(logit - largest)
-    moment: Tensor  # (...), the sum of exp(logit - largest) * (logit - largest)
 
 
 class DraftedToken(NamedTuple):
@@ -36,7 +24,8 @@ class DraftedToken(NamedTuple):
     token: Tensor  # (...) long
     hidden: Tensor  # (..., H), the draft's hidden state that the token was sampled from
     embed: Callable[[Tensor], Tensor]  # the draft's input embedding
-    softmax: _SoftmaxSums  # sums over the draft's logits
+    logits: Tensor  # (..., V), float32 or wider
+    softmax: SoftmaxSums  # sums over the draft's logits
 
 
 @dataclass(frozen=True)
@@ -64,14 +53,15 @@ def second_prob(drafted: DraftedToken) -> Tensor:
 
     It equals the largest one if two tokens are most likely.
     """
-    logits, largest, total, _ = drafted.softmax
-    return (logits.topk(2, dim=-1).values[..., 1] - largest.squeeze(-1)).exp() / total
+    largest, total, _ = drafted.softmax
+    return (drafted.logits.topk(2, dim=-1).values[..., 1] - largest).exp() / total
 
 
 def draft_prob(drafted: DraftedToken) -> Tensor:
     """Return the probability (...) of the drafted token."""
-    logits, largest, total, _ = drafted.softmax
-    return (logits.gather(-1, drafted.token.unsqueeze(-1)) - largest).squeeze(-1).exp() / total
+    largest, total, _ = drafted.softmax
+    logit = drafted.logits.gather(-1, drafted.token.unsqueeze(-1)).squeeze(-1)
+    return (logit - largest).exp() / total
 
 
 FEATURES = {
@@ -105,16 +95,6 @@ FEATURES = {
 RECORDED = tuple(name for name, feature in FEATURES.items() if feature.recorded)
 
 
-def _softmax_sums(logits: Tensor) -> _SoftmaxSums:
-    """Return the sums of logits (..., V) of any float type, in two passes over them."""
-    logits = at_least_float32(logits)
-    largest = logits.amax(dim=-1, keepdim=True)
-    # A logit of minus infinity counts for nothing: 0 log 0 = 0.
-    below = (logits - largest).clamp_min(torch.finfo(logits.dtype).min)
-    weights = below.exp()
-    return _SoftmaxSums(logits, largest, weights.sum(dim=-1), (weights * below).sum(dim=-1))
-
-
 def drafting_features(
     needs: Collection[str],
     logits: Tensor,
@@ -122,6 +102,7 @@ def drafting_features(
     hidden: Tensor | None = None,
     embed: Callable[[Tensor], Tensor] | None = None,
     kept_tokens: Tensor | None = None,
+    sums_of: Callable[[Tensor], SoftmaxSums] = softmax_sums,
 ) -> dict[str, Tensor]:
     """Return by name the features in `needs` of drafted tokens, (...) or (..., size).
 
@@ -133,14 +114,14 @@ def drafting_features(
         embed: the draft's input embedding, a function of token ids, if a feature needs it.
         kept_tokens: (V_kept,) long, those that the draft's output has; None: all. Sums without the
             others are faster.
+        sums_of: computes the sums; a device may have a faster way.
     """
     softmax = None
     if reads_logits(needs):
-        softmax = _softmax_sums(
-            logits if kept_tokens is None else logits.index_select(-1, kept_tokens)
-        )
-        softmax = softmax._replace(logits=at_least_float32(logits))
-    drafted = DraftedToken(token, hidden, embed, softmax)  # type: ignore[arg-type]  # None where no feature reads it
+        kept = logits if kept_tokens is None else logits.index_select(-1, kept_tokens)
+        softmax = sums_of(at_least_float32(kept))
+        logits = at_least_float32(logits)
+    drafted = DraftedToken(token, hidden, embed, logits, softmax)  # type: ignore[arg-type]  # None where no feature reads it
     return {name: feature.compute(drafted) for name, feature in FEATURES.items() if name in needs}
 
 

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+CONVERGED = 1e-10  # the size of a Newton step, over that of the weights, after which none is needed
+
 
 @dataclass(frozen=True)
 class Calibration:
@@ -114,9 +116,12 @@ def fit_logistic(
     weights = torch.zeros(inputs.shape[1], dtype=torch.float64)
     penalty = ridge * max(1, len(inputs)) * torch.eye(inputs.shape[1], dtype=torch.float64)
     counted = inputs if counts is None else inputs * counts.double().unsqueeze(1)
-    for _ in range(25):  # Newton steps
+    for _ in range(25):  # Newton steps, which double the correct digits
         probs = torch.sigmoid(inputs @ weights)
         gradient = counted.T @ (probs - labels) + penalty @ weights
         curvature = (counted * (probs * (1 - probs)).unsqueeze(1)).T @ inputs
-        weights = weights - torch.linalg.solve(curvature + penalty, gradient)
+        step = torch.linalg.solve(curvature + penalty, gradient)
+        weights = weights - step
+        if step.abs().max() <= CONVERGED * weights.abs().max():
+            break
     return weights

@@ -58,11 +58,17 @@ class States(NamedTuple):
 
 
 @torch.no_grad()
-def read(pair: Pair, texts: GivenTexts) -> States:
-    """Return the states of both models; each reads a text once, in the order of the rows."""
+def read(pair: Pair, texts: GivenTexts, of_target: Tensor | None = None) -> States:
+    """Return the states of both models; each reads a text once, in the order of the rows.
+
+    With the states `of_target` (N, H), as it wrote the texts, the target reads none, unless the
+    draft reads its layers.
+    """
     draft: DraftModel = pair.draft_lm
     if not draft.reads_layers:
-        return States(states_of(pair.target_lm, texts), states_of(draft, texts))
+        if of_target is None:
+            of_target = states_of(pair.target_lm, texts)
+        return States(of_target.to(pair.target_lm.device), states_of(draft, texts))
     target = pair.target_lm
     parts = []
     for rows in slices(len(texts.tokens), texts.tokens.shape[1], BATCH_TOKENS):

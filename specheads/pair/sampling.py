@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -21,8 +21,27 @@ Row = TypeVar("Row")
 Result = TypeVar("Result")
 
 
+class SoftmaxSums(NamedTuple):
+    """Sums over the vocabulary from which the features of a softmax without temperature or cuts are
+    computed, (...) each.
+    """
+
+    largest: Tensor  # the largest logit
+    total: Tensor  # the sum of exp(logit - largest)
+    moment: Tensor  # the sum of exp(logit - largest) * (logit - largest)
+
+
+def softmax_sums(logits: Tensor) -> SoftmaxSums:
+    """Return the sums of logits (..., V), float32 or wider, in two passes over them."""
+    largest = logits.amax(dim=-1, keepdim=True)
+    # A logit of minus infinity counts for nothing: 0 log 0 = 0.
+    below = (logits - largest).clamp_min(torch.finfo(logits.dtype).min)
+    weights = below.exp()
+    return SoftmaxSums(largest.squeeze(-1), weights.sum(dim=-1), (weights * below).sum(dim=-1))
+
+
 class Sampling:
-    """What a warp computes with: torch.
+    """What a warp, and the features of a distribution, are computed with: torch.
 
     An engine for a device may have other operations of the same results.
     """
@@ -51,6 +70,10 @@ class Sampling:
         mass_before = ordered.cumsum(dim=-1) - ordered
         kept = ordered.masked_fill(mass_before >= top_p, 0)
         return torch.zeros_like(probs).scatter_(-1, index, kept / kept.sum(dim=-1, keepdim=True))
+
+    def softmax_sums(self, logits: Tensor) -> SoftmaxSums:
+        """Return the sums of logits (..., V), float32 or wider."""
+        return softmax_sums(logits)
 
     def token_at(self, probs: Tensor, uniform: Tensor) -> Tensor:
         """Return the first token ids (...) at which the sum of `probs` (..., V) exceeds `uniform`

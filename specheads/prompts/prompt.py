@@ -22,6 +22,8 @@ FINAL = (  # prompts on which nothing is chosen: each is read once, for a figure
     "final"
 )
 
+# What usual formats put before an instruction
+MARKS = ("<|im_start|>user", "<start_of_turn>user", "<|start_header_id|>user", "[INST]")
 SHORTEST_MARK = 4  # of a format, in characters: shorter ones are in plain texts, too
 
 
@@ -160,8 +162,8 @@ def encode_prompts(
 
 
 def _warn_of_rendered(pair: "Pair", prompts: Sequence[Prompt]) -> None:
-    """Log a warning for texts that hold what the pair's format puts before an instruction: they
-    will have it twice.
+    """Log a warning for texts that hold what the pair's format, or a usual other one, puts before
+    an instruction: they will have one twice, or one within the other.
     """
     before = pair.text_before_instruction()
     if not before:
@@ -171,18 +173,20 @@ def _warn_of_rendered(pair: "Pair", prompts: Sequence[Prompt]) -> None:
         .strip()
         .rpartition("\n")[2]
     )
-    if len(mark) < SHORTEST_MARK:
-        return
-    rendered = [prompt for prompt in prompts if not prompt.is_chat and mark in prompt.text]
-    if rendered:
-        logger.warning(
-            "data: %d of %d prompts, the first in %s, hold %r already, which is put before each"
-            " text again; give texts without it, or messages, or set model.chat=false",
-            len(rendered),
-            len(prompts),
-            rendered[0].where,
-            mark,
-        )
+    for each in dict.fromkeys((mark, *MARKS)):
+        rendered = [prompt for prompt in prompts if not prompt.is_chat and each in prompt.text]
+        if rendered and len(each) >= SHORTEST_MARK:
+            logger.warning(
+                "data: %d of %d prompts, the first in %s, hold %r already, and are put into the"
+                " pair's format again, with %r; give texts without it, or messages, or set"
+                " model.chat=false",
+                len(rendered),
+                len(prompts),
+                rendered[0].where,
+                each,
+                mark,
+            )
+            return
 
 
 def response_provenance(

@@ -18,13 +18,13 @@ from torch import Tensor
 
 from specheads.decoding.branches import Branches, TextReader
 from specheads.decoding.engine import bulk_operations
-from specheads.heads.features import drafting_features, reads_logits
+from specheads.heads.features import RECORDED, drafting_features, reads_logits
 from specheads.heads.head import AcceptanceHead
 from specheads.load import adapt_threads, threads_by_load
 from specheads.pair.language_model import LanguageModel
 from specheads.pair.padding import SLICE_ELEMENTS, slices
 from specheads.pair.pair import Pair
-from specheads.pair.sampling import Warp, accept_prob, check_numbers, computing_with
+from specheads.pair.sampling import Warp, accept_prob, active, check_numbers, computing_with
 from specheads.progress import Advance, progress
 from specheads.prompts.prompt import EncodedPrompt
 from specheads.replay.recording import (
@@ -152,19 +152,33 @@ def _predict(
 def _head_values(heads: Sequence[AcceptanceHead]) -> _Values:
     """Return what computes logits of heads, one for every node."""
     needs = frozenset[str]().union(*(head.config.inputs for head in heads))
+    computed = needs - set(RECORDED)
 
-    def of_nodes(lm: LanguageModel, tokens: Tensor, hidden: Tensor) -> list[Tensor]:
-        logits = lm.logits(hidden) if reads_logits(needs) else hidden
-        features = drafting_features(needs, logits, tokens, hidden, lm.embed, lm.kept_tokens)
-        return [head.to(lm.device)(features) for head in heads]
+    def of_nodes(
+        lm: LanguageModel, tokens: Tensor, hidden: Tensor, recorded: dict[str, Tensor]
+    ) -> list[Tensor]:
+        logits = lm.logits(hidden) if reads_logits(computed) else hidden
+        sums_of = active().softmax_sums
+        features = drafting_features(
+            computed, logits, tokens, hidden, lm.embed, lm.kept_tokens, sums_of
+        )
+        return [head.to(lm.device)(features | recorded) for head in heads]
 
     @torch.no_grad()
     def of_row(reader: TextReader, row: StoredResponse, branches: Branches) -> list[Tensor]:
         lm = reader.lm
+        columns: Mapping[str, object] = row
+        recorded = dict[str, Tensor]()
+        for name in needs - computed:
+            recorded[name] = torch.tensor(columns[name], device=lm.device)
         parts = list[list[Tensor]]()
+        first = 0
         for tokens, hidden in node_states(reader, row["prompt_ids"], row["response_ids"], branches):
             for piece in slices(len(tokens), lm.vocab_size, SLICE_ELEMENTS):
-                parts.append(of_nodes(lm, tokens[piece], hidden[piece]))
+                end = first + len(tokens[piece])
+                here = {name: values[first:end] for name, values in recorded.items()}
+                parts.append(of_nodes(lm, tokens[piece], hidden[piece], here))
+                first = end
         return [torch.cat(values) for values in zip(*parts, strict=True)]
 
     return of_row

@@ -336,6 +336,9 @@ class StoredResponse(TypedDict):
     branch_start: list[int]
     branch_length: list[int]
     branch_ids: list[int]
+    draft_prob: list[float]
+    max_prob: list[float]
+    entropy: list[float]
     law_prob: list[float]
 
 

@@ -9,7 +9,7 @@ length of drafts.
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import SimpleNamespace
-from typing import cast
+from typing import NamedTuple, cast
 
 import numpy as np
 import torch
@@ -17,10 +17,13 @@ from torch import Tensor
 from torch.utils._pytree import tree_map
 
 from specheads.decoding.stopping import HeadThreshold, StoppingRule
+from specheads.decoding.stopping.rule import State
 from specheads.errors import UserError
 from specheads.heads.head import AcceptanceHead
 from specheads.replay.head_scores import head_fingerprint
 from specheads.replay.recording import GROUND_TRUTH, Recording
+
+ROWS_AT_ONCE = 2**14  # drafts of a rule, so that its state stays in a CPU's cache
 
 
 @dataclass(frozen=True)
@@ -169,149 +172,170 @@ def replay_each(
     alike: dict[Hashable, list[int]] = {}  # numbers of rules by compile key
     for number, rule in enumerate(rules):
         alike.setdefault(rule.compile_key, []).append(number)
+    drafts = _Drafts.of(recording)
     for numbers in alike.values():
-        walk = _Walk(recording, [rules[number] for number in numbers])
-        yield from zip(numbers, walk.run(), strict=True)
+        rounds = _Rounds(recording, drafts, [rules[number] for number in numbers])
+        yield from zip(numbers, rounds.of_rules(), strict=True)
 
 
-class _Walk:
-    """A walk of rules with one compile key over all responses and samples.
-
-    A row (rule, sample, prompt) is dropped once done.
+class _Drafts(NamedTuple):
+    """The longest draft from each start, (n,) long: the response's tokens from there on while they
+    are accepted, and then the branch.
     """
 
-    def __init__(self, recording: Recording, rules: Sequence[StoppingRule]) -> None:
+    first: Tensor  # the node of its first token, if that is accepted
+    num_accepted: Tensor
+    branch: Tensor  # the node of its first token in the branch, less the accepted tokens
+    most: Tensor  # its tokens
+    left: Tensor  # tokens of the response that are left, which the target emits or accepts
+
+    @classmethod
+    def of(cls, recording: Recording) -> "_Drafts":
+        """Return those from every position of every sample (Q N,), one sample after another."""
+        num_tokens = len(recording.accepted[0])
+        position = torch.arange(num_tokens)
+        ends = (recording.first + recording.lengths).repeat_interleave(recording.lengths)
+        limits = (recording.first + recording.limits).repeat_interleave(recording.lengths)
+        # The first position from each on that is rejected, or the response's end.
+        rejected = torch.where(recording.accepted, num_tokens, position)
+        rejected = rejected.flip(1).cummin(dim=1).values.flip(1).minimum(ends)
+        num_accepted = rejected - position
+        place = rejected.clamp_max(num_tokens - 1)
+        in_branch = recording.branch_length.gather(1, place)
+        most = num_accepted + torch.where(rejected < ends, in_branch, 0)
+        most = most.minimum(limits - 1 - position)
+        branch = recording.branch_first.gather(1, place) - num_accepted
+        columns = (position, num_accepted, branch, most, ends - position)
+        return cls(*(column.expand_as(most).flatten() for column in columns))
+
+    def node(self, index: int) -> Tensor:
+        """Return the nodes (n,) of the drafts' tokens at an index."""
+        return index + torch.where(index < self.num_accepted, self.first, self.branch)
+
+
+class _Rounds:
+    """The rounds of rules with one compile key, each of which begins where the one before ended."""
+
+    def __init__(
+        self, recording: Recording, drafts: _Drafts, rules: Sequence[StoppingRule]
+    ) -> None:
         self.recording = recording
+        self.drafts = drafts
         self.rules = rules
         self.rule = rules[0]
-        self.num_rules = len(rules)
-        self.learns = any(rule.learns for rule in rules)
-        rows_per_rule = recording.num_samples * recording.num_prompts
-        row = torch.arange(self.num_rules * rows_per_rule)
-        self.which = row // rows_per_rule
-        self.sample = row // recording.num_prompts % recording.num_samples
-        self.prompt = row % recording.num_prompts
-        self.cap = torch.tensor([rule.max_tokens for rule in rules])[self.which]
-        states = []
-        for rule in rules:
-            state = rule.start_prompt(rows_per_rule, torch.device("cpu"))
-            states.append(rule.start_round(state))
-        self.state = tree_map(lambda *parts: torch.cat(parts), *states)
-        self.start = torch.zeros_like(row)  # the round's start, as a response position
-        self.drafted = torch.zeros_like(row)
-        # How deep in the branch; -1: still along the response
-        self.depth = torch.full_like(row, -1)
-        self.rounds: list[tuple[Tensor, ...]] = []
 
     @torch.no_grad()
-    def run(self) -> list[Replayed]:
-        self._skip_last_tokens()
-        while len(self.start):
-            self._step()
-        columns = [torch.cat(parts).numpy() for parts in zip(*self.rounds, strict=True)]
-        order = np.argsort(columns[0], kind="stable")
-        cuts = np.searchsorted(columns[0][order], np.arange(1, self.num_rules))
-        split = [np.split(column[order], cuts) for column in columns[1:]]
-        return [Replayed(*parts) for parts in zip(*split, strict=True)]
+    def of_rules(self) -> list[Replayed]:
+        """Return the rounds of each rule."""
+        num_samples, num_tokens = self.recording.accepted.shape
+        first = self.recording.first
+        starts = (first + num_tokens * torch.arange(num_samples)[:, None]).flatten()
+        which = torch.arange(len(self.rules)).repeat_interleave(len(starts))
+        start = starts.repeat(len(self.rules))
+        walk = self._remembering if self.rule.remembers else self._looked_up
+        columns = list[np.ndarray]()
+        for parts in zip(*walk(which, start), strict=True):
+            columns.append(torch.cat(parts).int().numpy())
+        of_rule, place, *counts = columns
+        position = place % num_tokens
+        prompt = np.searchsorted(first.numpy(), position, side="right") - 1
+        within = position - first.numpy()[prompt]
+        order = np.argsort(of_rule, kind="stable")
+        cuts = np.searchsorted(of_rule[order], np.arange(1, len(self.rules)))
+        split = list[list[np.ndarray]]()
+        for column in (prompt, place // num_tokens, within, *counts):
+            split.append(np.split(column[order], cuts))
+        return [Replayed(*of_one) for of_one in zip(*split, strict=True)]
 
-    def _step(self) -> None:
-        """Draft one token in every row, and end the rounds that stop there."""
-        recording = self.recording
-        prompt = self.prompt
-        first = recording.first[prompt]
-        on_response = self.depth < 0
-        position = (
-            first
-            + self.start
-            + torch.where(on_response, self.drafted, self.drafted - 1 - self.depth)
-        )
-        accepted = on_response & recording.accepted[self.sample, position]
-        self.depth = torch.where(accepted, -1, self.depth + 1)
-        node = torch.where(
-            accepted, position, recording.branch_first[self.sample, position] + self.depth
-        )
-        features = dict[str, Tensor]()
-        for name in self.rule.needs:
-            values = recording.tokens if name == "token" else recording.features[name]
-            features[name] = values[node]
-        state, stop = self.rule.step(self.state, features)
-        self.state = tree_map(lambda old, new: new.to(old.dtype), self.state, state)
-        self.drafted += 1
-        capacity = recording.limits[prompt] - self.start - 1
-        last = recording.finished[prompt] & (self.start + self.drafted == recording.lengths[prompt])
-        branch_ended = self.depth + 1 == recording.branch_length[self.sample, position]
-        ended = (
-            stop
-            | (self.drafted >= torch.minimum(capacity, self.cap))
-            | torch.where(accepted, last, branch_ended)
-        )
-        if ended.any():
-            self._end_rounds(ended.nonzero().squeeze(1))
-
-    def _end_rounds(self, rows: Tensor) -> None:
-        """End the rounds of `rows` with the token of the target, and begin their next rounds."""
-        drafted = self.drafted[rows]
-        accepted = drafted - 1 - self.depth[rows]
-        left = self.recording.lengths[self.prompt[rows]] - self.start[rows]
-        tokens = torch.minimum(accepted + 1, left)
-        self._keep(rows, drafted, accepted, tokens)
-        if not self.learns:
-            self._end_rounds_of(self.rule, rows, drafted, accepted)
-        else:  # rules with one compile key step alike, but each learns in its own way
-            which = self.which[rows]
-            for number in which.unique().tolist():
-                of_rule = which == number
-                self._end_rounds_of(
-                    self.rules[number], rows[of_rule], drafted[of_rule], accepted[of_rule]
-                )
-        self.start[rows] += tokens
-        self.drafted[rows] = 0
-        self.depth[rows] = -1
-        self._skip_last_tokens()
-
-    def _end_rounds_of(
-        self, rule: StoppingRule, rows: Tensor, drafted: Tensor, accepted: Tensor
-    ) -> None:
-        """Pass outcomes to a rule, and begin the next rounds of its rows."""
-        before = tree_map(lambda value: value[rows], self.state)
-        after = rule.start_round(rule.end_round(before, drafted, accepted))
-
-        def changed(value: Tensor, old: Tensor, new: Tensor) -> Tensor:
-            return value if new is old else value.index_copy(0, rows, new.to(value.dtype))
-
-        self.state = tree_map(changed, self.state, before, after)
-
-    def _skip_last_tokens(self) -> None:
-        """Drop rows that are done.
-
-        Where one token is left to the limit, the target emits it without a draft.
+    def _looked_up(self, which: Tensor, start: Tensor) -> Iterator[tuple[Tensor, ...]]:
+        """Yield rounds of rules that remember nothing: how much each drafts from every start does
+        not depend on how it came there, so it is computed for all of them at once.
         """
-        lengths = self.recording.lengths[self.prompt]
-        limits = self.recording.limits[self.prompt]
-        one_left = (self.start == limits - 1) & (self.start < lengths)
-        if one_left.any():
-            rows = one_left.nonzero().squeeze(1)
-            zeros = torch.zeros_like(rows)
-            self._keep(rows, zeros, zeros, zeros + 1)
-            self.start[rows] += 1
-        going = self.start < lengths
-        if not going.all():
-            rows = going.nonzero().squeeze(1)
-            for name in ("which", "sample", "prompt", "cap", "start", "drafted", "depth"):
-                setattr(self, name, getattr(self, name)[rows])
-            self.state = tree_map(lambda value: value[rows], self.state)
+        table = torch.cat([self._from_everywhere(rule) for rule in self.rules])
+        num_starts = len(self.drafts.first)
+        while len(start):
+            drafted = table.index_select(0, which * num_starts + start).long()
+            accepted, tokens, stay = self._outcomes(start, drafted)
+            yield which, start, drafted, accepted, tokens
+            which, start = _of_rows((which, start + tokens), stay)
 
-    def _keep(self, rows: Tensor, drafted: Tensor, accepted: Tensor, tokens: Tensor) -> None:
-        columns = [
-            self.which[rows],
-            self.prompt[rows],
-            self.sample[rows],
-            self.start[rows],
-            drafted,
-            accepted,
-            tokens,
-        ]
-        self.rounds.append(tuple(column.int() for column in columns))
+    def _from_everywhere(self, rule: StoppingRule) -> Tensor:
+        """Return how many tokens (Q N,) int a rule drafts in a round from every start."""
+        parts = list[Tensor]()
+        for start in torch.arange(len(self.drafts.most)).split(ROWS_AT_ONCE):
+            state = rule.start_round(rule.start_prompt(len(start), start.device))
+            drafted, _ = self._drafted(start, rule.max_tokens, state)
+            parts.append(drafted.int())
+        return torch.cat(parts)
+
+    def _remembering(self, which: Tensor, start: Tensor) -> Iterator[tuple[Tensor, ...]]:
+        """Yield rounds of rules whose drafts depend on the rounds before."""
+        rule = self.rule
+        most_tokens = torch.tensor([each.max_tokens for each in self.rules])
+        rows_per_rule = len(start) // len(self.rules)
+        states = [each.start_prompt(rows_per_rule, start.device) for each in self.rules]
+        state = tree_map(lambda *parts: torch.cat(parts), *states)
+        while len(start):
+            state = rule.start_round(state)
+            drafted, state = self._drafted(start, most_tokens[which], state)
+            accepted, tokens, stay = self._outcomes(start, drafted)
+            yield which, start, drafted, accepted, tokens
+            state = rule.end_round(state, drafted, accepted)
+            which, start, state = _of_rows((which, start + tokens, state), stay)
+
+    def _outcomes(self, start: Tensor, drafted: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the accepted tokens (n,) of rounds, the emitted ones (n,), and the rows (m,) whose
+        responses go on.
+        """
+        left = self.drafts.left.index_select(0, start)
+        accepted = drafted.minimum(self.drafts.num_accepted.index_select(0, start))
+        tokens = (accepted + 1).minimum(left)
+        (stay,) = (tokens < left).nonzero(as_tuple=True)
+        return accepted, tokens, stay
+
+    def _drafted(
+        self, start: Tensor, max_tokens: Tensor | int, state: State
+    ) -> tuple[Tensor, State]:
+        """Return how many tokens (n,) are drafted from each `start` (n,), at most `max_tokens`, and
+        the state (n, ...) after them.
+        """
+        drafted = torch.zeros_like(start)
+        drafts = _of_rows(self.drafts, start)
+        drafts = drafts._replace(most=drafts.most.clamp_max(max_tokens))
+        rows = torch.arange(len(start))
+        ended = list[Tensor]()
+        states = list[State]()  # of the rows that have ended
+        index = 0
+        goes_on = drafts.most > 0
+        while True:
+            if not goes_on.all():
+                (leave,) = (~goes_on).nonzero(as_tuple=True)
+                ended.append(rows[leave])
+                drafted[ended[-1]] = index
+                if self.rule.remembers:
+                    states.append(_of_rows(state, leave))
+                (stay,) = goes_on.nonzero(as_tuple=True)
+                rows, drafts, state = _of_rows((rows, drafts, state), stay)
+            if not len(rows):
+                break
+            node = drafts.node(index)
+            features = dict[str, Tensor]()
+            for name in self.rule.needs:
+                values = self.recording.tokens if name == "token" else self.recording.features[name]
+                features[name] = values.index_select(0, node)
+            new, stop = self.rule.step(state, features)
+            state = tree_map(lambda old, new: new.to(old.dtype), state, new)
+            index += 1
+            goes_on = ~stop & (index < drafts.most)
+        if self.rule.remembers:
+            order = torch.cat(ended).argsort()
+            state = tree_map(lambda *parts: torch.cat(parts)[order], *states)
+        return drafted, state
+
+
+def _of_rows(tree: State, rows: Tensor) -> State:
+    """Return a tree of tensors in some `rows` (n,) long."""
+    return tree_map(lambda value: value.index_select(0, rows), tree)
 
 
 def oracle(recording: Recording) -> Replayed:

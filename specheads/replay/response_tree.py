@@ -23,7 +23,7 @@ from specheads.pair.language_model import LanguageModel
 from specheads.pair.padding import SLICE_ELEMENTS, slices
 from specheads.pair.pair import Pair
 from specheads.pair.reading import GivenTexts, states_of
-from specheads.pair.sampling import Warp, accept_prob, check_finite, sample
+from specheads.pair.sampling import Warp, accept_prob, active, check_finite, sample
 from specheads.progress import Advance
 
 CACHED = (
@@ -227,7 +227,11 @@ def _values(draft: LanguageModel, logits: Tensor, distribution: Tensor, tokens: 
     parts: dict[str, list[Tensor]] = {name: [] for name in RECORDED}
     for piece in slices(len(tokens), logits.shape[1], size):
         features = drafting_features(
-            RECORDED, logits[piece], tokens[piece], kept_tokens=draft.kept_tokens
+            RECORDED,
+            logits[piece],
+            tokens[piece],
+            kept_tokens=draft.kept_tokens,
+            sums_of=active().softmax_sums,
         )
         for name, of_feature in parts.items():
             of_feature.append(features[name])
@@ -235,7 +239,7 @@ def _values(draft: LanguageModel, logits: Tensor, distribution: Tensor, tokens: 
 
 
 # Of branches whose states are computed together: more attend to more keys that they do not see
-NODES_AT_ONCE = 512
+NODES_AT_ONCE = 256
 # Of a branch, below which the target does not read on: no ceiling drafts on that is rejected so
 # surely
 LEAST_SURVIVAL = 0.05

@@ -98,7 +98,9 @@ def begin(folder: Path, key: str, resume: bool = True) -> None:
     state = read_state(folder)
     resumed = resume and state.get("key") == key and not state.get("finished")
     if resumed:
-        finished("resuming", f"{folder} (resume=false starts a new one)")
+        here = Path.cwd()
+        shown = folder.relative_to(here) if folder.is_relative_to(here) else folder
+        finished("resuming", f"{shown} (resume=false starts a new one)")
     write_json(folder / STATE, {"key": key, "finished": False, "resumed": resumed})
 
 

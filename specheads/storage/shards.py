@@ -1,7 +1,7 @@
 """Caches on disk: `<fingerprint>/` with shards and a manifest of their checksums.
 
 A shard appears by rename, then a note with its checksum, `.<shard>.json`. The manifest is first
-written without shards. Once all exist it lists them, with a checksum of its own, and the notes go:
+written without shards. Once all exist it lists them, with a checksum of the list, and the notes go:
 a cache whose manifest lists shards is complete.
 """
 

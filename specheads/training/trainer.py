@@ -199,7 +199,11 @@ class Checkpoints(L.Callback):
         self.path.parent.mkdir(parents=True, exist_ok=True)
         for logger in trainer.loggers:
             logger.save()
-        trainer.save_checkpoint(temporary_of(self.path), weights_only=False)
+        try:
+            trainer.save_checkpoint(temporary_of(self.path), weights_only=False)
+        except OSError:
+            temporary_of(self.path).unlink(missing_ok=True)  # a full disk needs the space
+            raise
         if trainer.is_global_zero:
             os.replace(temporary_of(self.path), self.path)
         trainer.strategy.barrier()

@@ -30,7 +30,12 @@ def folder(nano, tmp_path):
 
 
 def calibrated(nano, tmp_path, *heads):
-    settings = Evaluation(num_dev_prompts=4, max_new_tokens=8, record={"num_samples": 2})
+    settings = Evaluation(
+        num_dev_prompts=4,
+        max_new_tokens=8,
+        record={"num_samples": 2},
+        warp={"temperature": 1.0},
+    )
     data = PromptData(NanoSource(2, 6, 2), ResponseLimits())
     settings = settings.for_pair(nano)
     return _calibrate_again([str(head) for head in heads], nano, settings, data, tmp_path / "data")

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from specheads import Warp, generate_baseline
+from specheads import Warp, generate_baseline, progress
 from specheads.heads.head import AcceptanceHead, HeadConfig, save_head
 
 PROMPT = "def mean(values):\n"
@@ -15,6 +15,7 @@ SHORT = ("model=nano", "head=null", "engine=eager", "max_new_tokens=12")
 def test_a_greedy_response_is_the_targets(run, nano, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     words = (f'prompt="{PROMPT}"', "warp.temperature=0", "compare=true")
+    progress.tell_stages(True)  # as a command does that this process ran before
     code, text, said = run("generate", *SHORT, *words)
     expected = generate_baseline(nano, PROMPT, 12, warp=Warp(0, top_k=50), engine="eager")
     assert code == 0 and text == f"{expected.text}\n"
@@ -40,6 +41,31 @@ def test_the_words_of_a_report_choose_rule_head_and_verification(run, nano, tmp_
     rule = ["stopping=[draft_product]", "stopping.draft_product.threshold=0.4"]
     code, _, said = run("generate", *words, f"head={head}", *rule)
     assert code == 0 and "DraftProduct(threshold=0.4, " in said and "the head is" not in said
+
+
+@pytest.mark.parametrize(
+    ("speeds", "taken"), [({}, "lookahead"), ({"lookahead": 1.2, "specdecpp": 1.3}, "specdecpp")]
+)
+def test_of_the_newest_heads_the_best_decodes(run, nano, tmp_path, speeds, taken):
+    for name, predicts in (("lookahead", "next_token"), ("specdecpp", "input_token")):
+        config = HeadConfig(
+            nano.draft_lm.hidden_size,
+            0,
+            predicts=predicts,
+            draft=nano.origin("draft"),
+            target=nano.origin("target"),
+            recommended={"threshold": 0.3, "speedup": speeds[name]} if speeds else None,
+        )
+        save_head(AcceptanceHead(config), tmp_path / "head" / "run" / "heads" / name)
+    words = ["model=nano", "engine=eager", "max_new_tokens=2", "prompt=x"]
+    code, _, said = run("generate", *words, f"paths.outputs={tmp_path}")
+    assert code == 0 and f"heads/{taken}" in said
+
+
+def test_a_prompt_may_have_an_address_with_a_key(run):
+    """Nothing is written, so nothing shows it."""
+    code, _, said = run("generate", *SHORT, "prompt='http://me:pw@host/?token=1'")
+    assert code == 0 and "12 tokens, " in said
 
 
 def test_prompts_are_asked_for_until_the_input_ends(run, monkeypatch):

@@ -146,10 +146,11 @@ def test_libraries_that_a_kill_left_behind_are_made_again(tmp_path):
         return done.stdout.strip(), done.stderr
 
     assert run() == ("False", "")
-    libraries = list(cache.rglob("*.so"))
-    for number, library in enumerate(libraries):
-        content = library.read_bytes()
-        library.write_bytes(content[: len(content) // 2] if number % 2 else b"")
+    (library,) = cache.rglob("*.main.so")  # others try instructions of the processor
+    content = library.read_bytes()
+    library.write_bytes(b"")
     kept, said = run()
-    assert kept == "False" and said.count("was not written to its end") == len(libraries)
+    assert kept == "False" and said.count("was not written to its end") == 1
+    library.write_bytes(content[: len(content) // 2])
+    run()  # the rest may be what only debuggers read; the script checks the result
     assert run() == ("True", "")

@@ -53,6 +53,18 @@ def test_forked_processes_leave_the_steps_that_the_parent_loads(caplog):
     assert torch.get_num_threads() >= 1 and artefacts.planned.get() is None
 
 
+@needs_compiler
+def test_repeated_steps_need_fewer_compiled_ones_than_generation():
+    compiled = decoder("compiled")
+    compiled.prepare_repeated(verified=(2, 4))
+    for run in (compiled.draft_steps(2, context=8), compiled.verification_step(4, context=8)):
+        run()
+    prepared = [engine.num_prepared for engine in compiled.engines]
+    assert prepared == [1, 1]
+    compiled.prepare()
+    assert [engine.num_prepared for engine in compiled.engines] == [2, 2]
+
+
 @needs_fork
 def test_jobs_begin_in_their_order(tmp_path):
     """One at a time, so that the order in which they end is that in which they began.

@@ -379,7 +379,7 @@ def test_repeated_steps_are_single_steps(repeated, end):
     expected = run_steps(engine, step, run, end)
     actual = repeat_steps(engine, step, run, end)
     (runner,) = engine._step_of[run].runners.values()
-    assert runner.repeater is not None
+    assert runner.bound is not None
     assert actual[0] == expected[0] and actual[-1] == expected[-1] == 60 + actual[0]
     for first, other in zip(tree_leaves(expected[1:-1]), tree_leaves(actual[1:-1]), strict=True):
         assert torch.equal(first, other)

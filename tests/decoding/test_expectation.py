@@ -4,10 +4,8 @@ import pytest
 from fakes import constant_head, tiny_pair
 
 from specheads import SpeculativeDecoder
-from specheads.decoding.stopping import (
-    HeadThreshold,
-)
-from specheads.decoding.verification import BlockVerification
+from specheads.decoding.stopping import HeadThreshold
+from specheads.decoding.verification import BlockVerification, TokenVerification
 
 PROMPT = [1, 2, 3, 4]
 
@@ -39,11 +37,18 @@ def test_rows_of_a_batch_expect_what_single_prompts_do():
         assert out.stats.num_expected == pytest.approx(expected_by_hand(out.rounds, 0.8))
 
 
-def test_predictions_of_token_verification_say_nothing_of_another_rule():
+@pytest.mark.parametrize(
+    ("predicts", "verification"),
+    [
+        ("next_token", BlockVerification()),  # predictions are those of token verification
+        ("input_token", TokenVerification()),  # the last drafted token has no prediction
+    ],
+)
+def test_without_a_prediction_for_every_token_no_number_is_expected(predicts, verification):
     decoder = SpeculativeDecoder(
         tiny_pair(8),
-        stopping=HeadThreshold(constant_head(0.8), 0.7),
-        verification=BlockVerification(),
+        stopping=HeadThreshold(constant_head(0.8, predicts), 0.7),
+        verification=verification,
     )
     assert decoder.generate(PROMPT, 9).stats.num_expected is None
     (out,) = decoder.generate_batch([PROMPT], max_batch=1, max_new_tokens=9)

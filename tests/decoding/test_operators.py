@@ -15,7 +15,7 @@ from specheads.decoding.engine.cpu import _RESULTS, CpuOperations, declarations
 from specheads.decoding.engine.cpu.packed import _pack, _storage
 from specheads.decoding.engine.reading import computing
 from specheads.pair.quantization import lattice_of
-from specheads.pair.sampling import TORCH, computing_with, sample
+from specheads.pair.sampling import TORCH, SoftmaxSums, computing_with, sample, softmax_sums
 
 pytestmark = [needs_compiler, pytest.mark.usefixtures("built_operators")]
 
@@ -332,6 +332,27 @@ def test_the_softmax_of_kept_logits(size, threads):
             expected = TORCH.kept_softmax(logits.double(), least.double())
             torch.testing.assert_close(actual.double(), expected, atol=1e-6, rtol=0)
             assert torch.equal(actual == 0, expected == 0)  # the same ties survive
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_the_sums_of_a_softmax(size, threads):
+    x = 4 * numbers(3, 2, size)
+    hidden = x.masked_fill(x < x.median(), -torch.inf)
+    hidden[..., 0] = 0
+    for logits in (x, x - 1e4, torch.zeros_like(x), x.mT.contiguous().mT, hidden):
+        actual = SoftmaxSums(*operators.softmax_sums(logits).unbind(-1))
+        for name, value in softmax_sums(logits.double())._asdict().items():
+            of_name = getattr(actual, name)
+            torch.testing.assert_close(of_name.double(), value, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+def test_the_sums_of_a_row_without_a_distribution_are_nan(value):
+    logits = torch.zeros(4, 300)
+    logits[1, 299] = value
+    logits[2, :] = -torch.inf
+    sums = SoftmaxSums(*operators.softmax_sums(logits).unbind(-1))
+    assert sums.total.isnan().tolist() == sums.moment.isnan().tolist() == [False, True, True, False]
 
 
 @pytest.mark.parametrize("value", [torch.nan, torch.inf])

@@ -106,11 +106,12 @@ def test_a_tie_says_which_was_the_fastest_and_why_it_is_not_used():
     assert answer.is_tie and answer.setting == "fixed_length"
     assert tie_text(answer.comparison) == (
         "A tie, so the simplest: head_threshold was the fastest on dev prompts, but not clearly"
-        " faster than fixed_length; on these prompts it is +2.0\u00a0% [+1.0,\u00a0+3.0] faster."
+        " faster than fixed_length; on these prompts it is +2.0\u00a0% [+1.0,\u00a0+3.0] against"
+        " that."
     )
     alone = answered("target alone")
     assert use_text(alone.comparison) == "No setting is clearly faster than the target alone."
-    assert "it is +60.0\u00a0% [+50.0,\u00a0+70.0] faster" in tie_text(alone.comparison)
+    assert "it is +60.0\u00a0% [+50.0,\u00a0+70.0] against" in tie_text(alone.comparison)
 
 
 def test_what_an_answer_rests_on_is_said():
@@ -142,7 +143,7 @@ def test_decoding_is_said_next_to_the_prediction_and_disagreement_by_itself():
     answer = answered("head_threshold", MEASURED, doubts=["It was busy.", "Too few."], **given)
     speed, block = decoded_texts(answer)
     assert speed == (
-        "Decoded as a check: 1.40× [1.30,\u00a01.50] the target alone, 140 tokens/s; predicted"
+        "Decoded as a check: 140 tokens/s, 1.40× [1.30,\u00a01.50] the target alone; predicted"
         " tokens per second were +5.0\u00a0% off."
     )
     assert block == (
@@ -150,8 +151,13 @@ def test_decoding_is_said_next_to_the_prediction_and_disagreement_by_itself():
     )
     assert doubt_text(answer) == "Timing unreliable here: it was busy."
     assert disagreement_text(answer) is None
-    other = answered("head_threshold", MEASURED, disagreements=["a is not b."], **given)
-    assert disagreement_text(other) == "Replay and decoding disagree: a is not b."
+    other = answered("head_threshold", MEASURED, disagreements=["a 1", "b 2"], **given)
+    assert disagreement_text(other) == (
+        "Replay and decoding disagree: a 1; b 2. The answer rests on replay; num_live_prompts="
+        " decodes more prompts."
+    )
+    busy = replace(other, doubts=["It was busy."])
+    assert disagreement_text(busy).endswith("busy; decode again on a quiet one.")
     assert doubt_text(other) is None
 
 
@@ -242,9 +248,10 @@ def test_the_measured_ratio_comes_first():
         "a", "a", Interval(0, 0, 0), Interval(1, 1, 1), 1.0, None, {"5": Interval(1, 1, 1)}
     )
     winners = [winner(FIXED, 1.5, ratio=ratio) for ratio in ("20", MEASURED, "10")]
-    sets = sets_of("dev", "test", winners=winners, rules=[rule])
+    dev = sets_of("dev", winners=[winner(FIXED, 1.5, ratio="2")])
+    sets = dev + sets_of("test", winners=winners, rules=[rule])
     report = Report({}, MACHINE, data_sets=sets, ratio=Interval(5.5, 5.0, 6.0))
-    assert ratios_of(report) == [MEASURED, "5", "10", "20"] and first_ratio(report) == MEASURED
+    assert ratios_of(report) == [MEASURED, "2", "5", "10", "20"] and first_ratio(report) == MEASURED
     assert [ratio_text(report, ratio) for ratio in (MEASURED, "10")] == ["5.5 (measured)", "10"]
     answer = answer_of(report, {})
     other = next(each for each in answer.others if each.ratio == "20")

@@ -103,8 +103,12 @@ def test_timed_steps_are_resampled_along_with_prompts():
 def test_overheads_are_what_decoded_rounds_take_besides_their_steps():
     costs = StepCosts(1.0, 4.0, 0.5, round_seconds=9.0)
     alone = Measured(TARGET_ALONE, rounds=[[DecodedRound(1, 0, 0, 0.0, 4.5)] * 20])
-    rounds = [DecodedRound(2, 2, 2, 2.0 + 0.25, 5.0), DecodedRound(1, 4, 4, 4.25, 6.0)]
+    rounds = [
+        DecodedRound(2, 2, 2, 2.25, 5.0),
+        DecodedRound(1, 4, 4, 4.5, 6.0),
+        DecodedRound(1, 2, 2, 3.25, 5.0),
+    ]
     drafting = Measured(PLAIN, rounds=[rounds * 10])
-    assert overheads_of(alone, drafting, costs) == Overheads(0.25, 0.5)
+    assert overheads_of(alone, drafting, costs) == Overheads(0.5, 0.5)
     fast = Measured(PLAIN, rounds=[[DecodedRound(2, 2, 2, 0.1, 0.1)]])
     assert overheads_of(fast, fast, costs) == Overheads(0.0, 0.0)

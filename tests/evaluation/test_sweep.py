@@ -163,10 +163,10 @@ def test_replay_and_decoding_disagree_where_their_intervals_do_not_meet():
     far = near | {SHORT.name: around(1.5, 0.1)}
     over_alone, over_fixed = disagreements_of(measured, far, range(10))
     assert over_alone == (
-        f"{SHORT.name} decoded 2.00 times as fast as target alone [2.00, 2.00], but replay predicts"
-        f" 1.50 [1.40, 1.60]{QUIETER}"
+        f"{SHORT.name} over target alone 1.50× [1.40, 1.60] by replay, 2.00× [2.00, 2.00] decoded"
     )
-    assert over_fixed.startswith(f"{LONG.name} decoded 1.25 times as fast as {SHORT.name} [1.25,")
+    assert over_fixed.startswith(f"{LONG.name} over {SHORT.name} ")
+    assert over_fixed.endswith(" 1.25× [1.25, 1.25] decoded")
     # Speeds within their intervals whose ratio is not
     shifted = {SHORT.name: around(2.1, 0.11), LONG.name: around(2.4, 0.11)}
     (over_fixed,) = disagreements_of(measured, shifted, range(10))

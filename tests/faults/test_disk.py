@@ -2,12 +2,14 @@
 command goes on later.
 """
 
+import logging
 import os
 import shutil
 import subprocess
 
 import pytest
 
+from specheads.commands.command import LogFile
 from specheads.errors import UserError, user_error
 from tests.mutations.kinds import KINDS
 
@@ -85,3 +87,13 @@ def test_a_folder_that_cannot_be_written_is_told(name, tmp_path):
     finally:
         subprocess.run(["umount", "-l", str(folder)], check=True)
     assert os.listdir(folder) == []
+
+
+def test_a_log_line_that_a_full_disk_does_not_take_is_left_out(capfd):
+    log = LogFile("/dev/full")
+    log.handle(logging.makeLogRecord({"msg": "a line"}))
+    assert capfd.readouterr() == ("", "")
+    log.handle(logging.makeLogRecord({"msg": "%d", "args": ("no number",)}))
+    assert "Logging error" in capfd.readouterr().err
+    with pytest.raises(OSError, match="No space left"):
+        log.close()

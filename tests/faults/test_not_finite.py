@@ -150,7 +150,7 @@ def test_a_number_that_is_none_is_told_at_any_step(name, role, value, pair, brok
 def test_predictions_and_measurements_are_refused(role, pair, broken, tmp_path, monkeypatch):
     folder = record(pair, tmp_path)
     recording = load_recording(folder)
-    head = AcceptanceHead(HeadConfig(hidden_size=16, depth=0, inputs=("hidden", "max_prob")))
+    head = AcceptanceHead(HeadConfig(hidden_size=16, depth=0, inputs=("hidden", "second_prob")))
     samples = held_out([np.array(PROMPT)], [np.array([1, 2, 3])])
     runs = [
         lambda: add_predictions(

@@ -169,12 +169,13 @@ def test_a_gated_model_is_an_error_that_says_how_to_get_access(gate, tmp_path, w
     done = run(tmp_path, *words, "data=alpaca", f"data.path={rows}", **hub)
     assert done.returncode == 2, done.stderr
     assert "Traceback" not in done.stderr
-    error = done.stderr.splitlines()[-1]
+    error = next(line for line in done.stderr.splitlines() if "is gated" in line)
     assert (
         "is gated, so: accept the licence at https://huggingface.co/" in error
         and "hf auth login" in error
     )
-    assert (done.stdout + done.stderr).count(said) == 1
+    logs = [path.read_text() for path in tmp_path.glob("outputs/**/*.log")]
+    assert "".join([done.stdout, done.stderr, *logs]).count(said) == 1
 
 
 # Whose layers have keys of different sizes

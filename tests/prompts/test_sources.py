@@ -618,6 +618,13 @@ def test_a_role_that_is_not_known_is_named_with_its_line(tmp_path, key):
             "<|im_start|>user\nhi",
         ),
         ("{{ bos_token }}[INST] {{ m.content }} [/INST]", "<s>", "<s>[INST] hi [/INST]"),
+        # by the format of another model
+        ("{{ bos_token }}[INST] {{ m.content }} [/INST]", "<s>", "<|im_start|>user\nhi"),
+        (
+            "<|im_start|>user\n{{ m.content }}<|im_end|>",
+            None,
+            "<|start_header_id|>user<|end_header_id|>\n\nhi<|eot_id|>",
+        ),
     ],
 )
 def test_a_prompt_that_is_rendered_already_is_named_once(nano, template, bos, rendered, caplog):

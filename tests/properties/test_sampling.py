@@ -16,7 +16,8 @@ from transformers import (
 )
 
 from specheads import UserError, Warp
-from specheads.pair.sampling import LEAST, Uniforms, accept_prob, overlap, sample, tokens_at
+from specheads.pair.sampling import Uniforms, accept_prob, overlap, sample, tokens_at
+from specheads.pair.warp import LEAST
 
 dtypes = st.sampled_from([torch.float64, torch.float32, torch.bfloat16])
 logit = st.sampled_from([-1e4, -30.0, 0.0, 1.0, 30.0, 1e4]) | st.floats(-50, 50)

@@ -18,10 +18,12 @@ from specheads.replay.head_scores import add_predictions, head_fingerprint
 from specheads.replay.recording import GROUND_TRUTH, Recorder, load_recording
 from specheads.replay.replay import (
     Ceiling,
+    RecordedHead,
     Replayed,
     head_logits,
     oracle,
     recorded_head,
+    recorded_threshold,
     replay,
 )
 from specheads.replay.response_tree import RecordSettings
@@ -187,9 +189,52 @@ def test_in_sampling_counts_agree_with_decoding_in_the_mean(pair, heads, tmp_pat
             )
 
 
+class Growing(stopping.FixedLength):
+    """Drafts one token in the first round, and in each later one some tokens more."""
+
+    def __init__(self, growth):
+        super().__init__(20)
+        self.growth = growth
+        self.compile_key = "growing", growth
+
+    def start_prompt(self, batch, device):
+        state = super().start_prompt(batch, device)
+        return state._replace(max_tokens=torch.ones_like(state.max_tokens))
+
+    def learn(self, state, num_drafted, num_accepted):
+        return state._replace(max_tokens=state.max_tokens + self.growth)
+
+
+class InTurn(stopping.StoppingRule):
+    """Drafts one token in the first round, two in the second, three in the third, and again."""
+
+    needs = frozenset()
+    max_tokens = 3
+
+    def start_prompt(self, batch, device):
+        return torch.zeros((2, batch), dtype=torch.long, device=device).unbind()
+
+    def start_round(self, state):
+        _, num_rounds = state
+        return torch.zeros_like(num_rounds), num_rounds + 1
+
+    def step(self, state, features):
+        num_drafted, num_rounds = state
+        num_drafted = num_drafted + 1
+        return (num_drafted, num_rounds), num_drafted > (num_rounds - 1) % 3
+
+
+def test_a_rule_may_remember_earlier_rounds():
+    (rounds,) = replay(random_recording(longest=60), [InTurn()])
+    found = [drafted for prompt in range(6) for drafted, *_ in rounds_of(rounds, prompt)[:-3]]
+    lengths = [len(rounds_of(rounds, prompt)[:-3]) for prompt in range(6)]
+    assert found == [1 + number % 3 for length in lengths for number in range(length)]
+    assert max(lengths) > 6
+
+
 def test_rules_that_are_walked_together_have_the_same_rounds_as_alone(pair, heads, tmp_path):
     recording = recorded(pair, heads, tmp_path, Warp(1.0), 5, num_samples=3)
-    rules = [rule for _, rule in every_rule(heads)]
+    rules = [rule for _, rule in every_rule(heads)] + [Growing(1), Growing(1), Growing(3)]
     for rule, together in zip(rules, replay(recording, rules), strict=True):
         (alone,) = replay(recording, [rule])
         for prompt in range(5):
@@ -210,6 +255,14 @@ def test_counts_are_of_every_prompt_also_of_those_without_a_round():
         [0, 1, 3, 0],
     ]
     assert counts.rounds.tolist() == [[0] * 4, [1, 0, 1, 0], [0, 0, 0, 1], [0] * 4]
+
+
+@pytest.mark.parametrize("num_rounds", [0, 2])
+def test_where_nothing_was_drafted_all_rounds_are_of_no_token(num_rounds):
+    zeros = np.zeros(num_rounds, dtype=int)
+    counts = Replayed(zeros, zeros, zeros, zeros, zeros, zeros + 1).per_prompt(2)
+    assert counts.rounds.tolist() == [[num_rounds], [0]]
+    assert counts.tokens.tolist() == counts.target_calls.tolist() == [num_rounds, 0]
 
 
 class UntilToken(stopping.FixedLength):
@@ -266,9 +319,7 @@ def test_the_greedy_oracle_discards_nothing_and_calls_once_per_difference(pair, 
             assert cost < other.drafted.sum() / ratio + other.target_calls.sum()
 
 
-def test_true_probabilities_are_those_of_both_distributions_and_the_ceiling_uses_them(
-    pair, heads, tmp_path
-):
+def test_true_probabilities_are_those_of_both_distributions(pair, heads, tmp_path):
     warp = Warp(0.8, top_k=6)
     recording = recorded(pair, heads, tmp_path, warp, 4, num_samples=2)
     ground_truth = recording.features[GROUND_TRUTH]
@@ -289,16 +340,92 @@ def test_true_probabilities_are_those_of_both_distributions_and_the_ceiling_uses
     assert (
         ground_truth[node[~accepted]] < 1
     ).all()  # only a token that the target likes less than the draft does is rejected
-    (rounds,) = replay(recording, [Ceiling(0.0)])
-    counts = rounds.per_prompt(4)
-    assert counts.drafted.sum() < replay(recording, [Ceiling(1.0)])[0].per_prompt(4).drafted.sum()
-    before_doubt = [
-        drafted
-        for p in range(4)
-        for drafted, accepted, _ in rounds_of(rounds, p)
-        if accepted < drafted
+
+
+def rounds_by_hand(recording, prompt, sample, length_of):
+    """The rounds of one response, where a draft that could have some nodes, the first of which are
+    accepted, has `length_of(nodes, num_right)` of them.
+    """
+    first = int(recording.first[prompt])
+    length = int(recording.lengths[prompt])
+    start = 0
+    rounds = []
+    while start < length:
+        nodes = []
+        rejected = None
+        for position in range(first + start, first + length):
+            if not recording.accepted[sample, position]:
+                rejected = position
+                break
+            nodes.append(position)
+        num_right = len(nodes)
+        if rejected is not None:
+            branch = int(recording.branch_first[sample, rejected])
+            nodes += range(branch, branch + int(recording.branch_length[sample, rejected]))
+        # The last token before the limit is the target's
+        nodes = nodes[: int(recording.limits[prompt]) - start - 1]
+        drafted = length_of(nodes, num_right)
+        accepted = min(drafted, num_right)
+        emitted = min(accepted + 1, length - start)
+        rounds.append((drafted, accepted, emitted))
+        start += emitted
+    return rounds
+
+
+def check_rounds(rounds, recording, length_of):
+    for prompt in range(recording.num_prompts):
+        for sample in range(recording.num_samples):
+            expected = rounds_by_hand(recording, prompt, sample, length_of)
+            assert rounds_of(rounds, prompt, sample) == expected
+
+
+@pytest.mark.parametrize(
+    ("make", "arguments", "threshold", "max_tokens"),
+    [
+        (Ceiling, (), 0.7, 20),
+        (Ceiling, (0.0,), 0.0, 20),
+        (Ceiling, (0.4, 5), 0.4, 5),
+        (recorded_threshold, (RecordedHead("logits", "next_token"), 0.5, 6), 0.5, 6),
+    ],
+)
+def test_a_draft_ends_where_a_rejection_is_likelier_than_the_threshold(
+    make, arguments, threshold, max_tokens
+):
+    recording = random_recording(num_prompts=20, max_tokens=20, acceptance=0.8)
+    generator = torch.Generator().manual_seed(0)
+    truth = (3 * torch.rand(len(recording.tokens), generator=generator)).clamp(max=1)
+    recording.features.update({GROUND_TRUTH: truth, "logits": truth.logit()})
+
+    def length_of(nodes, num_right):
+        nodes = nodes[:max_tokens]
+        all_accepted = truth[nodes].double().cumprod(0)
+        too_risky = (1 - all_accepted > threshold).nonzero()
+        return int(too_risky[0]) + 1 if len(too_risky) else len(nodes)
+
+    (rounds,) = replay(recording, [make(*arguments)])
+    check_rounds(rounds, recording, length_of)
+
+
+def test_the_oracle_drafts_what_is_accepted_and_nothing_else():
+    recording = random_recording(num_prompts=99, acceptance=0.8)
+    last = recording.accepted[:, recording.first + recording.lengths - 1]
+    assert last[:, recording.finished].any()  # a response can end with a token of the draft
+    rounds = oracle(recording)
+    check_rounds(rounds, recording, lambda nodes, num_right: min(len(nodes), num_right))
+    assert rounds.per_prompt(99).tokens.tolist() == (2 * recording.lengths).tolist()
+
+
+def test_recorded_heads_are_equal_where_name_and_calibration_are():
+    head = RecordedHead("head", "next_token")
+    same = RecordedHead("head", "next_token")
+    calibration = {"slope": [2.0], "intercept": [0.0]}
+    others = [
+        RecordedHead("other", "next_token"),
+        RecordedHead("head", "next_token", calibration),
+        "head",
     ]
-    assert before_doubt and sum(before_doubt) > 0
+    assert head == same and hash(head) == hash(same)
+    assert all(head != other for other in others)
 
 
 def test_a_rule_that_was_not_recorded_for_is_refused(pair, heads, tmp_path):

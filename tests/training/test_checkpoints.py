@@ -2,7 +2,9 @@
 run.
 """
 
+import errno
 from functools import cache
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -281,3 +283,15 @@ def test_a_damaged_checkpoint_is_left_with_a_warning(stopped, caplog, damage):
         torch.save({"state_dict": {}}, stopped.path)
     assert checkpoint_to_resume(stopped) is None
     assert "training starts again" in caplog.text
+
+
+def test_a_checkpoint_that_a_full_disk_does_not_take_leaves_nothing(tmp_path):
+    def save_a_part(path, weights_only):
+        path.write_bytes(b"a part")
+        raise OSError(errno.ENOSPC, "full", str(path))
+
+    module = torch.nn.Linear(1, 1)
+    trainer = SimpleNamespace(lightning_module=module, loggers=[], save_checkpoint=save_a_part)
+    with pytest.raises(OSError, match="full"):
+        Checkpoints(tmp_path / "last.ckpt", 1, {}).save(trainer)
+    assert list(tmp_path.iterdir()) == []

@@ -20,9 +20,9 @@ from specheads.decoding.engine.artefacts import Job, load_or_compile, name_of
 from specheads.decoding.engine.compiled_program import (
     CPU_OPTIONS,
     OPTIONS,
+    BindStep,
     BoundProgram,
     CompiledProgram,
-    MakeRepeater,
     TensorTree,
     Weights,
     add_leaves,
@@ -93,8 +93,8 @@ class StepOperations(nn.Module):
         False  # a step in rows gives attention the memory of all rows, not a copy for each token
     )
     name: Hashable = "torch"  # compiled code depends on it
-    # What repeats a compiled step without Python between; None: nothing does
-    make_repeater: MakeRepeater | None = None
+    # What binds tensors to compiled steps; None: each call passes all of them
+    bind_step: BindStep | None = None
 
     def __init__(
         self, lm: LanguageModel, modules: Sequence[nn.Module], few: bool, rows: bool
@@ -248,7 +248,7 @@ class CompiledEngine(EagerEngine):
         least: int = 1,
     ) -> tuple[int, TensorTree]:
         runner = self._step_of[step].runners.get(self._shape(1, self.bucket, StepKind()))
-        if not isinstance(runner, BoundProgram) or runner.repeater is None:
+        if not isinstance(runner, BoundProgram) or runner.bound is None:
             return super().repeat(step, tokens, columns, *inputs, least=least)
         start = self.length
         self._check_fits(start + 1)
@@ -425,7 +425,7 @@ class CompiledEngine(EagerEngine):
                 time.perf_counter() - start,
             )
             runner: Runner = compiled_program.bind(
-                module, self._memory, module.operations.make_repeater
+                module, self._memory, module.operations.bind_step
             )
         except Exception as error:  # a compiler has many ways to fail, all with the same remedy
             reason = f"{type(error).__name__}: {next(iter(str(error).strip().splitlines()), '')}"

@@ -18,7 +18,7 @@ from collections.abc import (
     Sequence,
 )
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import numpy as np
 import torch
@@ -46,6 +46,9 @@ OPTIONS = {
 CPU_OPTIONS = {
     **OPTIONS,
     "cpp_wrapper": True,
+    # Inductor compiles a program for each kind of vector instructions, three seconds each, in case
+    # that the compiler does not know it; those that compile torch's headers do.
+    "cpp.vec_isa_ok": True,
     "realize_reads_threshold": 0,
     "cpp.min_chunk_size": 16384,
 }
@@ -62,11 +65,19 @@ _WORDS = 1024  # of a row of a digest's table
 _Build = Callable[[Iterator[Tensor]], TensorTree]
 
 
-# Runs a step until its first output is true; see `StepRepeater` in cpu/.
-Repeater = Callable[..., tuple[int, list[Tensor]]]
+class BoundStep(Protocol):
+    """A compiled step with some of its tensors bound."""
+
+    def __call__(self, given: list[Tensor], /) -> list[Tensor]:
+        """Return the results for the tensors that are not bound."""
+
+    def repeat(self, given: list[Tensor], /, *numbers: int) -> tuple[int, list[Tensor]]:
+        """Run it until its first result is true; see `specheads_repeat` in operators.cpp."""
+
+
 # Makes one of a compiled function, its tensors with None for those that each call brings, and the
 # number of its results; None where it cannot.
-MakeRepeater = Callable[[Callable[..., object], Sequence[Tensor | None], int], Repeater | None]
+BindStep = Callable[[Callable[..., object], Sequence[Tensor | None], int], BoundStep | None]
 
 
 @dataclass(frozen=True)
@@ -139,10 +150,10 @@ class CompiledProgram:
         self,
         module: nn.Module,
         memory: Sequence[TensorTree],
-        make_repeater: MakeRepeater | None = None,
+        bind_step: BindStep | None = None,
     ) -> "BoundProgram":
         """Return the call of `module`; see BoundProgram."""
-        return BoundProgram(self, module, memory, make_repeater)
+        return BoundProgram(self, module, memory, bind_step)
 
     def to_bytes(self) -> bytes:
         """Return the program as bytes, for `from_bytes`."""
@@ -173,30 +184,33 @@ class BoundProgram:
         program: CompiledProgram,
         module: nn.Module,
         memory: Sequence[TensorTree],
-        make_repeater: MakeRepeater | None,
+        bind_step: BindStep | None,
     ) -> None:
         tensors = _tensors(module)
         self._memory = tree_leaves(memory)
-        self._make_repeater = make_repeater
+        self._bind_step = bind_step
         self._weights = [
             tensors[source] if isinstance(source, str) else source for source in program.sources
         ]
         self._artifact = program.artifact
         self._build = _builder(program.outputs)
         self._run: Callable[[list[Tensor]], Sequence[Tensor]] | None = None
-        self.repeater: Repeater | None = None
+        self.bound: BoundStep | None = None
 
     def __call__(
         self, tokens: Tensor, start: Tensor, places: Tensor, inputs: tuple[TensorTree, ...]
     ) -> TensorTree:
-        args = add_leaves(inputs, [*self._weights, tokens, start, places, *self._memory])
+        given = add_leaves(inputs, [tokens, start, places])
+        if self.bound is not None:
+            return self._build(iter(self.bound(given)))
+        args = [*self._weights, *given[:3], *self._memory, *given[3:]]
         if self._run is not None:
             return self._build(iter(self._run(args)))
-        num_inputs = len(args) - len(self._weights) - 3 - len(self._memory)
         results, self._run = _first_call(self._artifact, args)
-        if self._make_repeater is not None:
-            bound = [*self._weights, None, None, None, *self._memory, *[None] * num_inputs]
-            self.repeater = self._make_repeater(self._run, bound, len(results))
+        if self._bind_step is not None:
+            others = [None] * (len(given) - 3)
+            tensors = [*self._weights, None, None, None, *self._memory, *others]
+            self.bound = self._bind_step(self._run, tensors, len(results))
         return self._build(iter(results))
 
     def repeat(
@@ -209,8 +223,8 @@ class BoundProgram:
         The arguments are those of `specheads_repeat` in operators.cpp; `bucket`: memory is read in
         multiples of it.
         """
-        assert self.repeater is not None
-        count, results = self.repeater(given, num_columns, start, bucket, least, most)
+        assert self.bound is not None
+        count, results = self.bound.repeat(given, num_columns, start, bucket, least, most)
         return count, self._build(iter(results))
 
 

@@ -71,6 +71,7 @@ class Logistic(SurvivalRule):
     in place of the head.
     """
 
+    forgets = True
     weights: Any = None
     threshold: Probability = argument(0.7, REJECTION)
     min_tokens: int = 1
@@ -179,12 +180,28 @@ class _OnlineNewton(SurvivalRule):
         decided = places < torch.minimum(num_accepted + 1, num_drafted - self.lag)[:, None]
         probs = (inputs * memory.weights[:, None]).sum(dim=-1).sigmoid()
         weighted = inputs * (decided * probs * (1 - probs))[..., None]
-        information = memory.information + weighted.mT @ inputs
+        products = weighted[..., None] * inputs[..., None, :]
+        information = memory.information + products.sum(dim=1)
         gradient = (inputs * (decided * (accepted.double() - probs))[..., None]).sum(dim=1)
-        # Unlike solve, solve_ex does not wait for the device.
-        step = torch.linalg.solve_ex(information, gradient).result
+        step = _solution(information, gradient)
         learned = memory._replace(weights=memory.weights + step, information=information)
         return state._replace(memory=learned)
+
+
+def _solution(matrix: Tensor, vector: Tensor) -> Tensor:
+    """Return x (B, n) with `matrix` (B, n, n) x = `vector` (B, n), for small positive definite
+    matrices.
+
+    Gauss-Jordan elimination, which a compiled step computes without a call of a library.
+    """
+    size = vector.shape[-1]
+    numbers = torch.arange(size, device=vector.device)
+    rows = torch.cat([matrix, vector[..., None]], dim=-1)
+    for i in range(size):
+        pivot = rows[:, i : i + 1] / rows[:, i : i + 1, i : i + 1]
+        others = rows - rows[:, :, i : i + 1] * pivot
+        rows = torch.where(numbers[:, None] == i, pivot, others)
+    return rows[..., -1]
 
 
 @dataclass(eq=False)

@@ -53,6 +53,8 @@ class StoppingRule:
 
     needs: frozenset[str] = frozenset(RECORDED)  # the features that `step` reads
     max_tokens: int = MAX_TOKENS  # the longest draft that the rule lets grow
+    # Whether steps after `start_round` do not depend on steps before it; replay is then faster
+    forgets: ClassVar[bool] = False
     uses_head: ClassVar[bool] = False  # whether its constructor takes a `head`
     # Those open parameters whose values depend on what steps cost.
     fitted_to_costs: ClassVar[frozenset[str]] = frozenset()
@@ -63,16 +65,18 @@ class StoppingRule:
 
     @cached_property
     def compile_key(self) -> Hashable:
-        """Rules with equal keys take the same step from the same state.
-
-        What they learn in `end_round` may differ.
-        """
+        """Rules with equal keys take the same step from the same state, and learn the same."""
         return object()  # equal to no other
 
     @property
     def learns(self) -> bool:
         """Whether the outcome of a round may change its state."""
         return type(self).learn is not StoppingRule.learn
+
+    @property
+    def remembers(self) -> bool:
+        """Whether the rounds of a prompt may depend on those before them."""
+        return self.learns or not self.forgets
 
     def bind(self, pair: Pair, device: torch.device) -> None:
         """Prepare for drafting with a pair on the draft's device.
@@ -159,6 +163,7 @@ class _CountingRule(StoppingRule):
     `feature` below `threshold`.
     """
 
+    forgets = True
     feature: str | None = None
     threshold: float = 0.0
 

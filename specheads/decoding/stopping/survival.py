@@ -111,6 +111,7 @@ class DraftProduct(SurvivalRule):
     (EAGLE-2, Li et al. 2024).
     """
 
+    forgets = True
     needs = frozenset({"draft_prob"})
     compile_key = "draft_product"
     threshold: Probability = argument(0.7, REJECTION)
@@ -201,6 +202,7 @@ class HeadThreshold(HeadRule):
     y_j itself.
     """
 
+    forgets = True
     fitted_to_costs = frozenset({"threshold"})
 
     def __post_init__(self) -> None:

@@ -1,6 +1,6 @@
 """The settings of a probe, which import no torch."""
 
-from specheads.evaluation.keys import EngineName
+from specheads.decoding.keys import EngineName
 from specheads.pair.generation_config import Warped
 from specheads.settings import PositiveCount, PositiveNumber, Seed, setting
 
@@ -8,7 +8,7 @@ from specheads.settings import PositiveCount, PositiveNumber, Seed, setting
 class Probe(Warped):
     """How much of a pair is looked at.
 
-    The defaults take about five minutes for the embedded pairs, and cold compilation.
+    The defaults take one to three minutes of CPU for the embedded pairs, with cold compilation.
     """
 
     seed: Seed = setting(0, "seed of everything that is sampled")
@@ -21,4 +21,4 @@ class Probe(Warped):
     max_new_tokens: PositiveCount = setting(
         512, "longest response, in tokens", config="${data.max_new_tokens}"
     )
-    timing_seconds: PositiveNumber = setting(20.0, "time steps for at most so many seconds")
+    timing_seconds: PositiveNumber = setting(10.0, "time steps for at most so many seconds")

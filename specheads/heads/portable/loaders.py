@@ -24,6 +24,8 @@ REQUIREMENTS = (  # transformers looks at them before it runs the file
 )
 HEAD = (
     sampling.at_least_float32,
+    sampling.SoftmaxSums,
+    sampling.softmax_sums,
     features,
     network,
     calibration.calibrated,

@@ -41,7 +41,12 @@ from specheads.training.distill.memory import check_trainable, trained_bytes
 from specheads.training.distill.samples import Samples, load_splits, train_samples
 from specheads.training.distill.settings import Distillation
 from specheads.training.loaders import ResumableData
-from specheads.training.trainer import checkpoint_to_resume, fast_products, new_trainer
+from specheads.training.trainer import (
+    Checkpoints,
+    checkpoint_to_resume,
+    fast_products,
+    new_trainer,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -88,16 +93,7 @@ def distill(
     fit the pair, the data or the machine.
     """
     run = Path(run)
-    initial = settings.initial_draft
-    if initial is not None and pair.draft_id != initial.name:
-        raise UserError(
-            f"init_layers={shown(settings.init_layers)} trains a new draft, but the pair has the"
-            f" draft {pair.draft_id}; load it with new_draft=settings.initial_draft."
-        )
-    check_trainable(is_quantized(pair.draft), pair.draft_id)
-    pair.check_merged()
-    if settings.embedding == "target":  # before responses are made, which takes longest
-        check_embedding(pair.draft, pair.target)
+    _check(pair, settings)
     settings = _with_precision(settings.for_pair(pair), pair)
     device = pair.draft_lm.device
     dtype = pair.draft.dtype
@@ -148,12 +144,8 @@ def distill(
     description["steps"] = trainer.global_step
     description["seconds"] = round(checkpoints.seconds, 1)
     description["test"] = {"before": before}
-    dev = None
-    if best := checkpoints.best.get(DRAFT):
-        overlaps = [
-            of_step["dev/overlap"] for _, of_step in module.history if "dev/overlap" in of_step
-        ]
-        dev = DevOverlap(best.epoch, 1 - best.value, overlaps[-1], module.before["overlap"])
+    dev = _dev_overlap(checkpoints, module)
+    if dev is not None:
         description["dev"] = dev._asdict()
     with stage("after") as say:
         after = _export(pair, weights[DRAFT], dtype, run / "draft", description, splits, settings)
@@ -162,6 +154,36 @@ def distill(
     for each in trainer.loggers:
         each.log_metrics(metrics, trainer.global_step)
     return DistilledDraft(run / "draft", before, after, dev)
+
+
+def _check(pair: Pair, settings: Distillation) -> None:
+    """Raise UserError for a draft that cannot be trained so, before responses are made, which takes
+    longest.
+    """
+    initial = settings.initial_draft
+    if initial is not None and pair.draft_id != initial.name:
+        raise UserError(
+            f"init_layers={shown(settings.init_layers)} trains a new draft, but the pair has the"
+            f" draft {pair.draft_id}; load it with new_draft=settings.initial_draft."
+        )
+    check_trainable(is_quantized(pair.draft), pair.draft_id)
+    pair.check_merged()
+    if settings.embedding == "target":
+        check_embedding(pair.draft, pair.target)
+
+
+def _dev_overlap(checkpoints: Checkpoints, module: DistillModule) -> DevOverlap | None:
+    """Return the overlap on dev prompts after the best epoch, next to that before the training and
+    after the last epoch; None where no epoch was measured.
+    """
+    best = checkpoints.best.get(DRAFT)
+    if best is None:
+        return None
+    overlaps = list[float]()
+    for _, of_step in module.history:
+        if "dev/overlap" in of_step:
+            overlaps.append(of_step["dev/overlap"])
+    return DevOverlap(best.epoch, 1 - best.value, overlaps[-1], module.before["overlap"])
 
 
 def _reduced(pair: Pair, train: Samples, settings: Distillation) -> Pair:

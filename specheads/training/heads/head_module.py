@@ -19,6 +19,7 @@ from specheads.training.heads.bank import HeadBank, constant_loss
 from specheads.training.settings import Optimizer
 
 TRAIN_BATCHES = 64  # results on training prompts are computed on so many
+RIVAL_BATCHES = 16  # and the logistic of rules without a head, four numbers, is fitted to so many
 
 
 class HeadModule(CurveModule):
@@ -129,7 +130,7 @@ class HeadModule(CurveModule):
 
     def test_step(self, batch: HeadBatch, batch_index: int) -> None:
         if self.trainer.datamodule.has_rows("test", batch_index):
-            self._collect(batch, self.bank(self.features(batch)), self.rival_features(batch))
+            self._collect(batch, *self.logits_and_rivals(batch))
 
     def on_test_epoch_end(self) -> None:
         logits, labels, rivals = self._gathered()
@@ -141,12 +142,17 @@ class HeadModule(CurveModule):
         known = []
         inputs = []
         predicted = []
-        for batch in islice(self.trainer.datamodule.batches("train", shared=False), TRAIN_BATCHES):
+        batches = self.trainer.datamodule.batches("train", shared=False)
+        for number, batch in enumerate(islice(batches, TRAIN_BATCHES)):
             batch = batch.to(self.device)
+            if number < RIVAL_BATCHES:
+                logits, of_rivals = self.logits_and_rivals(batch)
+                inputs.append(of_rivals.cpu())
+            else:
+                logits = self.bank(self.features(batch))
             known.append(batch.label.cpu())
-            inputs.append(self.rival_features(batch).cpu())
-            predicted.append(self.bank(self.features(batch)).cpu())
-        weights = fit_logistic(torch.cat(inputs), torch.cat(known))
+            predicted.append(logits.cpu())
+        weights = fit_logistic(torch.cat(inputs), torch.cat(known[:RIVAL_BATCHES]))
         self.test_results |= _rivals(torch.cat(rivals), labels, weights)
         for spec, row in zip(self.bank.specs, torch.cat(predicted, dim=1), strict=True):
             self.divergences[spec.name] = {"train": binary_kl(row, torch.cat(known)).item()}
@@ -183,12 +189,17 @@ class HeadModule(CurveModule):
                 measured[f"{spec.name}/{name}"] = value
         return measured
 
-    def rival_features(self, batch: HeadBatch) -> Tensor:
-        """Return (n, 3) the features of rules without a head, log d(y), max d and entropy, of
-        drafted tokens.
+    def logits_and_rivals(self, batch: HeadBatch) -> tuple[Tensor, Tensor]:
+        """Return logits (heads, n) of drafted tokens, and (n, 3) the features of rules without a
+        head: log d(y), max d and entropy.
         """
-        features = self.features(batch, frozenset(RECORDED), "next_token")
-        return assemble(RECORDED, features, features["entropy"].dtype)
+        recorded = frozenset(RECORDED)
+        if self.bank.predicts == "next_token":  # both read at the same positions
+            features = of_rivals = self.features(batch, self.bank.needs | recorded)
+        else:
+            features = self.features(batch)
+            of_rivals = self.features(batch, recorded, "next_token")
+        return self.bank(features), assemble(RECORDED, of_rivals, of_rivals["entropy"].dtype)
 
     def _collect(self, batch: HeadBatch, logits: Tensor, more: Tensor) -> None:
         """Keep logits (heads, n), the batch's labels (n,) and `more` until the epoch ends."""

@@ -200,10 +200,10 @@ def _data(
     for split in SPLITS:
         rows = load_split(folder, split)
         share = settings.response_share
-        splits[split] = MixedResponses(rows, settings.predicts, share, settings.seed)
-    if settings.response_share == 1:  # mixed texts differ from epoch to epoch
-        read_in_every_epoch = {split: splits[split] for split in ("train", "dev")}
-        FeatureStore(folder, draft, read_in_every_epoch, needs).store(settings.features_budget)
+        num_mixes = settings.num_mixes if split == "train" else 1
+        splits[split] = MixedResponses(rows, settings.predicts, share, settings.seed, num_mixes)
+    read_in_every_epoch = {split: splits[split] for split in ("train", "dev")}
+    FeatureStore(folder, draft, read_in_every_epoch, needs).store(settings.features_budget)
     return ResumableData(splits, settings.loader.batch_size, settings.seed, collate)
 
 

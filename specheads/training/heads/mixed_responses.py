@@ -15,11 +15,13 @@ import torch
 from datasets import Dataset
 from torch import Tensor
 
-from specheads.decoding.engine import bulk_operations
+from specheads.decoding.branches import ReadTexts
+from specheads.decoding.engine import bulk_operations, bytes_to_pack
 from specheads.heads.batch import collate, sample_features
 from specheads.heads.features import FEATURES, RECORDED
 from specheads.pair.language_model import LanguageModel
 from specheads.pair.needs import memory_of, memory_parts
+from specheads.pair.padding import BATCH_TOKENS
 from specheads.pair.sampling import check_numbers, computing_with
 from specheads.storage.row_store import SHARD_BYTES, RowStore
 from specheads.training.heads.settings import checked_share
@@ -53,10 +55,11 @@ def _samples_of(row: ResponseRow) -> list[tuple[np.ndarray, np.ndarray]]:
 
 
 class MixedResponses:
-    """Rows of a data set, mixed differently in every epoch.
+    """Rows of a data set, mixed differently in epochs that follow each other.
 
-    Each epoch takes another one of the tokens that were sampled at a position: a head then learns
-    how probabilities differ between tokens instead of memorising one.
+    Each mix, and each epoch of heads that have not read the token, takes another one of the tokens
+    that were sampled at a position: a head then learns how probabilities differ between tokens
+    instead of memorising one.
     """
 
     def __init__(
@@ -65,17 +68,22 @@ class MixedResponses:
         predicts: str,
         response_share: float | None,
         seed: int,
+        num_mixes: int | None = None,
     ) -> None:
-        """Mix `rows`; for `response_share` see `checked_share`."""
+        """Mix `rows` in `num_mixes` ways, which epochs take in turn; None: in another one in every
+        epoch. For `response_share` see `checked_share`.
+        """
         self.predicts = predicts
         self.seed = seed
         self.response_share = checked_share(predicts, response_share)
+        # Without drafted tokens all mixes are one.
+        self.num_mixes = 1 if self.response_share == 1 else num_mixes
         if isinstance(rows, Dataset):
             rows = rows.with_format("numpy", columns=list(COLUMNS))
         self.rows = rows
         self._kept: dict[int, ResponseRow] = {}
-        # Of a row, where they are stored: see FeatureStore.
-        self.features: Callable[[int], Mapping[str, Tensor]] | None = None
+        # Of a mix and a row, where they are stored: see FeatureStore.
+        self.features: Callable[[int, int], Mapping[str, Tensor]] | None = None
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -99,13 +107,16 @@ class MixedResponses:
             self._kept[number] = row
         response = np.asarray(row["response_ids"])
         samples = _samples_of(row)
-        drafted, accept_prob = samples[epoch % len(samples)]
-        uniform = np.random.default_rng([self.seed, epoch, number]).random(len(response))
+        mix = epoch if self.num_mixes is None else epoch % self.num_mixes
+        uniform = np.random.default_rng([self.seed, mix, number]).random(len(response))
         kept = uniform < self.response_share
-        text = np.concatenate([row["prompt_ids"], np.where(kept, response, drafted)])
+        mixed_in, _ = samples[mix % len(samples)]
+        text = np.concatenate([row["prompt_ids"], np.where(kept, response, mixed_in)])
         # The draft must have read the token for an input_token head; a next_token head needs only
         # the prefix.
-        predicted = ~kept if self.predicts == "input_token" else np.ones_like(kept)
+        is_read = self.predicts == "input_token"
+        predicted = ~kept if is_read else np.ones_like(kept)
+        drafted, accept_prob = samples[(mix if is_read else epoch) % len(samples)]
         item = {
             "tokens": text.astype(np.int64),
             "index": len(row["prompt_ids"]) + np.flatnonzero(predicted),
@@ -113,7 +124,7 @@ class MixedResponses:
             "label": accept_prob[predicted].astype(np.float32),
         }
         if self.features is not None:
-            features = dict(self.features(number))
+            features = dict(self.features(mix, number))
             for name, values in features.items():
                 if FEATURES[name].of_token:
                     features[name] = values[:, epoch % values.shape[1]]
@@ -122,8 +133,7 @@ class MixedResponses:
 
 
 class FeatureStore(RowStore):
-    """The draft's features of splits whose texts are the responses, unmixed, in the folder of the
-    data set.
+    """The draft's features of all mixes of the texts of some splits, in the folder of the data set.
 
     The draft then reads each text once, and not once per epoch.
     """
@@ -136,25 +146,33 @@ class FeatureStore(RowStore):
         needs: frozenset[str],
     ) -> None:
         """Plan the store of the data set in `folder`: of what heads `needs`, those features that
-        the feature table stores.
+        the feature table stores. The splits are for heads of one kind, and of counted mixes.
         """
         self.draft = draft
-        # The test compares heads with rules that need no head.
-        self.needs = frozenset(name for name in needs | set(RECORDED) if FEATURES[name].stored)
+        (self.predicts,) = {data.predicts for data in splits.values()}
+        if self.predicts == "next_token":
+            # The test compares heads with rules that need no head.
+            needs = needs | set(RECORDED)
+        self.needs = frozenset(name for name in needs if FEATURES[name].stored)
+        self.splits = splits
         texts = {}
         sizes = {}
-        self.splits: dict[str, MixedResponses] = {}  # by how the names of their shards begin
+        # Each mix of a split, by how the names of its shards begin
+        self._mixes: dict[str, tuple[MixedResponses, int]] = {}
         for name, data in splits.items():
-            start = f"{name}-000-"  # the number is an epoch's, of earlier versions
-            self.splits[start] = data
+            assert data.num_mixes is not None, f"{name}: an unlimited number of mixes"
+            # Their number is not among these: further mixes are further shards.
             texts[name] = [data.response_share, data.seed, len(data)]
             num_samples = len(data.sampled_tokens(0))
-            sizes[start] = data.lengths() * self._bytes_per_token(num_samples)
+            row_bytes = data.lengths() * self._bytes_per_token(num_samples)
+            for mix in range(data.num_mixes):
+                self._mixes[_start(name, mix)] = data, mix
+                sizes[_start(name, mix)] = row_bytes
         provenance = {
             "data": folder.name,
             "dtype": str(draft.model.dtype),
             "features": sorted(self.needs),
-            "predicts": "next_token",
+            "predicts": self.predicts,
             "texts": texts,
         }
         super().__init__(folder / "features", provenance, sizes, "features")
@@ -164,10 +182,16 @@ class FeatureStore(RowStore):
         if not self.fits(budget):
             return
         with computing_with(bulk_operations(self.draft.device)):
-            parts = memory_parts(self.draft) | {"a shard": 2 * min(self.num_bytes, SHARD_BYTES)}
+            parts = memory_parts(self.draft, positions=BATCH_TOKENS)
+            parts["a shard"] = 2 * min(self.num_bytes, SHARD_BYTES)
+            if self.draft.placement == "float32 on cpu":  # else there are none
+                parts["packed copies"] = bytes_to_pack(self.draft)
             self.fill(self._computed, memory_of("features", self.draft, parts), self._batches)
-        for start, data in self.splits.items():
-            data.features = partial(self.row, start)
+        for name, data in self.splits.items():
+            data.features = partial(self._features_of, name)
+
+    def _features_of(self, name: str, mix: int, number: int) -> dict[str, Tensor]:
+        return self.row(_start(name, mix), number)
 
     def _bytes_per_token(self, num_samples: int) -> int:
         total = 0
@@ -180,20 +204,24 @@ class FeatureStore(RowStore):
         return total
 
     def _batches(self, start: str, rows: range) -> list[list[int]]:
-        return row_batches(rows, [len(self.splits[start][0, row]["tokens"]) for row in rows])
+        data, mix = self._mixes[start]
+        return row_batches(rows, [len(data[mix, row]["tokens"]) for row in rows])
 
     def _computed(self, start: str, rows: Sequence[int]) -> list[dict[str, Tensor]]:
-        """Return the features (n, ...) of some rows of a split, those that depend on the token (n,
+        """Return the features (n, ...) of some rows of a mix, those that depend on the token (n,
         samples).
         """
-        data = self.splits[start]
-        device = self.draft.device
-        items = [data[0, row] for row in rows]
-        samples = []
-        for ids in zip(*(data.sampled_tokens(row) for row in rows), strict=True):
-            samples.append(torch.from_numpy(np.concatenate(ids)).to(device))
-        batch = collate(items).to(device)
-        features, *others = sample_features(self.draft, batch, "next_token", self.needs, samples)
+        data, mix = self._mixes[start]
+        items = [data[mix, row] for row in rows]
+        batch = collate(items).to(self.draft.device)
+        samples = [batch.drafted]  # the text has read it, and none of the others
+        if self.predicts == "next_token":
+            samples = []
+            for ids in zip(*(data.sampled_tokens(row) for row in rows), strict=True):
+                samples.append(torch.from_numpy(np.concatenate(ids)).to(self.draft.device))
+        read = ReadTexts.of(self.draft, batch.tokens)
+        hidden = batch.read_by(self.predicts).at(read.hidden)
+        features, *others = sample_features(self.draft, hidden, self.needs, samples)
         for name, values in features.items():
             if FEATURES[name].of_token:
                 of_others = [other[name] for other in others]
@@ -205,3 +233,8 @@ class FeatureStore(RowStore):
             for row, part in zip(computed, values.cpu().split(counts), strict=True):
                 row[name] = part
         return computed
+
+
+def _start(name: str, mix: int) -> str:
+    """Return how the names of the shards of a split's mix begin."""
+    return f"{name}-{mix:03d}-"

@@ -103,6 +103,11 @@ class _Mixing(Settings):
         "the probability that a position keeps the target's token in place of the drafted one;"
         " null: 0.15 (as in SpecDec++) for specdecpp, 1 (no mixing) for lookahead",
     )
+    num_mixes: PositiveCount = setting(
+        4,
+        "the number of ways in which drafted tokens are mixed into each text, which epochs take in"
+        " turn; as many as trainer.max_epochs, or more: another one in every epoch",
+    )
 
 
 class HeadTraining(Training):
@@ -133,7 +138,7 @@ class HeadTraining(Training):
     features_budget: NonNegativeNumber = setting(
         8,
         "the largest size, in GiB, of the draft's states that are kept on disk, so that it reads"
-        " each text once; larger ones, and those of mixed texts, are computed in every epoch",
+        " each mix of a text once; larger ones are computed in every epoch",
         decides=False,
     )
     calibration: PositiveCount | None = setting(
@@ -207,16 +212,26 @@ class HeadTraining(Training):
     def response_share(self) -> float:
         return checked_share(self.predicts, self.mixing.response_share)
 
+    @property
+    def num_mixes(self) -> int:
+        """The number of different texts that the draft reads for each response."""
+        if self.response_share == 1:
+            return 1
+        return min(self.mixing.num_mixes, self.trainer.max_epochs)
+
     def cache_key(self) -> dict[str, object]:
         """Return the settings that decide the result of a training, except for the data and the
         heads.
         """
-        shares = [part.response_share for part in self.kinds()]
-        return (
-            cache_key(self)
-            | self.trainer.cache_key()
-            | {"mixing.response_share": shares[0] if len(shares) == 1 else shares}
-        )
+        parts = self.kinds()
+        shares = [part.response_share for part in parts]
+        mixes = [part.num_mixes for part in parts]
+        is_one = len(parts) == 1
+        mixing = {
+            "mixing.response_share": shares[0] if is_one else shares,
+            "mixing.num_mixes": mixes[0] if is_one else mixes,
+        }
+        return cache_key(self) | self.trainer.cache_key() | mixing
 
 
 def title_of(name: str) -> str:

@@ -18,6 +18,7 @@ from specheads.decoding.drafting import ChainState, ChainStep
 from specheads.decoding.engine import ForwardOutput
 from specheads.decoding.engine.compiled_program import modules_in
 from specheads.decoding.step_inputs import DraftMemory
+from specheads.decoding.stopping.survival import SurvivalRule
 from specheads.pair.config import config_folder
 
 CPU = torch.device("cpu")
@@ -118,6 +119,44 @@ def test_a_round_without_a_draft_teaches_nothing(rule):
     )
     after = rule.start_round(rule.end_round(state, *torch.zeros(2, 2, dtype=torch.long)))
     assert all(map(torch.equal, tree_leaves(state), tree_leaves(after)))
+
+
+@every_rule
+def test_a_rule_that_forgets_steps_after_a_round_as_in_the_first(rule):
+    assert not (rule.learns and not rule.remembers)
+    if rule.remembers:
+        return
+    generator = torch.Generator().manual_seed(4)
+    first = rule.start_round(rule.start_prompt(64, CPU))
+    later = first
+    for _ in range(3):
+        later, _ = rule.step(later, random_features(64, generator))
+    later = rule.start_round(rule.end_round(later, *torch.ones(2, 64, dtype=torch.long)))
+    for _ in range(5):
+        features = random_features(64, generator)
+        first, stop_first = rule.step(first, features)
+        later, stop_later = rule.step(later, features)
+        assert torch.equal(stop_first, stop_later)
+
+
+def test_a_rule_remembers_unless_it_says_that_it_forgets():
+    class Mine(SurvivalRule):
+        threshold, min_tokens, max_tokens = 0.5, 1, 8
+
+    assert Mine().remembers
+
+
+class Halving(stopping.FixedLength):
+    """Halves its longest draft after each round, with numbers of another type."""
+
+    def learn(self, state, num_drafted, num_accepted):
+        return state._replace(max_tokens=state.max_tokens / 2)
+
+
+def test_what_a_rule_learns_has_the_types_of_its_state():
+    rule = Halving(8)
+    state = rule.end_round(rule.start_prompt(2, CPU), *torch.tensor([[8, 0], [1, 0]]))
+    assert (state.max_tokens.tolist(), state.max_tokens.dtype) == ([4, 8], torch.long)
 
 
 @every_rule

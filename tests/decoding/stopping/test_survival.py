@@ -1,8 +1,8 @@
 import pytest
 import torch
-from fakes import constant_head
+from fakes import constant_head, tiny_pair
 
-from specheads import UserError
+from specheads import AcceptanceHead, HeadConfig, UserError
 from specheads.decoding.stopping import DraftProduct, HeadThreshold
 
 
@@ -52,6 +52,13 @@ def test_auto_takes_the_threshold_that_the_head_recommends():
     assert lengths(HeadThreshold(head, "auto")) == [[4]]
     with pytest.raises(UserError, match="threshold=auto"):
         HeadThreshold(constant_head(0.8), "auto")
+
+
+def test_a_head_goes_to_the_drafts_device():
+    pair = tiny_pair()
+    head = AcceptanceHead(HeadConfig(hidden_size=pair.draft_lm.hidden_size))
+    HeadThreshold(head).bind(pair, torch.device("meta"))
+    assert {weight.device.type for weight in head.parameters()} == {"meta"}
 
 
 def test_the_product_of_the_drafts_probabilities():

@@ -10,6 +10,7 @@ from draftings import RULES
 from specheads import UserError, Warp
 from specheads.decoding.rounds import VerifyStep
 from specheads.decoding.step_inputs import DraftMemory
+from specheads.decoding.stopping import FixedLength, OnlineLogistic
 from specheads.decoding.verification import SyntheticVerification
 from specheads.pair.config import config_folder
 from specheads.papers import BiasedVerification
@@ -50,7 +51,10 @@ def test_rules_are_compiled_together_only_if_they_decide_alike():
     ]
     memory = DraftMemory(4, 3, torch.float32, torch.device("cpu"))
     steps = [
-        VerifyStep(warp, rule, memory).compile_key for rule in made for warp in (Warp(), Warp(0))
+        VerifyStep(warp, rule, memory, stopping).compile_key
+        for rule in made
+        for warp in (Warp(), Warp(0))
+        for stopping in (FixedLength(), OnlineLogistic())
     ]
     assert len({*steps}) == len(steps) and None not in steps
 

@@ -325,7 +325,7 @@ def test_the_quality_in_the_folder_is_that_of_the_folder(cfg):
         data, initial_pair, train_samples(data, initial_pair, settings), settings
     )
     assert (
-        draft_quality(pair, splits["test"], Warp(1.0, 50), 4)
+        draft_quality(pair, splits["test"], Warp(0.5, 50), 4)
         == description_of(folder)["test"]["after"]
     )
 

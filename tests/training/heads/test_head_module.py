@@ -370,7 +370,7 @@ def test_the_test_compares_heads_with_rules_without_a_head(nano, rows, tmp_path,
     )
     batch = next(iter(data.batches("test")))
     plain = nano.draft(batch.tokens).logits[batch.row, batch.index - 1].softmax(dim=-1)
-    rivals = module.rival_features(batch)
+    _, rivals = module.logits_and_rivals(batch)
     torch.testing.assert_close(
         rivals[:, 0].exp(), plain.gather(1, batch.drafted[:, None])[:, 0], atol=1e-5, rtol=0
     )

@@ -57,7 +57,7 @@ def test_both_kinds_are_trained_as_if_alone_and_compared(nano, data, tmp_path):
         assert all(torch.equal(value, weights[1][key]) for key, value in weights[0].items())
 
 
-@pytest.mark.parametrize(("heads", "lr"), [("lookahead", 0.05), ("specdecpp", 0.5)])
+@pytest.mark.parametrize(("heads", "lr"), [("lookahead", 0.1), ("specdecpp", 0.5)])
 def test_the_epoch_with_the_smallest_dev_loss_is_exported(nano, data, tmp_path, heads, lr):
     settings = specheads.HeadTraining(
         heads=heads,

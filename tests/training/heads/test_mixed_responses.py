@@ -42,6 +42,24 @@ def test_a_text_is_mixed_differently_in_every_epoch():
         assert (data[3, 1][name] == again[3, 1][name]).all()
 
 
+@pytest.mark.parametrize("predicts", ["input_token", "next_token"])
+def test_epochs_take_the_mixes_in_turn_with_tokens_that_the_text_has_or_lacks(predicts):
+    every_epoch = MixedResponses([row(50)], predicts, 0.4, 0)
+    data = MixedResponses([row(50)], predicts, 0.4, 0, num_mixes=2)
+    for epoch in range(7):
+        item = data[epoch, 0]
+        assert (item["tokens"] == every_epoch[epoch % 2, 0]["tokens"]).all()
+        # A head that has read the token cannot predict another one of its position.
+        sample = epoch % 2 if predicts == "input_token" else epoch % 3
+        assert set(item["drafted"] // 1000) == {2 + sample}
+
+
+def test_unmixed_texts_are_one_mix_whose_tokens_change():
+    data = MixedResponses([row(50)], "next_token", 1.0, 0, num_mixes=4)
+    assert data.num_mixes == 1
+    assert [data[epoch, 0]["drafted"][0] // 1000 for epoch in range(4)] == [2, 3, 4, 2]
+
+
 @pytest.mark.parametrize("share", [0.15, 0.6])
 def test_that_share_of_the_responses_own_tokens_stays(share):
     data = MixedResponses([row(900)], "input_token", share, 0)

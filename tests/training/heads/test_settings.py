@@ -131,5 +131,6 @@ def test_the_share_of_each_kind_decides_results_and_the_shape_of_heads_does_not(
         and HeadTraining(heads="specdecpp").cache_key()[key] == 0.15
     )
     assert HeadTraining(heads="specdecpp", mixing={"response_share": 0.5}).cache_key()[key] == 0.5
+    assert HeadTraining(mixing={"num_mixes": 3}).cache_key()["mixing.num_mixes"] == [1, 3]
     assert HeadTraining(head={"depth": 1}).cache_key() == HeadTraining().cache_key()
     assert {"seed", "trainer.max_epochs", "optimizer.lr"} <= HeadTraining().cache_key().keys()

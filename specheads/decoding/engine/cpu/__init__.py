@@ -14,6 +14,7 @@ import subprocess
 import tempfile
 import weakref
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -24,11 +25,12 @@ from torch import Tensor, nn
 
 from specheads.decoding.engine import artefacts
 from specheads.decoding.engine.compiled import CompiledEngine, StepOperations
+from specheads.decoding.engine.compiled_program import CPU_OPTIONS
 from specheads.decoding.engine.cpu.packed import PackedModel, PackedNetwork, is_layer, packed_model
 from specheads.decoding.engine.reading import Operations, RowPlaces
 from specheads.heads.portable.network import Network
 from specheads.pair.language_model import LanguageModel
-from specheads.pair.sampling import Sampling
+from specheads.pair.sampling import Sampling, SoftmaxSums
 from specheads.progress import waiting
 
 logger = logging.getLogger(__name__)
@@ -53,6 +55,7 @@ _RESULTS: dict[str, Callable[..., Tensor]] = {
     "head_network": lambda inputs, *others: inputs.new_empty(inputs.shape[:-1]),
     "kth_largest": lambda x, k: x.new_empty(*x.shape[:-1], 1),
     "kept_softmax": lambda logits, least: torch.empty_like(logits),
+    "softmax_sums": lambda logits: logits.new_empty(*logits.shape[:-1], 3),
     "nucleus": lambda probs, top_p: torch.empty_like(probs),
     "most_likely": lambda x: x.new_empty(x.shape[:-1], dtype=torch.long),
     "token_at": lambda probs, uniform: torch.empty_like(uniform, dtype=torch.long),
@@ -82,7 +85,7 @@ class CpuStep(StepOperations):
             return
         self.packed = packed_model(lm, modules) if few else None
         self.lm = lm if self.packed is None else self.packed.lm
-        self.make_repeater = step_repeater
+        self.bind_step = bound_step
         self.reads_all_rows = rows and lm.config._attn_implementation == "sdpa"
         self.compiler_options = {"aot_inductor.custom_ops_to_c_shims": declarations()}
         panels = () if self.packed is None else self.packed.copies.buffers()
@@ -182,6 +185,11 @@ class CpuOperations(Operations):
         if not self._may_round(probs):
             return super().nucleus(probs, top_p)
         return torch.ops.specheads.nucleus(probs, top_p)
+
+    def softmax_sums(self, logits: Tensor) -> SoftmaxSums:
+        if not self._may_round(logits):
+            return super().softmax_sums(logits)
+        return SoftmaxSums(*torch.ops.specheads.softmax_sums(logits).unbind(-1))
 
     def head_logits(self, network: Network, inputs: Tensor) -> Tensor:
         copied = self._networks.get(network)
@@ -298,14 +306,18 @@ def _declare(library: ctypes.PyDLL) -> ctypes.PyDLL:
     library.specheads_bind.argtypes = [ctypes.c_void_p, ctypes.py_object, ctypes.c_int64]
     library.specheads_unbind.argtypes = [ctypes.c_void_p]
     library.specheads_unbind.restype = None
+    library.specheads_run.restype = ctypes.py_object
+    library.specheads_run.argtypes = [ctypes.c_void_p, ctypes.py_object]
     library.specheads_repeat.restype = ctypes.py_object
     numbers = [ctypes.c_int64] * 5
     library.specheads_repeat.argtypes = [ctypes.c_void_p, ctypes.py_object, *numbers]
     return library
 
 
-class StepRepeater:
-    """A compiled step with some of its tensors bound, which C++ runs several times in a row."""
+class BoundStep:
+    """A compiled step with some of its tensors bound, which C++ runs, also several times in a
+    row.
+    """
 
     def __init__(
         self, entry: ctypes.c_void_p, tensors: Sequence[Tensor | None], num_results: int
@@ -315,19 +327,25 @@ class StepRepeater:
         self._bound = library.specheads_bind(
             entry, [None if each is None else next(stay) for each in tensors], num_results
         )
+        self._run = library.specheads_run
         self._repeat = library.specheads_repeat
         weakref.finalize(self, library.specheads_unbind, self._bound)
 
-    def __call__(self, given: list[Tensor], *numbers: int) -> tuple[int, list[Tensor]]:
+    def __call__(self, given: list[Tensor]) -> list[Tensor]:
+        """Return the results for the tensors that are not bound."""
+        results: list[Tensor] = _TENSORS(self._run(self._bound, _HANDLES(given)))
+        return results
+
+    def repeat(self, given: list[Tensor], *numbers: int) -> tuple[int, list[Tensor]]:
         """Return how often the step ran, and its last results; see `specheads_repeat`."""
         count, results = self._repeat(self._bound, _HANDLES(given), *numbers)
         return count, _TENSORS(results)
 
 
-def step_repeater(
+def bound_step(
     compiled: Callable[..., Any], tensors: Sequence[Tensor | None], num_results: int
-) -> StepRepeater | None:
-    """Return what repeats compiled code from C++ with the `tensors` bound that are not None.
+) -> BoundStep | None:
+    """Return compiled code that C++ runs with the `tensors` bound that are not None.
 
     None where the code has another form than that of Inductor's C++ wrapper: a Python function
     around the entry of a shared library.
@@ -340,7 +358,7 @@ def step_repeater(
         entry = ctypes.cast(getattr(ctypes.PyDLL(files[0]), _ENTRY), ctypes.c_void_p)
     except (OSError, AttributeError):
         return None
-    return StepRepeater(entry, tensors, num_results)
+    return BoundStep(entry, tensors, num_results)
 
 
 def _build(path: Path) -> None:
@@ -353,12 +371,14 @@ def _build(path: Path) -> None:
         if path.exists():
             return
         with tempfile.TemporaryDirectory(dir=path.parent, prefix="operators-") as folder:
-            done = subprocess.run(
-                shlex.split(_command(folder)), check=False, capture_output=True, text=True
-            )
-            if done.returncode:
-                errors = [line for line in done.stderr.splitlines() if "error" in line]
-                reason = errors[0] if errors else f"the compiler ended with {done.returncode}"
+            words = shlex.split(_command(folder))
+            with subprocess.Popen(words, stderr=subprocess.PIPE, text=True) as compiler:
+                with suppress(Exception):  # a step that is compiled says why
+                    artefacts.load_compiler()  # meanwhile, as steps need it next
+                said = compiler.communicate()[1]
+            if compiler.returncode:
+                errors = [line for line in said.splitlines() if "error" in line]
+                reason = errors[0] if errors else f"the compiler ended with {compiler.returncode}"
                 raise RuntimeError(reason[-_MOST_CHARACTERS:])
             os.replace(Path(folder, "operators.so"), path)
 
@@ -367,11 +387,13 @@ def _command(folder: str) -> str:
     """Return the command that builds the library in a folder, with the options by which steps are
     compiled.
     """
+    from torch._inductor import config
     from torch._inductor.cpp_builder import CppBuilder, CppTorchDeviceOptions
     from torch._inductor.cpu_vec_isa import pick_vec_isa
 
-    options = CppTorchDeviceOptions(device_type="cpu", vec_isa=pick_vec_isa())
     source = str(_FOLDER / "operators.cpp")
-    return CppBuilder(
-        name="operators", sources=source, BuildOption=options, output_dir=folder
-    ).get_command_line()
+    with config.patch(CPU_OPTIONS):
+        options = CppTorchDeviceOptions(device_type="cpu", vec_isa=pick_vec_isa())
+        return CppBuilder(
+            name="operators", sources=source, BuildOption=options, output_dir=folder
+        ).get_command_line()

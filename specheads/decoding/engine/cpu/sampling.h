@@ -146,6 +146,33 @@ inline void nucleus_of(const float* row, double top_p, int64_t size, float* resu
     result[entries[i].second] = entries[i].first / static_cast<float>(total);
 }
 
+// The largest of a row's logits, the sum of exp(logit - largest), and the sum of these times
+// logit - largest; see `softmax_sums` in sampling.py.
+inline void softmax_sums_of(const float* row, int64_t size, float* result) {
+  const Vector least(std::numeric_limits<float>::lowest());
+  const auto load = [&](int64_t start) {
+    if (start + kLanes <= size) return Vector::loadu(row + start);
+    const Vector hidden(-std::numeric_limits<float>::infinity());
+    return Vector::set(hidden, Vector::loadu(row + start, size - start), size - start);
+  };
+  Vector most = load(0);
+  for (int64_t start = kLanes; start < size; start += kLanes) {
+    most = at::vec::maximum(most, load(start));  // a NaN stays
+  }
+  const auto larger = [](const Vector& x, const Vector& y) { return at::vec::maximum(x, y); };
+  const float largest = at::vec::vec_reduce_all<float>(larger, most, kLanes);
+  Vector total(0), moment(0);
+  for (int64_t start = 0; start < size; start += kLanes) {
+    const Vector below = at::vec::maximum(load(start) - Vector(largest), least);
+    const Vector weight = below.exp_u20();
+    total = total + weight;
+    moment = at::vec::fmadd(weight, below, moment);
+  }
+  result[0] = largest;
+  result[1] = total_of(total) + 0 * largest;  // that exponential loses a NaN
+  result[2] = total_of(moment);
+}
+
 // The first of the largest numbers, or the first NaN.
 inline int64_t most_likely_of(const float* row, int64_t size) {
   const int64_t whole = size / kLanes * kLanes;
@@ -256,6 +283,17 @@ AtenTensorHandle nucleus(const at::TensorBase& probs, double top_p) {
   });
 }
 
+// The three sums (..., 3) of each row of logits (..., V).
+AtenTensorHandle softmax_sums(const at::TensorBase& logits) {
+  const int64_t size = logits.size(-1);
+  TORCH_CHECK(size > 0, "there is no number in ", logits.sizes());
+  std::vector<int64_t> sizes = logits.sizes().vec();
+  sizes.back() = 3;
+  return of_rows<float>(logits, sizes, [&](const float* row, int64_t, float* to) {
+    softmax_sums_of(row, size, to);
+  });
+}
+
 // The index (...) of the largest number of each row of x (..., V), the first of several.
 AtenTensorHandle most_likely(const at::TensorBase& x) {
   const int64_t size = x.size(-1);
@@ -283,6 +321,7 @@ AtenTensorHandle token_at(const at::TensorBase& probs, const at::TensorBase& uni
 
 SPECHEADS_OPERATOR(kth_largest, "(Tensor x, int k) -> Tensor")
 SPECHEADS_OPERATOR(kept_softmax, "(Tensor logits, Tensor least) -> Tensor")
+SPECHEADS_OPERATOR(softmax_sums, "(Tensor logits) -> Tensor")
 SPECHEADS_OPERATOR(nucleus, "(Tensor probs, float top_p) -> Tensor")
 SPECHEADS_OPERATOR(most_likely, "(Tensor x) -> Tensor")
 SPECHEADS_OPERATOR(token_at, "(Tensor probs, Tensor uniform) -> Tensor")
