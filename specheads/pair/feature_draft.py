@@ -6,7 +6,7 @@ of some of its layers; later steps of a draft read the state that the step befor
 KV cache may hold entries of both kinds. Those of own states are dropped after a verification.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, NamedTuple
 
 import torch
@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
 from transformers.cache_utils import Cache
 from transformers.masking_utils import create_causal_mask
+from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.models.llama.modeling_llama import (
     LlamaDecoderLayer,
     LlamaRMSNorm,
@@ -73,7 +74,7 @@ class FeatureDraftOutput(NamedTuple):
     state: Tensor  # what the next step reads
 
 
-class _FeatureLayer(nn.Module):
+class _FeatureLayer(GradientCheckpointingLayer):
     """A decoder layer whose attention reads a token's embedding next to a state."""
 
     def __init__(self, config: FeatureDraftConfig) -> None:
@@ -93,20 +94,29 @@ class _FeatureLayer(nn.Module):
         self.mlp = plain.mlp
         self.norm_before_residual = config.norm_before_residual
 
-    def forward(self, embeddings: Tensor, states: Tensor, **attention: object) -> Tensor:
-        """Return the layer's output (B, T, H) for embeddings and states (B, T, H)."""
+    def forward(
+        self,
+        embeddings: Tensor,
+        states: Tensor,
+        attend: Callable[..., tuple[Tensor, Any]] | None = None,
+        **attention: object,
+    ) -> tuple[Tensor, Any]:
+        """Return the layer's output (B, T, H) for embeddings and states (B, T, H), and what its
+        attention returns besides; `attend` computes in place of that.
+        """
         normalized = self.hidden_norm(states)
         both = torch.cat([self.input_layernorm(embeddings), normalized], dim=-1)
-        attended, _ = self.self_attn(both, **attention)
+        attended, more = (attend or self.self_attn)(both, **attention)
         hidden = attended + (normalized if self.norm_before_residual else states)
-        after: Tensor = hidden + self.mlp(self.post_attention_layernorm(hidden))
-        return after
+        return hidden + self.mlp(self.post_attention_layernorm(hidden)), more
 
 
 class FeatureDraft(PreTrainedModel):
     """A draft that reads its target. Its modules have the names of speculators' tensors."""
 
     config_class = FeatureDraftConfig
+    supports_gradient_checkpointing = True
+    _no_split_modules: ClassVar[list[str]] = ["_FeatureLayer"]
     _supports_sdpa = True
     _supports_attention_backend = True
 
@@ -175,7 +185,7 @@ class FeatureDraft(PreTrainedModel):
             past_key_values=past_key_values,
             position_ids=position_ids,
         )
-        out = self.layers[0](
+        out, _ = self.layers[0](
             embeddings,
             states,
             position_embeddings=self.rotary_emb(embeddings, position_ids=position_ids),
