@@ -131,6 +131,8 @@ def next_stage(
     """Return the folder of the complete cache, see `generate_data`, or the stage that comes next
     where there is none yet.
     """
+    if labelled:
+        pair.check_draft_alone("labels of acceptance are")
     settings = settings.for_pair(pair)
     # Final prompts are for evaluations
     usable = [prompt for prompt in prompts if prompt.split in SPLITS]

@@ -345,6 +345,8 @@ class SpeculativeDecoder(Decoder):
         _check_choices(self._choices)
         self.drafting = drafting or Autoregressive()
         self.pair = pair = self.drafting.pair(pair)
+        if self.drafting.reads_draft:
+            pair.check_draft_alone("decoding is")
         self.verification = verification or self.drafting.usual_verification()
         check_pairing(self.drafting, self.verification)
         self.stopping = stopping or self.verification.stopping or FixedLength()

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from huggingface_hub.errors import StrictDataclassError
+from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoConfig, PreTrainedConfig
@@ -31,6 +32,7 @@ from specheads.pair.draft_vocabulary import (
 )
 from specheads.pair.feature_draft import ARCHITECTURES, FeatureDraft, FeatureDraftConfig
 from specheads.pair.revisions import resolve
+from specheads.pair.synthetic import is_synthetic
 from specheads.storage.files import read_json, write_json, write_whole
 
 logger = logging.getLogger(__name__)
@@ -40,8 +42,9 @@ _KIND = "speculators_model_type"  # of speculators' alone
 _LAYER = "transformer_layer_config"
 _LAYERS = "eagle_aux_hidden_state_layer_ids"
 _TARGET_SIZE = "target_hidden_size"
+_OF_FLAT = "eagle_config"  # of SafeAILab's and SpecForge's
 _NORMS = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
-_OF_DRAFT = (SIZE, _LAYERS, _TARGET_SIZE, *_NORMS, "eagle_config", "architectures")
+_OF_DRAFT = (SIZE, _LAYERS, _TARGET_SIZE, *_NORMS, _OF_FLAT, "architectures")
 _QUANTIZATIONS = ("quantization_config", "compression_config")
 # tensors
 _INPUT = "fc.weight"
@@ -51,6 +54,35 @@ _OF_TRAINING = ("verifier_lm_head.weight", "verifier_norm.weight")
 _WEIGHTS = "model.safetensors"
 _PICKLED = "pytorch_model.bin"
 _EXPECTED = "give the folder of an EAGLE-3 draft of speculators, SafeAILab or SpecForge"
+
+
+def is_feature_draft(location: str | Path, revision: str | None = None) -> bool:
+    """Whether a folder or hub id holds a draft that reads its target, by its config.json.
+
+    Some of SafeAILab's have the config of another draft with an output over some tokens. Such a
+    draft is stored in safetensors, and has no map of features.
+    """
+    try:
+        if is_synthetic(location) or _file(location, "config.json", revision) is None:
+            return False
+    except OSError:  # it is gated, for example; loading it says so
+        return False
+    stored = _read_config(location, revision)
+    names = stored.get("architectures") or []
+    if _KIND in stored or _OF_FLAT in stored or any("Eagle3" in str(name) for name in names):
+        return True
+    if SIZE not in stored:
+        return False
+    path = _file(location, _WEIGHTS, revision)
+    if path is None:
+        return _file(location, _PICKLED, revision) is not None
+    with safe_open(path, "pt") as tensors:
+        return _INPUT in set(tensors.keys())
+
+
+def num_weights(location: str | Path, revision: str | None = None) -> int:
+    """Return how many numbers the tensors of a draft's folder or hub id have."""
+    return sum(tensor.numel() for tensor in _read_tensors(location, revision).values())
 
 
 def read_feature_draft(
@@ -147,7 +179,7 @@ def _read_tensors(location: str | Path, revision: str | None) -> dict[str, Tenso
 
 def _of_flat(stored: Mapping[str, Any], location: str | Path) -> dict[str, Any]:
     """Return the keys that a flat config has in speculators' format."""
-    keys = {**stored, **(stored.get("eagle_config") or {})}
+    keys = {**stored, **(stored.get(_OF_FLAT) or {})}
     if keys.get("norm_output"):
         logger.warning(
             "%s has norm_output=true: its own states are read normalized, as EAGLE-3.1's. SpecForge"

@@ -26,6 +26,8 @@ from transformers.models.qwen3.modeling_qwen3 import (
     Qwen3RotaryEmbedding,
 )
 
+from specheads.pair.language_model import LanguageModel, check_numbers
+
 
 class _Parts(NamedTuple):
     """The modules of an architecture that a draft's layer is made of."""
@@ -194,3 +196,28 @@ class FeatureDraft(PreTrainedModel):
         )
         hidden = self.norm(out)
         return FeatureDraftOutput(hidden, hidden if self.config.norm_output else out)
+
+
+class FeatureLM(LanguageModel):
+    """A draft that reads its target, in two steps: tokens next to states -> hidden states ->
+    logits.
+    """
+
+    def __init__(
+        self, model: FeatureDraft, vocab_size: int | None = None, temperature: float = 1.0
+    ) -> None:
+        super().__init__(model, vocab_size, temperature)
+        self.reads_layers = model.config.target_layers
+
+    @property
+    def body(self) -> nn.Module:
+        return self.model
+
+    @torch.no_grad()
+    def check(self) -> None:
+        """Raise UserError unless its logits are numbers."""
+        tokens = torch.arange(4, device=self.device)[None] % self.vocab_size
+        draft: Any = self.model
+        features = draft.fc.weight.new_ones(1, 4, draft.fc.in_features)
+        logits = draft.lm_head(draft(tokens, draft.first_states(features)).hidden)
+        check_numbers(draft, logits)

@@ -132,6 +132,11 @@ class LanguageModel:
         return [self.config] * self.config.num_hidden_layers
 
     @property
+    def cache_layers(self) -> int:
+        """Number of layers that its KV cache has."""
+        return self.config.num_hidden_layers
+
+    @property
     def probs_dtype(self) -> torch.dtype:
         """Type that probabilities are computed in, float32 or wider."""
         return torch.promote_types(self.output_embedding.weight.dtype, torch.float32)
@@ -165,14 +170,16 @@ class LanguageModel:
         noted: dict[int, Tensor] = {}
         thread = threading.get_ident()  # others may read with the same model meanwhile
 
-        def note(layer: int, module: nn.Module, args: tuple[Tensor, ...]) -> None:
+        def note(
+            layer: int, module: nn.Module, args: tuple[Tensor, ...], kwargs: dict[str, Tensor]
+        ) -> None:
             if threading.get_ident() == thread:
-                noted[layer] = args[0]
+                noted[layer] = args[0] if args else kwargs["hidden_states"]
 
-        handles = [
-            modules.get_submodule(str(layer)).register_forward_pre_hook(partial(note, layer))
-            for layer in layers
-        ]
+        handles = []
+        for layer in layers:
+            module = modules.get_submodule(str(layer))
+            handles.append(module.register_forward_pre_hook(partial(note, layer), with_kwargs=True))
         try:
             yield noted
         finally:
@@ -250,7 +257,7 @@ class LanguageModel:
                 " model."
             ) from error
         if not expected.isfinite().all():
-            _check_numbers(self.model, expected)
+            check_numbers(self.model, expected)
         scale = expected[expected.isfinite()].abs().max().item() / self.temperature
         expected = self._of_known(expected)
         logits = self.kept_logits(self.hidden_states(tokens, use_cache=False)).float()
@@ -263,7 +270,7 @@ class LanguageModel:
             )
 
 
-def _check_numbers(model: PreTrainedModel, logits: Tensor) -> None:
+def check_numbers(model: PreTrainedModel, logits: Tensor) -> None:
     """Raise UserError for weights that are NaN or infinite, and for logits that are, except those
     that a model sets to minus infinity.
     """
@@ -360,7 +367,7 @@ def load_model(source: ModelSource) -> PreTrainedModel:
         "output_loading_info": True,
         "ignore_mismatched_sizes": True,  # they are named below
     }
-    config = _config_of(source)
+    config = stored_config(source)
     _check_stored(config, location)
     # Its output follows, as weights in 8 bits do
     is_partial = any(getattr(config, name, None) is not None for name in (SIZE, FORM))
@@ -454,7 +461,7 @@ def weightless_model(source: ModelSource) -> PreTrainedModel:
     """Return what `load_model` does, but without weights, for a process that only needs its
     shape.
     """
-    config = _config_of(source)
+    config = stored_config(source)
     dtype = chosen_dtype(source)
     with torch.device("meta"):
         dtype = config.dtype if dtype == "auto" else dtype
@@ -471,7 +478,8 @@ def weightless_model(source: ModelSource) -> PreTrainedModel:
     return model.requires_grad_(False).eval()
 
 
-def _config_of(source: ModelSource) -> PreTrainedConfig:
+def stored_config(source: ModelSource) -> PreTrainedConfig:
+    """Return the config of a model. Raises UserError if it cannot be loaded."""
     if is_synthetic(source.location):
         return synthetic_config(source.location)
     config = from_pretrained(
@@ -508,7 +516,7 @@ def chosen_dtype(source: ModelSource) -> Any:
     on_gpu = torch.device(source.device).type != "cpu"
     if source.dtype != "auto" or on_gpu or (source.device_map and torch.cuda.is_available()):
         return source.dtype
-    config = _config_of(source)
+    config = stored_config(source)
     stored = config.get_text_config().dtype or config.dtype
     if stored == torch.float64 or getattr(config, "quantization_config", None):
         return source.dtype

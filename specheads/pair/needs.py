@@ -11,6 +11,7 @@ import torch
 from specheads.errors import UserError
 from specheads.load import available_memory, memory_in_use
 from specheads.pair.config import PairConfig
+from specheads.pair.eagle_formats import is_feature_draft, num_weights
 from specheads.pair.language_model import LanguageModel, short_name, weightless_model
 from specheads.pair.locations import EMBEDDED
 from specheads.pair.padding import BATCH_TOKENS, SLICE_ELEMENTS
@@ -37,18 +38,24 @@ def pair_needs(config: PairConfig, only_draft: bool = False) -> list[str]:
         number = ""
         is_loaded = role == "draft" or not only_draft
         try:
-            model = weightless_model(source)
+            if role == "draft" and is_feature_draft(source.location, source.revision):
+                count = num_weights(source.location, source.revision)
+                dtype = weightless_model(ModelSource.of(config, "target")).dtype
+            else:
+                model = weightless_model(source)
+                count = model.num_parameters()
+                dtype = model.dtype
         except UserError:  # loading it says why, in a moment
             is_known = is_known and not is_loaded
         else:
-            number = f" ({amount(model.num_parameters(), 'billion', 'million')} parameters)"
-            per_weight = float(model.dtype.itemsize)
-            stored = short_name(model.dtype)
+            number = f" ({amount(count, 'billion', 'million')} parameters)"
+            per_weight = float(dtype.itemsize)
+            stored = short_name(dtype)
             if source.quantization and not source.rounded_form:
                 per_weight = QUANTIZATIONS[source.quantization].num_bytes
                 stored = source.quantization
             if is_loaded:
-                sizes.append(model.num_parameters() * per_weight)
+                sizes.append(count * per_weight)
                 types.append(stored)
         models.append(f"{role} {source.location}{number}")
     lines = [f"pair {config.name or 'without a name'}: {' for '.join(models)}"]

@@ -24,12 +24,16 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from specheads.errors import UserError, is_count
 from specheads.pair.config import INSTRUCTION, PairConfig, pair_config
 from specheads.pair.draft_vocabulary import borrow_embedding, borrows_embedding, kept_tokens
+from specheads.pair.eagle_formats import is_feature_draft, read_feature_draft
+from specheads.pair.feature_draft import FeatureDraft, FeatureLM
 from specheads.pair.initial_draft import TargetLayers
 from specheads.pair.language_model import (
     LanguageModel,
+    chosen_dtype,
     has_adapters,
     load_model,
     load_tokenizer,
+    stored_config,
     weightless_model,
 )
 from specheads.pair.quantization import is_quantized
@@ -150,9 +154,7 @@ class Pair:
     @cached_property
     def draft_lm(self) -> LanguageModel:
         """The draft in two steps, over the vocabulary of the tokenizer, at its own temperature."""
-        return LanguageModel(
-            self.draft, self.vocab_size, draft_temperature(self.draft.config), self.known_to_draft
-        )
+        return _draft_lm(self.draft, self.vocab_size, self.known_to_draft)
 
     @property
     def window(self) -> int:
@@ -226,6 +228,17 @@ class Pair:
                     f"the {role} {getattr(self, f'{role}_id')} has PEFT adapters; merge them"
                     " (merge_and_unload), save the model, and load that."
                 )
+
+    def check_draft_alone(self, what: str) -> None:
+        """Raise UserError for a draft that reads its target, where `what` ("replay is") not made
+        for such drafts.
+        """
+        if self.draft_lm.reads_layers:
+            raise UserError(
+                f"the draft {self.draft_id} reads the target's states, which {what} not made for"
+                " yet; decode with it (specheads generate), or give a draft that reads tokens"
+                " alone."
+            )
 
     def origin(self, role: str) -> dict[str, str]:
         """Return id and revision of the draft or the target, and its commit if it is of the hub."""
@@ -550,7 +563,9 @@ def _tokenizer(
             f"the tokenizer {location} has other tokens than the target {config.target}; leave"
             " model.tokenizer out."
         )
-    known = None if new_draft else compared("draft")
+    # One that reads the target has its vocabulary, which is checked when it is loaded.
+    has_other = not new_draft and not is_feature_draft(config.draft, config.draft_revision)
+    known = compared("draft") if has_other else None
     if known is not None:
         lacking = tokenizer.convert_ids_to_tokens((~known).nonzero().squeeze(1).tolist())
         logger.warning(
@@ -571,8 +586,8 @@ def _models(
     config: PairConfig, only_draft: bool, new_draft: TargetLayers | None
 ) -> tuple[PreTrainedModel, PreTrainedModel]:
     # The draft first: a target that may be spread over devices takes what is left.
-    draft = None if new_draft else load_model(ModelSource.of(config, "draft"))
     source = ModelSource.of(config, "target")
+    draft = None if new_draft else _draft_model(ModelSource.of(config, "draft"), source)
     target = weightless_model(source) if only_draft else load_model(source)
     if config.device_map and source.device.startswith("cuda"):
         _check_spread(getattr(target, "hf_device_map", {}), str(config.target))
@@ -583,6 +598,36 @@ def _models(
     return draft, target
 
 
+def _draft_model(source: ModelSource, target: ModelSource) -> PreTrainedModel:
+    """Return a draft for inference; one that reads its target runs in the target's type.
+
+    Raises UserError if it cannot be loaded.
+    """
+    location = source.location
+    if not is_feature_draft(location, source.revision):
+        return load_model(source)
+    if source.quantization is not None:
+        raise UserError(
+            f"draft_quantization={source.quantization}: the draft {location} reads its target, and"
+            " such a draft is not quantized; leave model.draft_quantization out."
+        )
+    config = stored_config(target)
+    dtype = chosen_dtype(target)
+    if dtype == "auto":
+        dtype = config.get_text_config().dtype
+    model = read_feature_draft(location, config, source.revision, dtype)
+    return cast(PreTrainedModel, model.to(source.device))
+
+
+def _draft_lm(
+    model: PreTrainedModel, vocab_size: int, known: Tensor | None = None
+) -> LanguageModel:
+    temperature = draft_temperature(model.config)
+    if isinstance(model, FeatureDraft):
+        return FeatureLM(model, vocab_size, temperature)
+    return LanguageModel(model, vocab_size, temperature, known)
+
+
 def load_draft(
     location: str | Path, pair: Pair, dtype: str | torch.dtype = "auto"
 ) -> LanguageModel:
@@ -590,13 +635,16 @@ def load_draft(
 
     Raises UserError if it cannot be loaded or does not fit.
     """
-    model = load_model(
-        ModelSource(location, dtype=checked_dtype(dtype), device=str(pair.draft_lm.device))
-    )
+    device = pair.draft_lm.device
+    if is_feature_draft(location):
+        read = read_feature_draft(location, pair.target.config, dtype=pair.target.dtype)
+        model = cast(PreTrainedModel, read.to(device))
+    else:
+        model = load_model(ModelSource(location, dtype=checked_dtype(dtype), device=str(device)))
     if borrows_embedding(model):
         borrow_embedding(model, pair.target)
     _check_vocabulary(replace(pair, draft=model))
-    return LanguageModel(model, pair.vocab_size, draft_temperature(model.config))
+    return _draft_lm(model, pair.vocab_size)
 
 
 def _check_spread(device_map: Mapping[str, object], target_id: str) -> None:

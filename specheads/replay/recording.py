@@ -205,6 +205,7 @@ class Recorder:
         return folders
 
     def _store(self, prompts: Sequence[EncodedPrompt]) -> ShardStore:
+        self.pair.check_draft_alone("replay (evaluate, probe) is")
         of_prompts = [prompt for prompt, _ in prompts]
         provenance = response_provenance(self.pair, of_prompts, self.warp, self.seed) | {
             "generation": [self.limits.max_new_tokens, self.limits.batch_size],

@@ -82,6 +82,7 @@ def train_heads(
     one of the splits, and for heads that learned nothing.
     """
     pair.check_merged()
+    pair.check_draft_alone("the training of heads is")
     run = Path(run)
     settings = settings.for_pair(pair)
     kinds = settings.kinds()

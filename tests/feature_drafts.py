@@ -1,0 +1,65 @@
+"""Random drafts that read their target, for targets of tests."""
+
+from dataclasses import replace
+
+import torch
+from transformers import LlamaConfig, PreTrainedModel
+
+from specheads.pair.draft_vocabulary import borrow_embedding, set_output
+from specheads.pair.feature_draft import FeatureDraft, FeatureDraftConfig
+from specheads.pair.pair import Pair
+
+
+def feature_draft(
+    target: PreTrainedModel,
+    layers: tuple[int, ...] = (0, 1),
+    kept: torch.Tensor | None = None,
+    kind: type = LlamaConfig,
+    borrows: bool = False,
+    seed: int = 0,
+    gain: float = 2.0,
+    **norms: bool,
+) -> FeatureDraft:
+    """Return a random draft whose logits have a spread of about `gain`.
+
+    `kept`: the tokens of its output; default: all.
+    """
+    of_target = target.config.get_text_config()
+    size = of_target.hidden_size
+    text_config = kind(
+        vocab_size=of_target.vocab_size,
+        hidden_size=size,
+        intermediate_size=2 * size,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=size // 2,
+        max_position_embeddings=getattr(of_target, "max_position_embeddings", 64),
+        bos_token_id=None,
+        eos_token_id=None,
+    )
+    config = FeatureDraftConfig(
+        text_config=text_config,
+        target_layers=layers,
+        target_hidden_size=size,
+        draft_vocab_size=of_target.vocab_size,
+        **norms,
+    )
+    torch.manual_seed(seed)
+    model = FeatureDraft._from_config(config, dtype=target.dtype)
+    for name, weight in model.named_parameters():
+        if weight.ndim == 2:
+            torch.nn.init.normal_(
+                weight, std=1.0 if "embed" in name else gain / weight.shape[1] ** 0.5
+            )
+    if kept is not None:
+        set_output(model, model.lm_head.weight.detach()[kept], kept)
+    if borrows:
+        borrow_embedding(model, target)
+    return model.to(target.device).requires_grad_(False).eval()
+
+
+def reading_pair(pair: Pair, **choices: object) -> Pair:
+    """Return a pair whose draft reads its target."""
+    draft = feature_draft(pair.target, **choices)
+    return replace(pair, draft=draft, draft_id="reads-its-target", draft_revision="r3")

@@ -1,0 +1,133 @@
+"""Pairs whose draft reads its target, loaded from folders in both formats."""
+
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+from feature_drafts import feature_draft
+from safetensors.torch import load_file, save_file
+
+from specheads import UserError, load_pair
+from specheads.data_gen.run import generate_data
+from specheads.data_gen.settings import DataGeneration
+from specheads.pair.config import PairConfig
+from specheads.pair.draft_vocabulary import borrows_embedding
+from specheads.pair.eagle_formats import is_feature_draft, write_speculators
+from specheads.pair.needs import pair_needs
+from specheads.pair.pair import load_draft
+from specheads.pair.revisions import resolve
+from specheads.pair.sampling import Warp
+from specheads.prompts.prompt import Prompt, ResponseLimits
+from specheads.replay.recording import Recorder
+from specheads.replay.response_tree import RecordSettings
+from specheads.training.heads.head_training import train_heads
+from specheads.training.heads.settings import HeadTraining
+
+TARGET = "embedded:nano/target"
+LAYERS = (1, 3, 4)
+
+
+@pytest.fixture(scope="module")
+def draft(nano):
+    kept = torch.arange(0, nano.vocab_size, 2)
+    return feature_draft(nano.target, LAYERS, kept, borrows=True)
+
+
+@pytest.fixture
+def folder(draft, tmp_path):
+    write_speculators(draft, tmp_path / "draft", "nano", ["LlamaForCausalLM"], num_tokens=3)
+    return tmp_path / "draft"
+
+
+def change(folder, **keys):
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | keys))
+
+
+def flatten(folder, pickled, **marks):
+    """Rewrite a folder in the format of SafeAILab."""
+    stored = json.loads((folder / "config.json").read_text())
+    ids = [layer - 1 for layer in stored["eagle_aux_hidden_state_layer_ids"]]
+    flat = {"eagle_aux_hidden_state_layer_ids": ids, "draft_vocab_size": 1024, **marks}
+    (folder / "config.json").write_text(json.dumps(stored["transformer_layer_config"] | flat))
+    tensors = {}
+    for key, tensor in load_file(folder / "model.safetensors").items():
+        tensors[key.replace("layers.0.", "midlayer.")] = tensor
+    if pickled:
+        (folder / "model.safetensors").unlink()
+        torch.save(tensors, folder / "pytorch_model.bin")
+    else:
+        save_file(tensors, folder / "model.safetensors")
+
+
+def test_a_folder_of_speculators_is_a_draft_that_reads_its_target(folder, draft, nano):
+    pair = load_pair("nano", draft=folder)
+    lm = pair.draft_lm
+    assert lm.reads_layers == LAYERS and lm.vocab_size == nano.vocab_size
+    assert lm.kept_tokens.tolist() == list(range(0, nano.vocab_size, 2))
+    assert borrows_embedding(pair.draft)
+    assert lm.input_embedding.weight.data_ptr() == pair.target_lm.input_embedding.weight.data_ptr()
+    for name, weight in draft.named_parameters():
+        assert torch.equal(pair.draft.get_parameter(name), weight)
+    assert pair.draft_revision == load_pair("nano", draft=folder).draft_revision
+    again = load_draft(folder, nano)
+    assert again.reads_layers == LAYERS
+    assert torch.equal(again.output_embedding.weight, lm.output_embedding.weight)
+
+
+@pytest.mark.parametrize("pickled", [False, True])
+@pytest.mark.parametrize("architecture", ["LlamaForCausalLMEagle3", "LlamaForCausalLM"])
+def test_a_flat_folder_is_the_same_draft(architecture, pickled, folder, draft):
+    flatten(folder, pickled, architectures=[architecture])
+    pair = load_pair("nano", draft=folder)
+    assert pair.draft_lm.reads_layers == LAYERS
+    assert torch.equal(pair.draft.fc.weight, draft.fc.weight)
+
+
+@pytest.mark.parametrize("location", [TARGET, "embedded:nano/draft", "synthetic:llama3.2-1b"])
+def test_other_models_read_no_target(location):
+    assert not is_feature_draft(location)
+
+
+def test_the_memory_of_weights_is_announced(folder):
+    said = " ".join(pair_needs(PairConfig(draft=folder, target=resolve(TARGET))))
+    assert "1.18 million parameters" in said and "memory" in said
+
+
+MISTAKES = {
+    "another target": (
+        {"target": "embedded:nano/draft"},
+        {},
+        "but the target has the layers 0 to 1;",
+    ),
+    "layers": ({}, {"eagle_aux_hidden_state_layer_ids": [1, 3, 6]}, "has the layers 0 to 5"),
+    "another kind": ({}, {"speculators_model_type": "dflash"}, "expected eagle3"),
+    "quantization": ({"draft_quantization": "int8"}, {}, "is not quantized; leave model.draft_q"),
+}
+
+
+@pytest.mark.parametrize(("given", "keys", "message"), MISTAKES.values(), ids=MISTAKES)
+def test_a_folder_that_does_not_fit_is_one_message(given, keys, message, folder):
+    change(folder, **keys)
+    with pytest.raises(UserError, match=message):
+        load_pair("nano", **{"draft": folder} | given)
+
+
+def test_weights_that_are_no_numbers_are_named(folder):
+    tensors = load_file(folder / "model.safetensors")
+    tensors["fc.weight"][0, 0] = torch.nan
+    save_file(tensors, folder / "model.safetensors")
+    with pytest.raises(UserError, match=r"weights fc\.weight hold 1 of"):
+        load_pair("nano", draft=folder)
+
+
+def test_what_is_not_made_for_such_drafts_says_so(nano, draft, tmp_path):
+    pair = replace(nano, draft=draft, draft_id="eagle")
+    recorder = Recorder(pair, Warp(), ResponseLimits(4), RecordSettings(1), 0, tmp_path)
+    with pytest.raises(UserError, match="draft eagle reads the target's states, which replay"):
+        recorder.record([[(Prompt("a", "dev", "def f"), [3, 4])]])
+    with pytest.raises(UserError, match="which labels of acceptance are not made for yet"):
+        generate_data(pair, [Prompt("a", "dev", "def f")], DataGeneration(), tmp_path)
+    with pytest.raises(UserError, match="which the training of heads is not made for yet"):
+        train_heads(pair, pytest.fail, HeadTraining(), tmp_path)
