@@ -26,7 +26,7 @@ from specheads.pair.config import INSTRUCTION, PairConfig, pair_config
 from specheads.pair.draft_vocabulary import borrow_embedding, borrows_embedding, kept_tokens
 from specheads.pair.eagle_formats import is_feature_draft, read_feature_draft
 from specheads.pair.feature_draft import FeatureDraft, FeatureLM
-from specheads.pair.initial_draft import TargetLayers
+from specheads.pair.initial_draft import NewDraft
 from specheads.pair.language_model import (
     LanguageModel,
     chosen_dtype,
@@ -404,7 +404,7 @@ def load_pair(
     name: str | None = None,
     *,
     only_draft: bool = False,
-    new_draft: TargetLayers | None = None,
+    new_draft: NewDraft | None = None,
     **keys: object,
 ) -> Pair:
     """Load a pair by config name (`"mini"`), with `keys` of PairConfig in place of those, or by
@@ -422,7 +422,7 @@ def load_pair(
         return _load_pair(pair_config(name, **keys), only_draft, new_draft)
 
 
-def _load_pair(config: PairConfig, only_draft: bool, new_draft: TargetLayers | None) -> Pair:
+def _load_pair(config: PairConfig, only_draft: bool, new_draft: NewDraft | None) -> Pair:
     if not config.target or not (config.draft or new_draft):
         raise UserError(
             f"draft={config.draft or None} and target={config.target or None}: a pair needs both;"
@@ -536,7 +536,7 @@ def _num_tokens(tokenizer: PreTrainedTokenizerBase, model: PreTrainedModel) -> i
 
 
 def _tokenizer(
-    config: PairConfig, new_draft: TargetLayers | None
+    config: PairConfig, new_draft: NewDraft | None
 ) -> tuple[PreTrainedTokenizerBase, Tensor | None]:
     """Return the pair's tokenizer, and which tokens the draft knows, None for all.
 
@@ -583,7 +583,7 @@ def _has_tokenizer(location: str | Path) -> bool:
 
 
 def _models(
-    config: PairConfig, only_draft: bool, new_draft: TargetLayers | None
+    config: PairConfig, only_draft: bool, new_draft: NewDraft | None
 ) -> tuple[PreTrainedModel, PreTrainedModel]:
     # The draft first: a target that may be spread over devices takes what is left.
     source = ModelSource.of(config, "target")
