@@ -6,8 +6,9 @@ import pytest
 import torch
 from commands import ROOT
 from fakes import random_tensor, tiny_llama
+from feature_drafts import by_loop, features_of
 from safetensors.torch import load_file
-from transformers import DynamicCache, LlamaConfig
+from transformers import LlamaConfig
 
 from specheads.pair.eagle_formats import read_feature_draft
 from specheads.pair.language_model import LanguageModel
@@ -32,23 +33,6 @@ def texts_of(draft):
     for row, length in enumerate(LENGTHS):
         tokens[row, length:] = 0
     return tokens, random_tensor(*tokens.shape, draft.fc.in_features)
-
-
-def by_loop(draft, tokens, features, num_steps):
-    """Yield what `unrolled` does, (T, H) for one text: each position by a KV cache of its own."""
-    length = len(tokens)
-    hidden = [torch.zeros(length, draft.config.text_config.hidden_size, dtype=features.dtype)]
-    hidden = [list(hidden[0]) for _ in range(num_steps)]
-    for pair in range(length - 1):
-        cache = DynamicCache()
-        states = draft.first_states(features[None, : pair + 1])
-        output = draft(tokens[None, 1 : pair + 2], states, past_key_values=cache)
-        for step in range(min(num_steps, length - 1 - pair)):
-            if step:
-                read = tokens[None, None, pair + 1 + step]
-                output = draft(read, output.state[:, -1:], past_key_values=cache)
-            hidden[step][pair + 1 + step] = output.hidden[0, -1]
-    return torch.stack([torch.stack(of_step) for of_step in hidden])
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -123,8 +107,7 @@ def test_states_of_responses_come_in_the_order_of_the_texts():
         place = 0
         for prompt, response in zip(prompts, responses, strict=True):
             tokens = torch.tensor([*prompt, *response])
-            layers = target.model.model(tokens[None], output_hidden_states=True).hidden_states
-            features = torch.cat([layers[layer][0] for layer in (2, 4, 5)], dim=-1)
+            features = features_of(target.model, tokens, (2, 4, 5))
             expected = by_loop(draft, tokens, features, 3)
             rows = slice(place, place + len(response))
             states = expected[:, len(prompt) - 1 : -1].transpose(0, 1)

@@ -110,7 +110,7 @@ class DistillModule(CurveModule):
             states = states_by_depth(self.pair, texts, self.settings.num_steps)
             known = computed_distributions(self.pair.target_lm, states.target)
             losses, overlaps = token_losses(draft, states.draft, known, divergence)
-            depths = torch.arange(self.settings.num_steps, device=losses.device)
+            depths = torch.arange(self.settings.num_steps).to(losses)
             return losses, overlaps, states.exists * self.settings.step_decay**depths
         known = self._distributions(samples, texts)
         losses, overlaps = token_losses(draft, draft_states(draft, texts), known, divergence)

@@ -71,13 +71,14 @@ class DevOverlap(NamedTuple):
 @dataclass(frozen=True)
 class DistilledDraft:
     """The folder of a distilled draft, its quality on test prompts before and after, and its
-    overlap on dev prompts, which only the first process has.
+    overlap on dev prompts, which only the first process has; whether it reads its target.
     """
 
     folder: Path
     before: Mapping[str, float] = field(default_factory=dict)
     after: Mapping[str, float] = field(default_factory=dict)
     dev: DevOverlap | None = None
+    reads_target: bool = False
 
 
 def distill(
@@ -155,7 +156,7 @@ def distill(
     metrics = {f"test/{name}": value for name, value in after.items()}
     for each in trainer.loggers:
         each.log_metrics(metrics, trainer.global_step)
-    return DistilledDraft(run / "draft", before, after, dev)
+    return DistilledDraft(run / "draft", before, after, dev, bool(pair.draft_lm.reads_layers))
 
 
 def _check(pair: Pair, settings: Distillation) -> None:
@@ -361,12 +362,21 @@ def _write(
 def draft_provenance(
     pair: Pair, settings: Distillation, data: Path, num_prompts: int
 ) -> dict[str, object]:
-    """Return where a distilled draft comes from: models, settings, data."""
+    """Return where a distilled draft comes from: models, settings, data, and what it reads of its
+    target.
+    """
+    reads = None
+    if pair.draft_lm.reads_layers:
+        reads = {
+            "layers": list(pair.draft_lm.reads_layers),
+            "steps": settings.num_steps,
+            "step_decay": settings.step_decay,
+        }
     return {
         "name": pair.name,
         "draft": pair.origin("draft"),
         "target": pair.origin("target"),
-        "kind": settings.draft_kind,
+        "reads": reads,
         "init": {
             "layers": settings.init_layers,
             "vocabulary": settings.draft_vocabulary,
@@ -383,8 +393,8 @@ def draft_provenance(
 
 
 CARD = """---
-library_name: transformers
-tags: [speculative-decoding, draft-model]
+library_name: {library}
+tags: [speculative-decoding, {tag}]
 ---
 # Draft model
 
@@ -394,7 +404,7 @@ A draft for speculative decoding, distilled to propose what its target would say
 |---|---|
 {settings}
 Measured on the target's responses to held-out prompts. Overlap is the expected acceptance of a \
-drafted token, 1 - TV; the block efficiency follows from it.
+drafted token, 1 - TV; the block efficiency follows from it.{depths}
 
 | | before | after |
 |---|---|---|
@@ -403,13 +413,19 @@ drafted token, 1 - TV; the block efficiency follows from it.
 pair = specheads.load_pair(draft="<this folder>", target="<the target>")
 ```
 
-Acceptance heads of another draft do not fit this one: train one with `specheads train \
-model.draft=<this folder>`.
+{heads}
 """
+HEADS = """Acceptance heads of another draft do not fit this one: train one with `specheads train \
+model.draft=<this folder>`."""
+OF_TARGET = """It reads the target's hidden states, so it drafts for this target alone. The folder is \
+in the format of speculators."""
+DEPTHS = """ `overlap_1` is that of tokens that are drafted after one step with the draft's own \
+state, and so on."""
 
 
 def _model_card(description: Mapping[str, Any]) -> str:
     whose = WHOSE[description["samples"]]
+    reads = description.get("reads")
     rows = {
         "target": _model(description["target"]),
         "initial draft": _model(description["draft"]),
@@ -419,11 +435,23 @@ def _model_card(description: Mapping[str, Any]) -> str:
         "draft temperature": f"{description['temperature']:g}, fitted on dev prompts",
         "measured under": _listed(description["warp"]),
     }
+    if reads is not None:
+        rows["reads"] = f"the inputs of the target's layers {', '.join(map(str, reads['layers']))}"
+        rows["steps from each position"] = (
+            f"{reads['steps']}, each weighs {reads['step_decay']:g} of the one before"
+        )
     settings = "".join(f"| {name} | {value} |\n" for name, value in rows.items())
     figures = ""
     for name, value in description["test"]["after"].items():
         figures += f"| {name} | {description['test']['before'][name]:.4f} | {value:.4f} |\n"
-    return CARD.format(settings=settings, figures=figures)
+    return CARD.format(
+        library="transformers" if reads is None else "speculators",
+        tag="draft-model" if reads is None else "eagle3",
+        settings=settings,
+        depths="" if reads is None else DEPTHS,
+        figures=figures,
+        heads=HEADS if reads is None else OF_TARGET,
+    )
 
 
 def _model(origin: Mapping[str, str]) -> str:
