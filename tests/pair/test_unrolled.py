@@ -10,6 +10,7 @@ from feature_drafts import by_loop, features_of
 from safetensors.torch import load_file
 from transformers import LlamaConfig
 
+from specheads.pair.draft_vocabulary import borrows_embedding
 from specheads.pair.eagle_formats import read_feature_draft
 from specheads.pair.language_model import LanguageModel
 from specheads.pair.reading import GivenTexts, states_of
@@ -17,6 +18,7 @@ from specheads.pair.unrolled import read_by_depth, unrolled
 
 FIXTURES = ROOT / "tests" / "fixtures" / "eagle3"
 CASES = sorted(folder.name for folder in FIXTURES.iterdir())
+EXPORTS = sorted((ROOT / "tests" / "fixtures" / "eagle3_export").iterdir())
 TARGET = LlamaConfig(vocab_size=40, hidden_size=16, num_attention_heads=2, num_hidden_layers=8)
 STEPS = 4
 LENGTHS = (9, 6, 2)
@@ -35,11 +37,17 @@ def texts_of(draft):
     return tokens, random_tensor(*tokens.shape, draft.fc.in_features)
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(
+    "folder", [*map(FIXTURES.joinpath, CASES), *EXPORTS], ids=lambda folder: folder.name
+)
 @torch.no_grad()
-def test_all_positions_equal_the_references(name):
-    draft = draft_of(name, torch.float32)
-    reference = load_file(FIXTURES / name / "reference.safetensors")
+def test_all_positions_equal_the_references(folder):
+    """Of drafts that the reference wrote, and of those that it read from our folders."""
+    draft = read_feature_draft(folder, TARGET)
+    reference = load_file(folder / "reference.safetensors")
+    assert ("embed_tokens" in reference) == borrows_embedding(draft) == (folder in EXPORTS)
+    if borrows_embedding(draft):
+        draft.embed_tokens.weight.copy_(reference["embed_tokens"])
     tokens = torch.cat([torch.zeros(1).long(), reference["tokens"]])[None]
     features = torch.cat([reference["features"], torch.zeros_like(reference["features"][:1])])[None]
     num_steps = len(reference["logits"])
