@@ -352,7 +352,7 @@ def write_speculators(
 
     Args:
         num_tokens: how many an engine shall draft by default.
-        given: weights in place of its own, in the type in which they are stored.
+        given: other weights than the model's, in the type in which they are stored.
     """
     config = model.config
     given = model.state_dict() if given is None else given

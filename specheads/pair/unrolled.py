@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.functional import pad, scaled_dot_product_attention
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb, repeat_kv
 

@@ -50,7 +50,7 @@ class TargetDistributions:
 
     def over(self, kept: Tensor | None) -> "TargetDistributions":
         """Return them over the outcomes of a draft that has `kept` tokens (V_kept,): these, and
-        then all others (n, V_kept + 1). Stored ones stay as they are.
+        then all others (n, V_kept + 1). Stored ones are returned unchanged.
         """
         if kept is None or self.ids is not None:
             return self

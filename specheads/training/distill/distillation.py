@@ -417,8 +417,8 @@ pair = specheads.load_pair(draft="<this folder>", target="<the target>")
 """
 HEADS = """Acceptance heads of another draft do not fit this one: train one with `specheads train \
 model.draft=<this folder>`."""
-OF_TARGET = """It reads the target's hidden states, so it drafts for this target alone. The folder is \
-in the format of speculators."""
+OF_TARGET = """It reads the target's hidden states, so it drafts for this target alone. The folder \
+is in the format of speculators."""
 DEPTHS = """ `overlap_1` is that of tokens that are drafted after one step with the draft's own \
 state, and so on."""
 

@@ -68,7 +68,7 @@ class Distillation(Training):
     )
     draft_kind: Literal["stand_alone", "eagle3", "eagle3.1"] = setting(
         "stand_alone",
-        "the kind of draft: stand_alone (reads tokens alone), or a new one layer that also reads the"
+        "the kind of draft: stand_alone (reads tokens alone), or a new layer that also reads the"
         " target's hidden states: eagle3, or eagle3.1 (with more norms)",
     )
     num_steps: PositiveCount = setting(
@@ -169,8 +169,9 @@ class Distillation(Training):
     def _check_of_eagle3(self) -> None:
         if self.init_layers is not None:
             raise UserError(
-                f"init_layers={shown(self.init_layers)} makes a stand-alone draft, and draft_kind="
-                f"{self.draft_kind} one of a layer of its own; leave out one of them."
+                f"init_layers={shown(self.init_layers)} makes a stand-alone draft of the target's"
+                f" layers, and draft_kind={self.draft_kind} one of a new layer; leave out one of"
+                " them."
             )
         if self.stored_dtype == "int8":
             raise UserError(
