@@ -140,8 +140,8 @@ class NewFeatureDraft:
     def make(self, target: PreTrainedModel) -> FeatureDraft:
         """Return the draft.
 
-        Raises UserError as `layers`, and for a target that is quantized or whose output has other
-        rows than its embeddings.
+        Raises UserError as `layers`, and for a target that is quantized, whose output has other
+        rows than its embeddings, or whose layers read more than a state of each token.
         """
         output = target.get_output_embeddings().weight
         embedding = target.get_input_embeddings().weight
@@ -156,11 +156,13 @@ class NewFeatureDraft:
                 f" {tuple(output.shape)}, which must have one shape; choose another target, or"
                 " draft_kind=stand_alone."
             )
-        count = target.config.get_text_config().num_hidden_layers
+        of_target = target.config.get_text_config()
+        layers = self.layers(of_target.num_hidden_layers)
+        _check_inputs(target, layers)
         config = FeatureDraftConfig(
             text_config=_layer_config(target),
-            target_layers=self.layers(count),
-            target_hidden_size=target.config.get_text_config().hidden_size,
+            target_layers=layers,
+            target_hidden_size=of_target.hidden_size,
             draft_vocab_size=len(output),
             norm_before_residual=True,
             fc_norm=self.kind == "eagle3.1",
@@ -176,6 +178,23 @@ class NewFeatureDraft:
 
 
 NewDraft = TargetLayers | NewFeatureDraft
+
+
+@torch.no_grad()
+def _check_inputs(target: PreTrainedModel, layers: Sequence[int]) -> None:
+    """Raise UserError unless the inputs of layers are one state of each token."""
+    if target.device.type == "meta":
+        return
+    lm = LanguageModel(target)
+    with lm.noting_inputs(layers) as inputs:
+        lm.states_along(torch.arange(NUM_TOKENS, device=lm.device)[None] % lm.vocab_size)
+    expected = 1, NUM_TOKENS, target.config.get_text_config().hidden_size
+    for layer in layers:
+        if layer not in inputs or inputs[layer].shape != expected:
+            raise UserError(
+                f"layer {layer} of {type(target).__name__} does not read one state of each token,"
+                " as EAGLE-3 drafts do; choose another target, or draft_kind=stand_alone."
+            )
 
 
 def _layer_config(target: PreTrainedModel) -> PretrainedConfig:

@@ -270,3 +270,9 @@ def test_a_target_without_plain_embeddings_is_refused():
     target.lm_head = torch.nn.Linear(32, 40, bias=False).double()
     with pytest.raises(UserError, match=r"embeddings \(29, 32\) and output \(40, 32\)"):
         NewFeatureDraft("eagle3", [0, 1]).make(target)
+
+
+def test_a_target_whose_layers_read_more_than_states_is_refused():
+    target = tiny_model(tiny_config("xlnet"), 0)  # positions come first
+    with pytest.raises(UserError, match="layer 0 of XLNetLMHeadModel does not read one state of"):
+        NewFeatureDraft("eagle3", [0, 1]).make(target)
