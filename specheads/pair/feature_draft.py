@@ -118,7 +118,6 @@ class FeatureDraft(PreTrainedModel):
 
     config_class = FeatureDraftConfig
     supports_gradient_checkpointing = True
-    _no_split_modules: ClassVar[list[str]] = ["_FeatureLayer"]
     _supports_sdpa = True
     _supports_attention_backend = True
 

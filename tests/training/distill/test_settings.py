@@ -20,7 +20,7 @@ MISTAKES = [
     ({"target_layers": [1, -1]}, "eagle3.target_layers=.*must be"),
     (
         {"draft_kind": "eagle3", "init_layers": [0, 1]},
-        r"init_layers=\[0,1\] makes a stand-alone draft, .*leave out one of them",
+        r"init_layers=\[0,1\] makes a stand-alone draft .*leave out one of them",
     ),
     (
         {"draft_kind": "eagle3.1", "stored_dtype": "int8"},
