@@ -1,27 +1,37 @@
 """What is a rule worth when it decodes? From reports of `specheads evaluate` that decoded their
-prompts, one for each temperature, seed and instruction set.
+prompts, for each temperature and instruction set one of each seed.
 
     specheads train heads=lookahead warp.temperature=T seed=S
-    specheads evaluate warp.temperature=T split=final data.final_part=9 num_live_prompts=98
+    specheads evaluate warp.temperature=T seed=S split=final data.final_part=P num_live_prompts=98
     python -m benchmarks.live REPORT... [--keep]
+
+Each seed has a part P of its own, so that what is found with different seeds is independent.
 """
 
 import argparse
 import json
-from collections.abc import Mapping
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from benchmarks.results import Column, Table, Value, add_keep_option, text_of, write_result
 
-COMMAND = "specheads evaluate warp.temperature=T split=final data.final_part=9 num_live_prompts=98"
+COMMAND = (
+    "specheads evaluate warp.temperature=T seed=S split=final data.final_part=P num_live_prompts=98"
+)
 NOTE = (
-    "The head is of `specheads train heads=lookahead warp.temperature=T`. AVX2:"
-    " `ATEN_CPU_CAPABILITY=avx2 DNNL_MAX_CPU_ISA=AVX2`. Settings are chosen on dev prompts;"
-    " `python -m benchmarks.live` made the table of the reports."
+    "Heads are of `specheads train heads=lookahead warp.temperature=T seed=S`, and the part P is"
+    " 9 - S. AVX2: `ATEN_CPU_CAPABILITY=avx2 DNNL_MAX_CPU_ISA=AVX2`. Settings are chosen on dev"
+    " prompts. A gain is the geometric mean of the seeds', and its interval follows from theirs,"
+    " which are independent; settings are those of most seeds. `python -m benchmarks.live` made the"
+    " table of the reports."
 )
 DECODED = ", decoded"  # ends the name of the prompts that a report decoded
 FIXED = "fixed_length"
+ORACLE = "oracle"
+MEASURED = "measured"
 TOKEN = "token"
 BLOCK = "block"
 COLUMNS = [
@@ -40,6 +50,16 @@ COLUMNS = [
     Column("predicted", "ratio"),
     Column("decoded", "ratio"),
 ]
+COST_COLUMNS = [
+    Column("instructions"),
+    Column("T"),
+    Column("best without training", "signed_percent"),
+    Column("head", "signed_percent"),
+    Column("head free of charge", "signed_percent"),
+    Column("informed ceiling", "signed_percent"),
+    Column("the head's share of a draft step", "percent:0"),
+    Column("it wins below", "percent:0"),
+]
 
 
 def main() -> None:
@@ -48,71 +68,170 @@ def main() -> None:
     add_keep_option(parser, "live")
     given = parser.parse_args()
     reports = [json.loads(path.read_text()) for path in given.reports]
-    rows = sorted(map(row_of, reports), key=lambda row: (str(row[0]), float(str(row[1]))))
-    table = Table("live", "Decoded prompts: gains over the best fixed length", COLUMNS, rows)
-    print(text_of(table))
+    groups: dict[tuple[str, float], list[Mapping[str, Any]]] = {}
+    for report in reports:
+        context = report["context"]
+        key = (isa_of(report), context["warp"]["temperature"])
+        groups.setdefault(key, []).append(report)
+    in_order = [group for _, group in sorted(groups.items())]
+    rows = [row_of(group) for group in in_order]
+    tables = [
+        Table("live", "Decoded prompts: gains over the best fixed length", COLUMNS, rows),
+        Table("costs", "By replay, at the costs of steps", COST_COLUMNS, costs_of(in_order)),
+    ]
+    for table in tables:
+        print(text_of(table), end="\n\n")
     contexts = [report["context"] for report in reports]
     write_result(
         "live",
-        [table],
+        tables,
         keep=given.keep,
         command=COMMAND,
         notes=[NOTE],
         split=contexts[0]["split"],
         seeds=sorted({context["seed"] for context in contexts}),
-        prompts=prompts_of(contexts[0]),
+        prompts=prompts_of(reports),
     )
 
 
-def prompts_of(context: Mapping[str, Any]) -> dict[str, dict[str, object]]:
-    """Return the prompts that were decoded, by their name."""
+def isa_of(report: Mapping[str, Any]) -> str:
+    """Return the vector instructions of a report's processor."""
+    return str(report["context"]["device"].split(", ")[-1])
+
+
+def prompts_of(reports: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, object]]:
+    """Return the prompts that were decoded, by their name and seed."""
     found = {}
-    for name, of_name in context["prompts"].items():
-        if name.endswith(DECODED):
-            found[name.removesuffix(DECODED)] = {
-                "hash": of_name["sha256"],
-                "number": of_name["num_prompts"],
-                "python": of_name["python"],
-            }
+    for report in reports:
+        context = report["context"]
+        for name, of_name in context["prompts"].items():
+            if name.endswith(DECODED):
+                found[f"{name.removesuffix(DECODED)}, seed {context['seed']}"] = {
+                    "hash": of_name["sha256"],
+                    "number": of_name["num_prompts"],
+                    "python": of_name["python"],
+                }
     return found
 
 
-def row_of(report: Mapping[str, Any]) -> list[Value]:
-    """Return a row of COLUMNS."""
-    context = report["context"]
-    alone, *others = report["live"]
-    found: dict[tuple[str, str], Mapping[str, Any]] = {}
-    for row in others:
-        kind = "head" if row["head"] else "fixed" if row["rule_name"] == FIXED else "free"
-        found.setdefault((kind, row["verification"] or TOKEN), row)
-    answer = report["answer"]
-    fixed = found["fixed", TOKEN]
+def row_of(reports: Sequence[Mapping[str, Any]]) -> list[Value]:
+    """Return a row of COLUMNS for the reports of one temperature."""
+    rows = [rows_by_kind(report) for report in reports]
+    answers = [report["answer"] for report in reports]
+    alone = [report["live"][0]["tokens_per_second"]["value"] for report in reports]
+    fixed = [found["fixed", TOKEN] for found in rows]
+    decoded = [answer["decoded"]["speedup"] for answer in answers if answer["decoded"]]
     return [
-        context["device"].split(", ")[-1],
-        f"{context['warp']['temperature']:g}",
-        alone["tokens_per_second"]["value"],
-        f"`{fixed['name']}`",
-        fixed["speedup"],
-        gain_of(found, "fixed", BLOCK),
-        f"`{found['free', TOKEN]['name']}`",
-        gain_of(found, "free", TOKEN),
-        gain_of(found, "free", BLOCK),
-        gain_of(found, "head", TOKEN),
-        gain_of(found, "head", BLOCK),
-        f"`{answer['setting']}`",
-        answer["speedup"],
-        answer["decoded"]["speedup"] if answer["decoded"] else None,
+        isa_of(reports[0]),
+        f"{reports[0]['context']['warp']['temperature']:g}",
+        sum(alone) / len(alone),
+        most_frequent([row["name"] for row in fixed]),
+        pooled([row["speedup"] for row in fixed]),
+        gain_of(rows, "fixed", BLOCK),
+        most_frequent([found["free", TOKEN]["name"] for found in rows]),
+        gain_of(rows, "free", TOKEN),
+        gain_of(rows, "free", BLOCK),
+        gain_of(rows, "head", TOKEN),
+        gain_of(rows, "head", BLOCK),
+        most_frequent([answer["setting"] for answer in answers]),
+        pooled([answer["speedup"] for answer in answers]),
+        pooled(decoded),
     ]
 
 
-def gain_of(found: Mapping[tuple[str, str], Mapping[str, Any]], kind: str, rule: str) -> Value:
-    """Return by how much a setting is faster than the best fixed length, a share with its
+def costs_of(groups: Sequence[Sequence[Mapping[str, Any]]]) -> list[list[Value]]:
+    """Return rows of COST_COLUMNS."""
+    rows = []
+    for reports in groups:
+        winners = [winners_of(report) for report in reports]
+        heads = [found["head"] for found in winners]
+        free = pooled([found["free"]["gain"] for found in winners])
+        charged = pooled([row["gain"] for row in heads])
+        uncharged = pooled([row["gain_uncharged"] for row in heads])
+        share = sum(row["head_share"] for row in heads) / len(heads)
+        # What a head loses is nearly proportional to what it costs
+        lost = uncharged["value"] - charged["value"]
+        wins_below = share * (uncharged["value"] - free["value"]) / lost
+        rows.append(
+            [
+                isa_of(reports[0]),
+                f"{reports[0]['context']['warp']['temperature']:g}",
+                share_of(free),
+                share_of(charged),
+                share_of(uncharged),
+                share_of(pooled([found["ceiling"]["gain"] for found in winners])),
+                share,
+                max(0.0, wins_below),
+            ]
+        )
+    return rows
+
+
+def winners_of(report: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
+    """Return by kind of rule the replayed row that was the fastest on dev prompts."""
+    [reported] = [each for each in report["data_sets"] if each["role"] == "test"]
+    found: dict[str, Mapping[str, Any]] = {}
+    for row in sorted(reported["winners"], key=lambda row: -row["dev_speedup"]):
+        if row["ratio"] != MEASURED or row["name"] == ORACLE:
+            continue
+        kind = "head" if row["head"] else "free"
+        if row["bound"]:
+            kind = "ceiling"
+        elif row["rule_name"] == FIXED:
+            kind = "fixed"
+        found.setdefault(kind, row)
+    return found
+
+
+def rows_by_kind(report: Mapping[str, Any]) -> dict[tuple[str, str], Mapping[str, Any]]:
+    """Return the best decoded row of each kind of rule and verification."""
+    found: dict[tuple[str, str], Mapping[str, Any]] = {}
+    for row in report["live"][1:]:
+        kind = "head" if row["head"] else "fixed" if row["rule_name"] == FIXED else "free"
+        found.setdefault((kind, row["verification"] or TOKEN), row)
+    return found
+
+
+def most_frequent(names: Sequence[str]) -> str:
+    """Return a name as code."""
+    [(name, _)] = Counter(names).most_common(1)
+    return f"`{name}`"
+
+
+def gain_of(
+    rows: Sequence[Mapping[tuple[str, str], Mapping[str, Any]]], kind: str, verification: str
+) -> Value:
+    """Return by how much a kind of rule is faster than the best fixed length, a share with its
     interval.
     """
-    row = found.get((kind, rule))
-    if row is None or row["gain"] is None:
+    gains = []
+    for found in rows:
+        row = found.get((kind, verification))
+        if row is not None and row["gain"] is not None:
+            gains.append(row["gain"])
+    if not gains:
         return None
-    return {name: value - 1 for name, value in row["gain"].items()}
+    return share_of(pooled(gains))
+
+
+def share_of(ratio: Mapping[str, float]) -> Value:
+    """Return a ratio as a gain: a share, with its interval."""
+    return {name: value - 1 for name, value in ratio.items()}
+
+
+def pooled(ratios: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Return the geometric mean of independent ratios, with the interval that follows from
+    theirs.
+    """
+    logs = [math.log(ratio["value"]) for ratio in ratios]
+    halves = [math.log(ratio["high"] / ratio["low"]) / 2 for ratio in ratios]
+    mean = sum(logs) / len(logs)
+    half = math.hypot(*halves) / len(halves)
+    return {
+        "value": math.exp(mean),
+        "low": math.exp(mean - half),
+        "high": math.exp(mean + half),
+    }
 
 
 if __name__ == "__main__":
