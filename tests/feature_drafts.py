@@ -63,7 +63,7 @@ def feature_draft(
 def reading_pair(pair: Pair, **choices: object) -> Pair:
     """Return a pair whose draft reads its target."""
     draft = feature_draft(pair.target, **choices)
-    return replace(pair, draft=draft, draft_id="reads-its-target", draft_revision="r3")
+    return replace(pair, draft=draft, draft_id="reads-its-target", draft_revision="r3", said=set())
 
 
 @torch.no_grad()
