@@ -1,4 +1,4 @@
-"""Random drafts that read their target, for targets of tests."""
+"""Random drafts that read their target, and plain loops over both models."""
 
 from dataclasses import replace
 
@@ -8,6 +8,7 @@ from transformers import DynamicCache, LlamaConfig, PreTrainedModel
 from specheads.pair.draft_vocabulary import borrow_embedding, set_output
 from specheads.pair.feature_draft import FeatureDraft, FeatureDraftConfig
 from specheads.pair.pair import Pair
+from specheads.pair.sampling import Uniforms
 
 
 def feature_draft(
@@ -62,7 +63,7 @@ def feature_draft(
 def reading_pair(pair: Pair, **choices: object) -> Pair:
     """Return a pair whose draft reads its target."""
     draft = feature_draft(pair.target, **choices)
-    return replace(pair, draft=draft, draft_id="reads-its-target", draft_revision="r3")
+    return replace(pair, draft=draft, draft_id="reads-its-target", draft_revision="r3", said=set())
 
 
 def by_loop(draft: FeatureDraft, tokens: torch.Tensor, features: torch.Tensor, num_steps: int):
@@ -88,3 +89,42 @@ def features_of(target: PreTrainedModel, tokens: torch.Tensor, layers: tuple[int
     """Return what a draft reads of a target along `tokens` (T,), (T, L H_target)."""
     inputs = target.base_model(tokens[None], output_hidden_states=True).hidden_states
     return torch.cat([inputs[layer][0] for layer in layers], dim=-1)
+
+
+@torch.no_grad()
+def plain_draft(pair, committed, count, warp, uniforms):
+    """Return `count` tokens drafted after `committed`: the target reads all but the last token, and
+    the draft its states.
+    """
+    draft = pair.draft
+    features = []
+    with pair.target_lm.noting_inputs(draft.config.target_layers) as inputs:
+        pair.target_lm.hidden_states(torch.tensor([committed[:-1]]), use_cache=False)
+        for layer in draft.config.target_layers:
+            features.append(inputs[layer])
+    cache = DynamicCache()
+    tokens = torch.tensor([committed[1:]])
+    states = draft.first_states(torch.cat(features, dim=-1))
+    drafted = []
+    while len(drafted) < count:
+        output = draft(tokens, states, past_key_values=cache)
+        probs = warp(pair.draft_lm.logits(output.hidden[:, -1]))
+        tokens = warp.draw(probs, torch.tensor([uniforms.number()]).double())[None]
+        states = output.state[:, -1:]
+        drafted.append(int(tokens))
+    return drafted
+
+
+def check_rounds(pair, out, warp, seed=0):
+    """Compare the accepted tokens of each round with drafts of a plain loop."""
+    uniforms = Uniforms(torch.device("cpu"), seed, 0)
+    committed = out.prompt_ids.tolist()
+    for each in out.rounds:
+        drafted = []
+        if each.num_drafted:
+            drafted = plain_draft(pair, committed, each.num_drafted, warp, uniforms)
+        count = each.num_accepted
+        assert drafted[:count] == list(each.tokens[:count])
+        if warp.greedy and count < len(each.tokens):  # the rest is another token of the target
+            assert drafted[count : count + 1] != [each.tokens[count]]
+        committed += each.tokens

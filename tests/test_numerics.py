@@ -118,7 +118,8 @@ def in_rows(lm, texts):
     longest = max(len(text.whole) for text in texts)
     engine = EagerEngine(lm, longest, num_rows=len(texts))
     prompts = [
-        engine.read_row(row, torch.tensor([text.prompt]))[0] for row, text in enumerate(texts)
+        engine.read_row(row, torch.tensor([text.prompt])).hidden[0]
+        for row, text in enumerate(texts)
     ]
     parts = [[(hidden, lm.logits(hidden))] for hidden in prompts]
     step = engine.rows_step(RowStates())

@@ -129,6 +129,7 @@ class BatchDecoder:
             prompt_length=len(committed),
             limit=min(len(committed) + max_new_tokens, window),
             draft_limit=self._draft.capacity,
+            num_skipped=self._draft.lm.num_skipped,
             max_new_tokens=max_new_tokens,
             stop_tokens=self.pair.stop_tokens if stop_tokens is None else frozenset(stop_tokens),
             draft_uniforms=Uniforms(draft_device, seed, 0),
@@ -246,7 +247,7 @@ class BatchDecoder:
                 if 1 < len(request.committed) <= engine.capacity:
                     read.append(request)
             rows = [request.row for request in read]
-            reader.read(rows, [request.committed[:-1] for request in read])
+            reader.read(rows, [request.committed for request in read])
         self.rounds.start(requests)
         started_at, read_at = self._clock.read(start, self._clock.mark())
         for request in requests:

@@ -149,7 +149,8 @@ class TextReader:
             return self.hidden
         if self._engine is None or self._engine.capacity < len(text):
             self._engine = EagerEngine(self.lm, 1 << (len(text) - 1).bit_length(), MOST_NODES)
-        self.hidden = self._engine.read_row(0, torch.tensor([list(text)], device=self.lm.device))[0]
+        tokens = torch.tensor([list(text)], device=self.lm.device)
+        self.hidden = self._engine.read_row(0, tokens).hidden[0]
         self.forget_branches()
         return self.hidden
 
@@ -180,9 +181,8 @@ class TextReader:
         )
         branch, prefix, place = self._written
         reading = branches_reading(self.lm, len(self.hidden), branch, prefix, place, len(row))
-        states[later] = self._engine.read_row(
-            0, branches.tokens[row, depth][None], length, reading
-        )[0].to(states)
+        read = self._engine.read_row(0, branches.tokens[row, depth][None], length, reading)
+        states[later] = read.hidden[0].to(states)
         return states
 
     def _whole_states(self, branches: Branches, row: Tensor, depth: Tensor) -> Tensor:

@@ -345,8 +345,7 @@ class SpeculativeDecoder(Decoder):
         _check_choices(self._choices)
         self.drafting = drafting or Autoregressive()
         self.pair = pair = self.drafting.pair(pair)
-        if self.drafting.reads_draft:
-            pair.check_draft_alone("decoding is")
+        layers = self._layers_to_read()
         self.verification = verification or self.drafting.usual_verification()
         check_pairing(self.drafting, self.verification)
         self.stopping = stopping or self.verification.stopping or FixedLength()
@@ -366,7 +365,7 @@ class SpeculativeDecoder(Decoder):
             window = window if is_chain else draft_window
         self._longest = max(self.stopping.max_tokens, MAX_TOKENS)
         spare = self.drafting.most_verified(self._longest)
-        self.target_engine = make_engine(engine, pair.target_lm, window, spare)
+        self.target_engine = make_engine(engine, pair.target_lm, window, spare, layers=layers)
         self.engines = Engines((self.target_engine,))
         # The engine that runs the draft, or the target's if no draft is run.
         self.draft_engine = self.target_engine
@@ -378,6 +377,27 @@ class SpeculativeDecoder(Decoder):
         self._memories: dict[int, DraftMemory] = {}  # the key is the length of the longest draft
         self._row_engines: dict[int, Engines] = {}  # the key is the number of rows
         self._bind()
+
+    def _layers_to_read(self) -> tuple[int, ...]:
+        """Return the layers of the target whose inputs the draft reads.
+
+        Raises UserError for a way of drafting, or a device, on which it cannot.
+        """
+        pair = self.pair
+        layers = pair.draft_lm.reads_layers
+        if not layers or not self.drafting.reads_draft:
+            return ()
+        if not self.drafting.reads_states:
+            raise UserError(
+                f"{self.drafting!r} is made for drafts that read tokens alone, but {pair.draft_id}"
+                " reads the target's states; use drafting=autoregressive."
+            )
+        if (device := pair.draft_lm.device) != pair.target_lm.device:
+            raise UserError(
+                f"the draft {pair.draft_id} reads the target's states, but it is on {device}, and"
+                f" the target on {pair.target_lm.device}; put both on one device."
+            )
+        return layers
 
     @classmethod
     def recommended(cls, pair: Pair, head: AcceptanceHead, **choices: Any) -> "SpeculativeDecoder":
@@ -475,7 +495,13 @@ class SpeculativeDecoder(Decoder):
         if num_rows not in self._row_engines:
             self._row_engines.clear()  # memory of one size at a time
             self._row_engines[num_rows] = Engines(
-                make_engine(self._engine_name, engine.lm, engine.capacity, num_rows=num_rows + 1)
+                make_engine(
+                    self._engine_name,
+                    engine.lm,
+                    engine.capacity,
+                    num_rows=num_rows + 1,
+                    layers=engine.layers,
+                )
                 for engine in self.engines
             )
         return self._row_engines[num_rows]

@@ -36,6 +36,7 @@ class Drafting:
     """
 
     reads_draft = True  # whether a draft model is run
+    reads_states = False  # whether that may read states of the target
     kind = CHAIN  # how tokens are chosen, which decides what may verify them
     __repr__ = short_repr
 
@@ -71,6 +72,8 @@ class Drafting:
 
 class Autoregressive(Drafting):
     """`drafting=autoregressive`: a chain, as long as the stopping rule lets it grow."""
+
+    reads_states = True
 
     def rounds(self, parts: RoundParts) -> ChainRounds:
         engine = parts.engines.draft
@@ -181,10 +184,6 @@ class JoinedChainStep(ChainStep):
         return torch.stack([token, new.stopped.long()], dim=1), with_rows(state, rows, new)
 
 
-# Committed tokens that a round's first step reads: two after a fully accepted draft.
-PENDING = (1, 2)
-
-
 class SingleDrafter(Drafter):
     """Drafts chains of an engine whose memory has one text."""
 
@@ -194,9 +193,16 @@ class SingleDrafter(Drafter):
         step = ChainStep(parts.pair.draft_lm, parts.warp, parts.stopping, parts.memory)
         self._step = engine.compiled_step(step)
         self._going = torch.tensor([False], device=engine.lm.device)
+        self._skipped = engine.lm.num_skipped
+        # Committed tokens that a round's first step reads: two after a fully accepted draft. Next
+        # to the target's states, all tokens of the round before are read again.
+        self._pending = [1, 2]
+        if self._skipped:
+            most = parts.stopping.max_tokens + 1
+            self._pending = [1, *(engine.padded(count) for count in range(2, most + 1))]
 
     def warm_up(self, end_tokens: Tensor) -> None:
-        self._warm_up(PENDING, end_tokens)
+        self._warm_up(sorted(set(self._pending)), end_tokens)
 
     def warm_up_repeated(self, end_tokens: Tensor) -> None:
         self._warm_up((1,), end_tokens)
@@ -212,11 +218,12 @@ class SingleDrafter(Drafter):
         engine = self._engine
         memory = self._memory
         uniforms = request.draft_uniforms
-        most = min(self.rule.max_tokens, request.most_drafted)
+        unread = self._unread(request.committed)
+        # A single token has no state before it that a draft could read.
+        most = min(self.rule.max_tokens, request.most_drafted) if unread else 0
         count = 0
         has_stopped = False
         state = ChainState(self._going, self.state)
-        unread = request.committed[engine.length :]
         if most and len(unread) > 1:
             tokens = torch.tensor([unread], device=self._going.device)
             state = self._step(tokens, memory.indices[0], uniforms.take(1), end_tokens, state)
@@ -233,8 +240,24 @@ class SingleDrafter(Drafter):
         request.num_drafted = request.num_draft_calls = count
         self.state = state.rule
 
+    def _unread(self, committed: Sequence[int]) -> Sequence[int]:
+        """Return the committed tokens that the next step reads.
+
+        Several next to the target's states are as many as the engine has a step for, if the text is
+        long enough: the first of them are read again.
+        """
+        engine = self._engine
+        start = engine.length + self._skipped
+        if self._skipped and len(committed) - start > 1:
+            wanted = len(committed) - engine.padded(len(committed) - start)
+            if self._skipped <= wanted < start:
+                start = wanted
+                engine.pretend(start - self._skipped)
+        return committed[start:]
+
     def keep(self, request: Request, num_accepted: int) -> None:
-        self._engine.rewind(min(self._engine.length, len(request.committed) + num_accepted))
+        engine = self._engine
+        engine.rewind(min(engine.length, self.num_kept(request, num_accepted)))
 
     def repeated_steps(self, count: int) -> Callable[[], None]:
         engine = self._engine
@@ -262,6 +285,7 @@ class JoinedDrafter(Drafter):
         step = JoinedChainStep(parts.pair.draft_lm, parts.warp, parts.stopping, parts.memory)
         self._step = JoinedStep(engine, step)
         self._going = torch.zeros(engine.num_rows, dtype=torch.bool, device=engine.lm.device)
+        self._skipped = engine.lm.num_skipped
 
     def warm_up(self, end_tokens: Tensor) -> None:
         state = ChainState(self._going, self.state)
@@ -279,6 +303,8 @@ class JoinedDrafter(Drafter):
             request.drafted = []
             request.num_draft_calls = 0
         drafting = self._with_room(requests)
+        if self._skipped:  # a single token has no state before it that a draft could read
+            drafting = [each for each in drafting if len(each.committed) > self._skipped]
         while drafting:
             unread = [request.unread for request in drafting]
             joined = self._step.join(
@@ -310,7 +336,7 @@ class JoinedDrafter(Drafter):
 
     def keep(self, request: Request, num_accepted: int) -> None:
         # Positions beyond what was read are overwritten.
-        request.num_read = min(request.num_read, len(request.committed) + num_accepted)
+        request.num_read = min(request.num_read, self.num_kept(request, num_accepted))
 
 
 def check_pairing(drafting: Drafting, rule: Verification) -> None:

@@ -30,6 +30,7 @@ class Request:
     prompt_length: int
     limit: int  # length of the text at which the response ends
     draft_limit: int  # length up to which the draft reads the text
+    num_skipped: int  # tokens at its beginning that the draft does not read
     max_new_tokens: int
     stop_tokens: frozenset[int]
     # Separate streams, so that a draft's length does not shift the numbers of verification.
@@ -63,10 +64,8 @@ class Request:
     @property
     def unread(self) -> list[int]:
         """The committed and drafted tokens that the draft's KV cache lacks."""
-        num_committed = len(self.committed)
-        return (
-            self.committed[self.num_read :] + self.drafted[max(0, self.num_read - num_committed) :]
-        )
+        start = self.num_read + self.num_skipped
+        return self.committed[start:] + self.drafted[max(0, start - len(self.committed)) :]
 
     def fail_by_nan(self, model: str) -> None:
         """End the response because a model's logits were NaN; its last round brings no tokens."""

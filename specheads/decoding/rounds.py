@@ -5,6 +5,7 @@ engine's own length and reuse their tensors; steps over several rows read joined
 request in the latter took several times as long per token (nano, compiled).
 """
 
+import logging
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
@@ -17,6 +18,7 @@ from specheads.decoding.engine import Engine, Engines, ForwardOutput
 from specheads.decoding.records import Clock, Mark, Round
 from specheads.decoding.request import Request
 from specheads.decoding.step_inputs import (
+    CarriedStates,
     DraftMemory,
     ExampleSizes,
     JoinedStep,
@@ -29,13 +31,24 @@ from specheads.decoding.verification import Block, TokenVerification, Verificati
 from specheads.pair.pair import Pair
 from specheads.pair.sampling import Warp, has_nan
 
+logger = logging.getLogger(__name__)
+
+# Of a draft that reads its target: after so many drafts too few accepted first tokens are reported.
+# With a fifth accepted, a warning has probability 0.0013.
+WATCHED_DRAFTS = 50
+LEAST_ACCEPTED = 0.05
+
 
 class Rounds:
     """The base of how requests get their next tokens."""
 
     def __init__(self, engines: Sequence[Engine]) -> None:
         self.engines = Engines(engines)
-        self.readers = [PromptReader(engine) for engine in engines]
+        target, *others = engines
+        draft = self.engines.draft
+        # What the target's steps write for a draft that reads its states
+        self.carried = CarriedStates(draft) if draft.lm.reads_layers else None
+        self.readers = [PromptReader(target, self.carried), *map(PromptReader, others)]
 
     def warm_up(self, end_tokens: Tensor) -> None:
         """Prepare the engines for all that rounds run; see `take` for `end_tokens`."""
@@ -194,6 +207,14 @@ class Drafter:
         """
         raise NotImplementedError
 
+    def num_kept(self, request: Request, num_accepted: int) -> int:
+        """Return how many positions of the draft's memory stay valid, if they were read.
+
+        What was read next to states of the draft is read again next to those of the target.
+        """
+        num_committed = len(request.committed)
+        return num_committed - 1 if request.num_skipped else num_committed + num_accepted
+
     def keep(self, request: Request, num_accepted: int) -> None:
         """Forget what a request's draft has read beyond the accepted tokens.
 
@@ -208,6 +229,39 @@ class Drafter:
         raise NotImplementedError
 
 
+class _FirstTokens:
+    """How many of the first tokens of drafts are accepted, of a draft that reads its target: wrong
+    layers or norms fail nowhere, but lower it.
+    """
+
+    def __init__(self, pair: Pair) -> None:
+        self._pair = pair
+        self._num_drafts = 0
+        self._num_accepted = 0
+
+    def note(self, rounds: Sequence[Round]) -> None:
+        """Count those of some rounds; warn once if the first drafts show almost none."""
+        if self._num_drafts >= WATCHED_DRAFTS:
+            return
+        for each in rounds:
+            self._num_drafts += each.num_drafted > 0
+            self._num_accepted += each.num_accepted > 0
+        few = self._num_accepted < LEAST_ACCEPTED * self._num_drafts
+        if few and self._num_drafts >= WATCHED_DRAFTS:
+            draft: Any = self._pair.draft
+            if draft.described not in self._pair.said:
+                self._pair.said.add(draft.described)
+                logger.warning(
+                    "of the first tokens of %d drafts of %s, %d were accepted, about as many as by"
+                    " chance. It is %s; correct these keys in its config.json, or give the target"
+                    " that it was trained for",
+                    self._num_drafts,
+                    self._pair.draft_id,
+                    self._num_accepted,
+                    draft.described,
+                )
+
+
 class ChainRounds(Rounds):
     """Chains, and one verification for those of all requests."""
 
@@ -215,6 +269,7 @@ class ChainRounds(Rounds):
         super().__init__(parts.engines)
         self.drafter = drafter
         self._pair = parts.pair
+        self._first_tokens = None if self.carried is None else _FirstTokens(parts.pair)
         self._target = target = parts.engines.target
         self._single = target.num_rows == 1
         self._memory = memory = parts.memory
@@ -228,7 +283,7 @@ class ChainRounds(Rounds):
         verification = parts.verification
         # Predictions speak of token verification alone.
         self._expects = isinstance(verification, TokenVerification)
-        chosen = parts.warp, verification, self._verified, parts.stopping
+        chosen = parts.warp, verification, self._verified, parts.stopping, self.carried
         self._step = target.compiled_step(VerifyStep(*chosen), all_logits=True)
         joined = JoinedVerifyStep(*chosen)
         self._joined = JoinedStep(target, joined)
@@ -259,6 +314,8 @@ class ChainRounds(Rounds):
             if result.draft_nan or result.target_nan:
                 pair = self._pair
                 request.fail_by_nan(pair.draft_id if result.draft_nan else pair.target_id)
+        if self._first_tokens is not None:
+            self._first_tokens.note(rounds)
         return rounds, drafted
 
     def _state_to_learn(self) -> State:
@@ -349,7 +406,8 @@ class ChainRounds(Rounds):
     def start(self, requests: Sequence[Request]) -> None:
         self.drafter.start(requests)
         for request in requests:
-            request.num_read = len(request.committed) - 1 if len(self.readers) > 1 else 0
+            read = len(request.committed) - 1 - request.num_skipped
+            request.num_read = max(0, read) if len(self.readers) > 1 else 0
 
     def num_expected(self, request: Request) -> float | None:
         drafter = self.drafter
@@ -391,14 +449,21 @@ class VerifyStep:
     """
 
     def __init__(
-        self, warp: Warp, rule: VerificationRule, memory: DraftMemory, stopping: StoppingRule
+        self,
+        warp: Warp,
+        rule: VerificationRule,
+        memory: DraftMemory,
+        stopping: StoppingRule,
+        carried: CarriedStates | None = None,
     ) -> None:
         self.warp = warp
         self.rule = rule
         self.memory = memory
         self.stopping = stopping
+        self.carried = carried
         learned = stopping.compile_key if stopping.learns else None
-        self.compile_key = (type(self), warp, rule.compile_key, memory, learned)
+        written = () if carried is None else carried.compile_key
+        self.compile_key = (type(self), warp, rule.compile_key, memory, learned, *written)
 
     def __call__(
         self, output: ForwardOutput, uniforms: Tensor, lengths: Tensor, state: State
@@ -411,6 +476,8 @@ class VerifyStep:
         draft_tokens = output.tokens[:, 1:]
         draft_probs = self.memory.probs[:, : draft_tokens.shape[1]]
         target_probs = self.warp(output.logits)
+        if self.carried is not None:
+            self.carried.write(output)
         packed = self.decide(draft_tokens, draft_probs, target_probs, uniforms[None], lengths)
         if not self.stopping.learns:
             return packed, state
@@ -461,6 +528,8 @@ class JoinedVerifyStep(VerifyStep):
         draft_tokens = self.memory.sequence[rows, 1 : num_drafted + 1]
         draft_probs = self.memory.probs[rows, :num_drafted]
         target_probs = self.warp(output.logits[:, 0])[index]
+        if self.carried is not None:
+            self.carried.write(output)
         packed = self.decide(draft_tokens, draft_probs, target_probs, uniforms, lengths)
         if not self.stopping.learns:
             return packed, state

@@ -170,25 +170,61 @@ class ExampleSizes:
         return torch.zeros(shape, dtype=torch.long, device=self._device)
 
 
-class _LastStates:
+class CarriedStates(StepMemory):
+    """The states that a draft reads next to its tokens, in the memory of its engine: those of the
+    positions that its target has read, which steps of the target write there.
+    """
+
+    states: Tensor
+
+    def __init__(self, draft_engine: Engine) -> None:
+        super().__init__()
+        self.register_buffer("states", draft_engine.carried_states)
+        draft: Any = draft_engine.lm.model
+        self._draft = (draft,)  # not a part: its weights do not change from step to step
+        self.compile_key = (self, draft)
+
+    def write(self, output: ForwardOutput) -> None:
+        """Write the states of the tokens that a target's forward pass has read.
+
+        Positions that the draft does not reach share its last one, which it never reads.
+        """
+        (draft,) = self._draft
+        assert output.layer_inputs is not None and output.places is not None
+        states = draft.first_states(output.layer_inputs.to(draft.fc.weight.dtype))
+        rows, positions = output.places
+        positions = positions.clamp_max(self.states.shape[1] - 1)
+        self.states[rows, positions] = states.flatten(0, 1)
+
+
+class _ReadPrompts:
     """The epilogue of a forward pass over prompts: the states at some tokens."""
 
-    compile_key = ("states of some tokens",)
     open_inputs = ((0,),)
+
+    def __init__(self, carried: CarriedStates | None) -> None:
+        self.carried = carried
+        key = () if carried is None else carried.compile_key
+        self.compile_key = ("states of some tokens", *key)
 
     def __call__(self, output: ForwardOutput, last: Tensor) -> Tensor:
         """Return the states (n, H) at the tokens of index `last` (n,)."""
+        if self.carried is not None:
+            self.carried.write(output)
         return output.hidden[last, 0]
 
 
 class PromptReader:
     """Reads prompts into one engine's memory: short ones together, where the engine has rows and is
     fast at that.
+
+    `carried`: what a target writes for its draft.
     """
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine, carried: CarriedStates | None = None) -> None:
         self._engine = engine
-        self._step = JoinedStep(engine, _LastStates())
+        self._carried = carried
+        self._step = JoinedStep(engine, _ReadPrompts(carried))
 
     def warm_up(self) -> None:
         if self._together:
@@ -198,16 +234,25 @@ class PromptReader:
     def _together(self) -> bool:
         return self._engine.num_rows > 1 and self._engine.reads_rows_together
 
-    def read(self, rows: Sequence[int], texts: Sequence[Sequence[int]]) -> None:
-        """Read texts of at least one token into rows of the memory, from their beginning."""
+    def read(self, rows: Sequence[int], prompts: Sequence[Sequence[int]]) -> None:
+        """Read prompts of at least two tokens into rows of the memory, all but the last of the
+        tokens that the model reads.
+
+        One that reads carried states reads that, too, though it does not count as read: the state
+        after it would take the place of the target's.
+        """
+        skipped = self._engine.lm.num_skipped
+        texts = [prompt[1:] if skipped else prompt[:-1] for prompt in prompts]
         group: list[int] = []  # numbers of texts that are read in one step
         size = 0
         for number, text in enumerate(texts):
             if not self._together or len(text) > LONG:
                 tokens = torch.tensor([text], device=self._engine.lm.device)
-                self._engine.read_row(rows[number], tokens)
+                output = self._engine.read_row(rows[number], tokens)
+                if self._carried is not None:
+                    self._carried.write(output)
                 if self._engine.num_rows == 1:
-                    self._engine.pretend(len(text))
+                    self._engine.pretend(len(text) - skipped)
                 continue
             if size + len(text) > TOGETHER:
                 self._read_together(group, rows, texts)

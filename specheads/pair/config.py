@@ -68,7 +68,9 @@ class PairConfig(Settings):
     """The description of a pair."""
 
     draft: Location = setting(
-        "", "a folder, a hub id, a GGUF file, embedded:mini/draft or synthetic:llama3.2-1b"
+        "",
+        "a folder, a hub id, a GGUF file, embedded:mini/draft or synthetic:llama3.2-1b; also of an"
+        " EAGLE-3 draft",
     )
     target: Location = setting("", "the same for the target")
     name: Text | None = setting(None, "what reports call the pair; null: made of the two locations")

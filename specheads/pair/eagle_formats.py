@@ -30,7 +30,7 @@ from specheads.pair.draft_vocabulary import (
     set_stored_output,
     stored_as,
 )
-from specheads.pair.feature_draft import ARCHITECTURES, FeatureDraft, FeatureDraftConfig
+from specheads.pair.feature_draft import ARCHITECTURES, NORMS, FeatureDraft, FeatureDraftConfig
 from specheads.pair.revisions import resolve
 from specheads.pair.synthetic import is_synthetic
 from specheads.storage.files import read_json, write_json, write_whole
@@ -43,8 +43,7 @@ _LAYER = "transformer_layer_config"
 _LAYERS = "eagle_aux_hidden_state_layer_ids"
 _TARGET_SIZE = "target_hidden_size"
 _OF_FLAT = "eagle_config"  # of SafeAILab's and SpecForge's
-_NORMS = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
-_OF_DRAFT = (SIZE, _LAYERS, _TARGET_SIZE, *_NORMS, _OF_FLAT, "architectures")
+_OF_DRAFT = (SIZE, _LAYERS, _TARGET_SIZE, *NORMS, _OF_FLAT, "architectures")
 _QUANTIZATIONS = ("quantization_config", "compression_config")
 # tensors
 _INPUT = "fc.weight"
@@ -65,7 +64,7 @@ def is_feature_draft(location: str | Path, revision: str | None = None) -> bool:
     try:
         if is_synthetic(location) or _file(location, "config.json", revision) is None:
             return False
-    except OSError:  # it is gated, for example; loading it says so
+    except OSError:  # it is gated, for example, which loading it reports
         return False
     stored = _read_config(location, revision)
     names = stored.get("architectures") or []
@@ -188,7 +187,7 @@ def _of_flat(stored: Mapping[str, Any], location: str | Path) -> dict[str, Any]:
             location,
         )
     layers: Any = keys.get(_LAYERS)
-    named: dict[str, Any] = {norm: keys.get(norm, False) for norm in _NORMS}
+    named: dict[str, Any] = {norm: keys.get(norm, False) for norm in NORMS}
     return named | {
         _LAYER: {key: value for key, value in stored.items() if key not in _OF_DRAFT},
         SIZE: keys.get(SIZE),
@@ -240,7 +239,7 @@ def _config_of(
             f"{location} has a layer with sliding attention, which is not supported; give a draft"
             " with full attention."
         )
-    norms = {norm: bool(keys.get(norm, False)) for norm in _NORMS}
+    norms = {norm: bool(keys.get(norm, False)) for norm in NORMS}
     if norms["norm_before_fc"] and norms["fc_norm"]:
         raise UserError(
             f"{location} has norm_before_fc=true and fc_norm=true, which exclude each other; set"
@@ -287,7 +286,7 @@ def _load(model: FeatureDraft, tensors: Mapping[str, Tensor], location: str | Pa
     unused = sorted(weights.keys() - expected.keys())
     if missing or unused:
         lacks = f"lacks {', '.join(missing)}" if missing else f"also has {', '.join(unused)}"
-        chosen = ", ".join(f"{norm}={getattr(model.config, norm)}" for norm in _NORMS)
+        chosen = ", ".join(f"{norm}={getattr(model.config, norm)}" for norm in NORMS)
         raise UserError(
             f"{location} {lacks}; expected the tensors of one {model.config.text_config.model_type}"
             f" layer with {chosen}; correct these keys in config.json."
@@ -325,15 +324,11 @@ def _shape(weight: Tensor) -> str:
 def _say(model: FeatureDraft, location: str | Path, whose: str) -> None:
     """Log what was taken from a folder."""
     config = model.config
-    norms = [norm for norm in _NORMS if getattr(config, norm)]
     logger.info(
-        "%s is an EAGLE-3 draft in %s format: a %s layer that reads the inputs of layers %s of the"
-        " target (%s); %d of %d tokens, %s embeddings",
+        "%s is an EAGLE-3 draft in %s format: %s; %d of %d tokens, %s embeddings",
         location,
         whose,
-        config.text_config.model_type,
-        ", ".join(map(str, config.target_layers)),
-        ", ".join(norms) or "no norms of choice",
+        model.described,
         config.draft_vocab_size,
         config.text_config.vocab_size,
         "the target's" if getattr(model, BORROWS) else "its own",
@@ -374,7 +369,7 @@ def write_speculators(
         SIZE: config.draft_vocab_size,
         _TARGET_SIZE: config.target_hidden_size,
         _LAYERS: list(config.target_layers),
-        **{norm: getattr(config, norm) for norm in _NORMS},
+        **{norm: getattr(config, norm) for norm in NORMS},
         "tie_word_embeddings": False,
         _LAYER: config.text_config.to_diff_dict(),
         "speculators_config": {

@@ -4,6 +4,9 @@ It reads pairs of a state and a token: the state at position t and the token at 
 token at t + 2. Where the target has read position t, the state is made of its features, the inputs
 of some of its layers; later steps of a draft read the state that the step before has returned. A
 KV cache may hold entries of both kinds. Those of own states are dropped after a verification.
+
+While it decodes, a layer of the KV cache carries the states: the target's steps write those of the
+positions that they read, and each step of the draft the one after its last token.
 """
 
 from collections.abc import Callable, Mapping
@@ -42,6 +45,8 @@ _PARTS = {
     "qwen3": _Parts(Qwen3DecoderLayer, Qwen3RMSNorm, Qwen3RotaryEmbedding),
 }
 ARCHITECTURES = tuple(_PARTS)  # of the layer
+NORMS = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")  # keys of a config
+CARRIER = 1  # the layer of a KV cache that carries states; layer 0 is that of the attention
 
 
 class FeatureDraftConfig(PreTrainedConfig):
@@ -144,6 +149,17 @@ class FeatureDraft(PreTrainedModel):
         self.rotary_emb = parts.rotary(text_config)
         self.post_init()
 
+    @property
+    def described(self) -> str:
+        """What it is and reads, in words: wrong layers or norms fail nowhere."""
+        config = self.config
+        norms = [norm for norm in NORMS if getattr(config, norm)]
+        return (
+            f"a {config.text_config.model_type} layer that reads the inputs of layers"
+            f" {', '.join(map(str, config.target_layers))} of the target"
+            f" ({', '.join(norms) or 'no norms of choice'})"
+        )
+
     def first_states(self, features: Tensor) -> Tensor:
         """Return the states (B, T, H) that a first step reads, of the target's features (B, T, L
         H_target): the inputs of L layers next to each other.
@@ -160,7 +176,7 @@ class FeatureDraft(PreTrainedModel):
     def forward(
         self,
         input_ids: Tensor,
-        states: Tensor,
+        states: Tensor | None = None,
         position_ids: Tensor | None = None,
         attention_mask: Tensor | None = None,
         past_key_values: Cache | None = None,
@@ -169,13 +185,19 @@ class FeatureDraft(PreTrainedModel):
         before it.
 
         Args:
-            states: `first_states`, or the states that the step before returned.
+            states: `first_states`, or the states that the step before returned; default: those
+                that the KV cache carries, which also takes the last one that this step returns.
             position_ids: (B, T) long; default: the next ones.
             attention_mask: (B, S), 0 at padding, or (B, 1, T, S) as attention takes it; default:
                 causal.
             past_key_values: the KV cache, which grows by T entries.
         """
         embeddings = self.embed_tokens(input_ids)
+        carrier: Any = None
+        if states is None:
+            assert past_key_values is not None, "states are given, or lie in a KV cache"
+            carrier = past_key_values.layers[CARRIER]
+            states = carrier.carried(embeddings)
         if position_ids is None:
             past = 0 if past_key_values is None else past_key_values.get_seq_length()
             position_ids = past + torch.arange(input_ids.shape[1], device=input_ids.device)[None]
@@ -194,7 +216,10 @@ class FeatureDraft(PreTrainedModel):
             past_key_values=past_key_values,
         )
         hidden = self.norm(out)
-        return FeatureDraftOutput(hidden, hidden if self.config.norm_output else out)
+        state = hidden if self.config.norm_output else out
+        if carrier is not None:
+            carrier.carry(state)
+        return FeatureDraftOutput(hidden, state)
 
 
 class FeatureLM(LanguageModel):
@@ -207,6 +232,19 @@ class FeatureLM(LanguageModel):
     ) -> None:
         super().__init__(model, vocab_size, temperature)
         self.reads_layers = model.config.target_layers
+        self.num_skipped = 1  # the token at a position is the one after its state
+
+    @property
+    def cache_layers(self) -> int:
+        return CARRIER + 1
+
+    def hidden_states(self, tokens: Tensor, **kwargs: object) -> Tensor:
+        """Return the hidden states (B, T, H) for `tokens` (B, T) after the first of a text, next to
+        the states that a KV cache carries.
+        """
+        kwargs.pop("use_cache", None)  # there is always a cache
+        hidden: Tensor = self.model(tokens, **kwargs).hidden
+        return hidden
 
     @property
     def body(self) -> nn.Module:

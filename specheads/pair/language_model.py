@@ -58,6 +58,7 @@ class LanguageModel:
     # Whether forward passes must be given masks that say everything, padding and order included
     explicit_masks = False
     reads_layers: tuple[int, ...] = ()  # of a target, as a draft; see DraftModel
+    num_skipped = 0  # tokens at a text's beginning that it does not read
 
     def __init__(
         self,

@@ -4,9 +4,12 @@ import io
 import sys
 
 import pytest
+import torch
+from feature_drafts import feature_draft
 
 from specheads import Warp, generate_baseline, progress
 from specheads.heads.head import AcceptanceHead, HeadConfig, save_head
+from specheads.pair.eagle_formats import write_speculators
 
 PROMPT = "def mean(values):\n"
 SHORT = ("model=nano", "head=null", "engine=eager", "max_new_tokens=12")
@@ -23,6 +26,15 @@ def test_a_greedy_response_is_the_targets(run, nano, tmp_path, monkeypatch):
     assert "12 tokens, " in said and " for each forward pass of the target; " in said
     assert "target alone: 12 tokens, " in said and said.rstrip().endswith("the same tokens")
     assert not list(tmp_path.iterdir())  # it writes nothing
+
+
+def test_a_draft_that_reads_its_target_is_a_folder(run, nano, tmp_path):
+    draft = feature_draft(nano.target, (1, 3, 4), torch.arange(500), borrows=True)
+    write_speculators(draft, tmp_path / "draft", "nano", ["LlamaForCausalLM"], num_tokens=3)
+    words = (f'prompt="{PROMPT}"', "warp.temperature=0", f"model.draft={tmp_path / 'draft'}")
+    code, text, said = run("generate", *SHORT, *words)
+    expected = generate_baseline(nano, PROMPT, 12, warp=Warp(0, top_k=50), engine="eager")
+    assert code == 0 and text == f"{expected.text}\n" and "12 tokens, " in said
 
 
 def test_the_words_of_a_report_choose_rule_head_and_verification(run, nano, tmp_path):

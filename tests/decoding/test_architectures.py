@@ -10,10 +10,11 @@ from pathlib import Path
 import pytest
 import torch
 from architectures import LENGTH, VOCAB_SIZE, WINDOW, tiny_pair
+from feature_drafts import check_rounds, reading_pair
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-from specheads import SpeculativeDecoder, UserError, Warp, stopping
+from specheads import SpeculativeDecoder, UserError, Warp, generate_baseline, stopping
 from specheads.decoding.decoder import Baseline
 from specheads.decoding.engine import cache_of
 
@@ -95,6 +96,24 @@ def test_the_output_is_that_of_greedy_generation_or_the_pair_is_refused(name):
         (WINDOW - 7, WINDOW + 8),
         ("eager", "cuda_graph") if way.obstacle is None else ("eager",),
     )
+
+
+@pytest.mark.full  # two minutes
+@pytest.mark.parametrize("name", TRIED)
+def test_a_draft_may_read_targets_of_every_architecture(name):
+    pair = tiny_pair(name)
+    try:
+        cache_of(pair.target_lm)
+    except UserError:  # it is refused as a target of any draft
+        return
+    pair = reading_pair(pair)
+    decoder = SpeculativeDecoder(pair, stopping=stopping.FixedLength(3), warp=GREEDY)
+    prompts = [[4, 1, 3, 5, 6, 7, 4, 3, 4, 5, 1, 2, 8], [5, 6]]
+    outs = decoder.generate_batch(prompts, max_batch=2, max_new_tokens=12, stop_tokens=[])
+    for prompt, out in zip(prompts, outs, strict=True):
+        expected = generate_baseline(pair, prompt, 12, warp=GREEDY, stop_tokens=[])
+        assert out.tokens.tolist() == expected.tokens.tolist()
+        check_rounds(pair, out, GREEDY)
 
 
 def assert_greedy_equal(pair, lengths, engines):

@@ -2,6 +2,7 @@
 
 import torch
 from families import VOCAB_SIZE, family_pair
+from feature_drafts import reading_pair
 
 from specheads import AcceptanceHead, HeadConfig
 
@@ -34,6 +35,11 @@ def with_angles_of_the_cpu(pair):
 def family_there(name, device):
     """Return a pair of a family on the device."""
     return moved(family_pair(name), device)
+
+
+def with_reading_draft(pair):
+    """Return a pair with a random draft that reads its target, on the target's device."""
+    return reading_pair(pair, layers=(0, 1), norm_output=True, fc_norm=True)
 
 
 def random_prompt(length, seed=0, vocab_size=VOCAB_SIZE):

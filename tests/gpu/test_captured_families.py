@@ -8,7 +8,14 @@ from families import CONFIGS, WINDOW
 
 from specheads import SpeculativeDecoder, Warp, generate_baseline, stopping
 from specheads.papers import TreeMatch
-from tests.gpu.checks import ENGINES, family_there, plain_greedy, random_head, random_prompt
+from tests.gpu.checks import (
+    ENGINES,
+    family_there,
+    plain_greedy,
+    random_head,
+    random_prompt,
+    with_reading_draft,
+)
 
 NUM_TOKENS = 40  # beyond Gemma 2's sliding window
 GREEDY = Warp(temperature=0)
@@ -81,6 +88,40 @@ def test_sampled_rounds_are_the_same_in_both_engines(pair, warp, rule):
         assert [r.num_accepted for r in captured.rounds] == [r.num_accepted for r in eager.rounds]
         responses.add(tuple(eager.tokens.tolist()))
     assert len(responses) > 1
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_draft_that_reads_its_target_changes_no_greedy_token(pair, references, engine):
+    reading = with_reading_draft(pair)
+    decoder = SpeculativeDecoder(
+        reading, stopping=stopping.FixedLength(4), warp=GREEDY, engine=engine, window=WINDOW
+    )
+    prompts = [prompt for prompt, _ in references]
+    found = [decoder.generate(prompt, NUM_TOKENS, stop_tokens=()) for prompt in prompts]
+    found += decoder.generate_batch(prompts, max_new_tokens=NUM_TOKENS, stop_tokens=())
+    for out, (_, expected) in zip(found, [*references, *references], strict=True):
+        assert out.tokens.tolist() == expected
+
+
+@pytest.mark.parametrize("max_batch", [1, 3])
+def test_a_draft_that_reads_its_target_drafts_the_same_in_both_engines(pair, max_batch):
+    reading = with_reading_draft(pair)
+    found = []
+    for name in ENGINES:
+        decoder = SpeculativeDecoder(
+            reading,
+            stopping=stopping.Confidence(0.4, 6),
+            warp=Warp(1.0, top_k=5),
+            engine=name,
+            window=WINDOW,
+        )
+        prompts = [random_prompt(length) for length in (2, 6, 30)]
+        outs = decoder.generate_batch(
+            prompts, max_batch=max_batch, max_new_tokens=NUM_TOKENS, stop_tokens=()
+        )
+        drafted = [[(r.num_drafted, r.num_accepted) for r in out.rounds] for out in outs]
+        found.append((drafted, [out.tokens.tolist() for out in outs]))
+    assert found[0] == found[1]
 
 
 def test_every_drafted_length(pair, references):

@@ -35,6 +35,7 @@ from specheads.decoding.engine.eager import (
     Epilogue,
     ForwardOutput,
     StepMemory,
+    text_places,
 )
 from specheads.decoding.engine.reading import (
     ChainLayer,
@@ -165,7 +166,10 @@ class StepModule(nn.Module):
         with computing(self.operations.operations(places_of_rows)):
             hidden, of_layers = states_and_inputs(lm, kind.layers, read)
             logits = lm.logits(hidden if kind.all_logits or kind.rows else hidden[:, -1:])
-            return epilogue(ForwardOutput(tokens, hidden, logits, of_layers), *others)
+            written = places_of_rows
+            if kind.layers and written is None:
+                written = text_places(0, start + torch.arange(count, device=start.device)[None])
+            return epilogue(ForwardOutput(tokens, hidden, logits, of_layers, written), *others)
 
 
 def _rounded_capacity(capacity: int, bucket: int) -> int:

@@ -43,8 +43,10 @@ class ForwardOutput:
     tokens: Tensor
     hidden: Tensor
     logits: Tensor
-    # (B, T, L H), the inputs of the L layers that the engine was asked for; None: of none
+    # (B, T, L H), the inputs of the L layers that the engine was asked for, and the places of these
+    # B T tokens; None: of none
     layer_inputs: Tensor | None = None
+    places: RowPlaces | None = None
 
 
 class Epilogue(Protocol):
@@ -118,6 +120,17 @@ class _KVLayer(CacheLayerMixin):
         self.length = end
         return self.keys[:, :, :end], self.values[:, :, :end]
 
+    def carried(self, like: Tensor) -> Tensor:
+        """Return the states (B, T, H) at the next T places, of which `like` has the shape."""
+        if not self.is_initialized:
+            states = like[:, None]
+            self.lazy_initialization(states, states[..., :0])
+        return self.keys[:, 0, self.length : self.length + like.shape[1]]
+
+    def carry(self, states: Tensor) -> None:
+        """Write the last of the states (B, T, H) of the tokens at these places after them."""
+        self.keys[:, 0, self.length + states.shape[1]] = states[:, -1]
+
     def row(self, row: int, length: int) -> "_KVLayer":
         """Return the memory of one row with `length` positions, which shares this one's tensors."""
         other = copy.copy(self)
@@ -179,9 +192,9 @@ class EagerEngine:
         self.process = os.getpid()
         self.capacity = capacity
         self._reach = capacity + spare_capacity
-        self._layers = [_KVLayer(self._reach) for _ in range(lm.config.num_hidden_layers)]
+        self._layers = [_KVLayer(self._reach) for _ in range(lm.cache_layers)]
         self._cache = Cache(layers=self._layers)
-        if num_rows > 1 or lm.explicit_masks:
+        if num_rows > 1 or lm.explicit_masks or lm.reads_layers:
             self._allocate()
 
     @torch.no_grad()
@@ -239,7 +252,8 @@ class EagerEngine:
         )
         self.pretend(end)  # also of a layer that the model skips, which has a length, but no memory
         logits = lm.logits(hidden[:, hidden.shape[1] - num_logits :])
-        return ForwardOutput(tokens, hidden, logits, inputs)
+        places = None if inputs is None else text_places(0, positions)
+        return ForwardOutput(tokens, hidden, logits, inputs, places)
 
     def _reader_of(self, count: int) -> LanguageModel:
         """Return the model as it reads so many tokens of a prompt fastest."""
@@ -303,7 +317,7 @@ class EagerEngine:
                 self.layers,
                 lambda: rows_states(self.lm, self._keys_and_values(), tokens, places, end, chosen),
             )
-            output = ForwardOutput(tokens, hidden, self.lm.logits(hidden), of_layers)
+            output = ForwardOutput(tokens, hidden, self.lm.logits(hidden), of_layers, places)
             return epilogue(output, *inputs)
 
         return run
@@ -340,10 +354,9 @@ class EagerEngine:
     @torch.no_grad()
     def read_row(
         self, row: int, tokens: Tensor, length: int = 0, reading: Reading | None = None
-    ) -> Tensor:
-        """Read `tokens` (1, T) into the memory of one row, after `length` positions.
-
-        Return their states (1, T, H).
+    ) -> ForwardOutput:
+        """Read `tokens` (1, T) into the memory of one row, after `length` positions, without
+        logits.
 
         `reading`: how; default: one after the other. The engine's own length stays.
         """
@@ -358,7 +371,11 @@ class EagerEngine:
             else Reading({"position_ids": positions})
         )
         cache = Cache(layers=[layer.row(row, length) for layer in self._layers])
-        return (reading or plain).hidden_states(lm, tokens, cache)
+        hidden, inputs = states_and_inputs(
+            lm, self.layers, lambda: (reading or plain).hidden_states(lm, tokens, cache)
+        )
+        places = None if inputs is None else text_places(row, positions)
+        return ForwardOutput(tokens, hidden, hidden[:, :0], inputs, places)
 
     @property
     def reads_rows_together(self) -> bool:
@@ -411,6 +428,11 @@ class EagerEngine:
             memory.zero_()
 
     @property
+    def carried_states(self) -> Tensor:
+        """The states (R, capacity, H) by position that a draft reads next to its tokens."""
+        return self._layers[-1].keys[:, 0]
+
+    @property
     def memory_bytes(self) -> int:
         """The bytes of the KV cache, of all rows; 0 before it is allocated."""
         return sum(memory.nbytes for memory in self._key_value_tensors())
@@ -455,6 +477,11 @@ class EagerEngine:
             copied.keys[:, :, :width] = source.keys[row, :, place].transpose(1, 2)
             copied.values[:, :, :width] = source.values[row, :, place].transpose(1, 2)
         return other, (index >= 0).long()
+
+
+def text_places(row: int, positions: Tensor) -> RowPlaces:
+    """Return the places of tokens at `positions` (1, T) of one row."""
+    return RowPlaces(torch.full_like(positions[0], row), positions[0])
 
 
 Engine = EagerEngine  # the others extend it

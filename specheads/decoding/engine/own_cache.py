@@ -9,6 +9,7 @@ import copy
 import inspect
 import re
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import groupby
 from typing import NamedTuple
@@ -19,7 +20,13 @@ from torch import Tensor, nn
 from transformers.cache_utils import Cache, DynamicLayer
 
 from specheads.decoding.engine.compiled_program import TensorTree
-from specheads.decoding.engine.eager import CompiledStep, EagerEngine, Epilogue, ForwardOutput
+from specheads.decoding.engine.eager import (
+    CompiledStep,
+    EagerEngine,
+    Epilogue,
+    ForwardOutput,
+    text_places,
+)
 from specheads.decoding.engine.reading import (
     ChainLayer,
     Reading,
@@ -74,6 +81,8 @@ def cache_of(lm: LanguageModel) -> CacheChoice:
 @torch.no_grad()
 def _checked_cache(lm: LanguageModel) -> CacheChoice:
     """Check that tokens which are read in parts get the states of one pass."""
+    if lm.reads_layers:  # its layer is Llama's or Qwen3's, and its states depend on the target's
+        return CacheChoice(None)
     # Their long texts are not those of transformers' generation, however they are read; see
     # tests/decoding/test_architectures.py.
     if getattr(lm.config, "index_topk", None) or lm.config.model_type in ("moshi", "reformer"):
@@ -231,7 +240,7 @@ class OwnCacheEngine(EagerEngine):
         self._texts = (
             [self]
             if num_rows == 1
-            else [OwnCacheEngine(lm, capacity, 1, together) for _ in range(num_rows)]
+            else [OwnCacheEngine(lm, capacity, 1, together, layers) for _ in range(num_rows)]
         )
         self._text = torch.empty(1, 0, dtype=torch.long, device=lm.device)
         # Of the first `_num_read` tokens; None: the copy is to be taken, or there is none
@@ -262,8 +271,11 @@ class OwnCacheEngine(EagerEngine):
         count = tokens.shape[1]  # what was read again comes before these
         hidden = torch.cat(states, dim=1)[:, -count:]
         logits = self.lm.logits(hidden[:, count - num_logits :])
-        inputs = torch.cat(of_layers, dim=1)[:, -count:] if of_layers else None
-        return ForwardOutput(tokens, hidden, logits, inputs)
+        if not of_layers:
+            return ForwardOutput(tokens, hidden, logits)
+        inputs = torch.cat(of_layers, dim=1)[:, -count:]
+        positions = torch.arange(before, before + count, device=tokens.device)[None]
+        return ForwardOutput(tokens, hidden, logits, inputs, text_places(0, positions))
 
     def _ends(self, before: int) -> list[int]:
         """Return where the forward passes end that read the text, of which `before` tokens were
@@ -311,24 +323,34 @@ class OwnCacheEngine(EagerEngine):
             rows = places.rows.tolist()
             starts = places.positions.tolist()
             states = []
+            of_layers = []
             for row, group in groupby(range(len(rows)), key=rows.__getitem__):
                 first, *others = group
-                states.append(
-                    self.read_row(row, tokens[first : first + 1 + len(others)].T, starts[first])[0]
-                )
+                of_row = tokens[first : first + 1 + len(others)].T
+                output = self.read_row(row, of_row, starts[first])
+                states.append(output.hidden[0])
+                if output.layer_inputs is not None:
+                    of_layers.append(output.layer_inputs[0])
             hidden = torch.cat(states)[:, None]
-            return epilogue(ForwardOutput(tokens, hidden, self.lm.logits(hidden)), *inputs)
+            inputs_of_layers = torch.cat(of_layers)[:, None] if of_layers else None
+            logits = self.lm.logits(hidden)
+            return epilogue(
+                ForwardOutput(tokens, hidden, logits, inputs_of_layers, places), *inputs
+            )
 
         return torch.no_grad()(run)
 
     def read_row(
         self, row: int, tokens: Tensor, length: int = 0, reading: Reading | None = None
-    ) -> Tensor:
+    ) -> ForwardOutput:
         assert reading is None, "there are no branches on a model's own cache"
         text = self._texts[row]
         if length < text.length:
             text.rewind(length)
-        return text.forward(tokens, num_logits=0).hidden
+        output = text.forward(tokens, num_logits=0)
+        if output.places is None:
+            return output
+        return replace(output, places=text_places(row, output.places.positions[None]))
 
     def clear_row(self, row: int) -> None:
         self._texts[row].rewind(0)

@@ -77,7 +77,8 @@ def states_and_inputs(
         return read(), None
     with lm.noting_inputs(layers) as inputs:
         hidden = read()
-    return hidden, torch.cat([inputs[layer] for layer in layers], dim=-1)
+    # Those of a model that is spread are on the devices of its layers.
+    return hidden, torch.cat([inputs[layer].to(hidden.device) for layer in layers], dim=-1)
 
 
 def tree_reading(lm: LanguageModel, tree_slots: TreeSlots, start: int, count: int) -> Reading:
@@ -254,6 +255,20 @@ class RowsLayer(_StepLayer):
     def get_seq_length(self) -> int:
         return 0
 
+    def carried(self, like: Tensor) -> Tensor:
+        """Return the states (N, 1, H) at the tokens' places."""
+        return self.keys[self.places.rows, 0, self.places.positions][:, None]
+
+    def carry(self, states: Tensor) -> None:
+        """Write the states (N, 1, H) of each row's last token after its place.
+
+        The places between tokens of one row keep theirs: a step may run twice.
+        """
+        rows, positions = self.places
+        is_last = nn.functional.pad(rows[1:] != rows[:-1], (0, 1), value=True)
+        before = self.keys[rows, 0, positions + 1]
+        self.keys[rows, 0, positions + 1] = torch.where(is_last[:, None], states[:, 0], before)
+
 
 def rows_states(
     lm: LanguageModel,
@@ -296,6 +311,16 @@ class ChainLayer(_StepLayer):
 
     def get_seq_length(self) -> Tensor:
         return self.start
+
+    def carried(self, like: Tensor) -> Tensor:
+        """Return the states (1, T, H) at the places of the T tokens of `like` (1, T, H)."""
+        places = self.start + torch.arange(like.shape[1], device=like.device)
+        return self.keys[:, 0].index_select(1, places)
+
+    def carry(self, states: Tensor) -> None:
+        """Write the last of the tokens' states (1, T, H) after their places."""
+        place = self.start + states.shape[1]
+        self.keys.index_copy_(2, place[None], states[:, None, -1:])
 
 
 def _has_other_options(options: Mapping[str, object]) -> bool:
