@@ -140,7 +140,9 @@ class DistillModule(CurveModule):
         return computed_distributions(target, states_by_length(target, texts))
 
     def configure_optimizers(self) -> OptimizerLRScheduler:
-        settings = self.settings.optimizer.for_width(self.pair.draft_lm.hidden_size)
+        draft = self.pair.draft_lm
+        reads_target = bool(draft.reads_layers)
+        settings = self.settings.optimizer.for_width(draft.hidden_size, reads_target)
         weights = [weight for weight in self.draft.parameters() if weight.requires_grad]
         matrices = matrices_of_layers(self.draft)
         if isinstance(self.trainer.strategy, FSDPStrategy | DeepSpeedStrategy):

@@ -295,7 +295,7 @@ def _provenance(settings: Distillation, pair: Pair) -> dict[str, object]:
         "draft": pair.draft_revision,
         "target": pair.target_revision,
         "dtype": [str(pair.target.dtype), str(pair.draft.dtype)],
-        **settings.cache_key(pair.draft_lm.hidden_size),
+        **settings.cache_key(pair.draft_lm.hidden_size, bool(pair.draft_lm.reads_layers)),
     }
 
 
@@ -384,7 +384,9 @@ def draft_provenance(
         },
         "loss": {"divergence": settings.divergence},
         "samples": settings.samples,
-        "optimizer": settings.optimizer.for_width(pair.draft_lm.hidden_size).values(),
+        "optimizer": settings.optimizer.for_width(
+            pair.draft_lm.hidden_size, reads is not None
+        ).values(),
         "warp": settings.warp.values(),
         "data": data.name,
         "num_prompts": num_prompts,

@@ -43,6 +43,7 @@ def test_a_mistake_is_refused_with_its_key_and_what_was_expected(given, message)
 def test_the_kind_decides_the_initial_draft():
     kind = Distillation(draft_kind="eagle3.1", target_layers=[1, 3], seed=4)
     assert kind.initial_draft == NewFeatureDraft("eagle3.1", (1, 3), 4) and kind.makes_draft
+    assert kind.cache_key(256, True)["optimizer.lr"] > 2 * kind.cache_key(256)["optimizer.lr"]
     assert Distillation(init_layers=2).makes_draft and not Distillation().makes_draft
 
 
