@@ -227,8 +227,8 @@ def test_a_draft_keeps_the_tokens_that_the_target_says_most(cfg, embedding, more
 
 
 def test_a_draft_that_reads_its_target_becomes_a_folder_of_speculators(cfg, tmp_path, capsys):
-    words = ["draft_kind=eagle3", "draft_vocabulary=60", "eagle3.steps=2", "optimizer.lr=0.01"]
-    folder = distill_draft(cfg(*words, "trainer.max_epochs=1", "loss.divergence=forward_kl")).folder
+    words = ["draft_kind=eagle3", "draft_vocabulary=60", "eagle3.steps=2"]
+    folder = distill_draft(cfg(*words, "trainer.max_epochs=4", "loss.divergence=forward_kl")).folder
     config = json.loads((folder / "config.json").read_text())
     assert config["speculators_model_type"] == "eagle3" and config["draft_vocab_size"] == 60
     assert config["eagle_aux_hidden_state_layer_ids"] == [1, 3, 4]
@@ -244,11 +244,12 @@ def test_a_draft_that_reads_its_target_becomes_a_folder_of_speculators(cfg, tmp_
     assert pair.draft_lm.temperature == description["temperature"]
     assert description["reads"] == {"layers": [1, 3, 4], "steps": 2, "step_decay": 1.0}
     quality = description["test"]
-    assert quality["after"]["overlap"] > quality["before"]["overlap"] + 0.01
+    assert quality["after"]["kl"] < quality["before"]["kl"] - 0.1
     card = (folder / "README.md").read_text()
     assert "the inputs of the target's layers 1, 3, 4" in card and "| overlap_3 |" in card
     printed = capsys.readouterr().out
-    assert f"next: specheads generate model.draft={folder}" in printed
+    is_better = f"next: specheads generate model.draft={folder}" in printed
+    assert is_better != ("WARNING: the draft became worse" in printed)
     # The target is read for its states in any case
     assert not list(tmp_path.glob("data/target_probs/*"))
     # Trained further, it begins where it was
