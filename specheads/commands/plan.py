@@ -30,9 +30,11 @@ from specheads.evaluation.probe.settings import Probe
 from specheads.heads.config import HeadConfig
 from specheads.load import memory_in_use
 from specheads.pair.config import PairConfig
+from specheads.pair.eagle_formats import is_feature_draft
 from specheads.pair.language_model import LanguageModel, load_tokenizer, weightless_model
 from specheads.pair.needs import memory_parts
 from specheads.pair.padding import BATCH_TOKENS
+from specheads.pair.pair import reads_states
 from specheads.pair.source import ModelSource
 from specheads.progress import finished
 from specheads.prompts.prompt import Prompt, unique
@@ -235,6 +237,8 @@ class _Context:
 
     def __init__(self, cfg: DictConfig) -> None:
         config = model_config(cfg)
+        if config.draft and is_feature_draft(config.draft, config.draft_revision):
+            raise reads_states(str(config.draft), "a plan is")
         self.data = settings_of(DataGeneration, cfg)
         source = ModelSource.of(config, "target")
         device = torch.device(source.device)

@@ -104,6 +104,16 @@ def checked_ids(ids: Any) -> list[int]:
     return list(map(index, given))
 
 
+def reads_states(draft: str, what: str) -> UserError:
+    """Return the error about `what` ("replay is"), which is not made for drafts that read their
+    target.
+    """
+    return UserError(
+        f"the draft {draft} reads the target's states, which {what} not made for yet; decode with"
+        " it (specheads generate), or give a draft that reads tokens alone."
+    )
+
+
 @dataclass(repr=False)
 class Pair:
     """Target, draft and their tokenizer, which are ordinary transformers objects, with their ids
@@ -234,11 +244,7 @@ class Pair:
         for such drafts.
         """
         if self.draft_lm.reads_layers:
-            raise UserError(
-                f"the draft {self.draft_id} reads the target's states, which {what} not made for"
-                " yet; decode with it (specheads generate), or give a draft that reads tokens"
-                " alone."
-            )
+            raise reads_states(self.draft_id, what)
 
     def origin(self, role: str) -> dict[str, str]:
         """Return id and revision of the draft or the target, and its commit if it is of the hub."""

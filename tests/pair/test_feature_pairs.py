@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from commands import run
 from feature_drafts import feature_draft
 from safetensors.torch import load_file, save_file
 
@@ -120,6 +121,21 @@ def test_weights_that_are_no_numbers_are_named(folder):
     save_file(tensors, folder / "model.safetensors")
     with pytest.raises(UserError, match=r"weights fc\.weight hold 1 of"):
         load_pair("nano", draft=folder)
+
+
+@pytest.mark.parametrize("pickled", [False, True])
+def test_a_file_that_is_cut_is_named(pickled, folder):
+    flatten(folder, pickled, architectures=["LlamaForCausalLMEagle3"])
+    file = folder / ("pytorch_model.bin" if pickled else "model.safetensors")
+    file.write_bytes(file.read_bytes()[:1000])
+    with pytest.raises(UserError, match=f"{file.name} cannot be read .*; download .* again"):
+        load_pair("nano", draft=folder)
+
+
+def test_a_plan_says_that_it_is_not_made_for_such_drafts(folder):
+    words = ("specheads", "train", "--plan", "model=nano", f"model.draft={folder}")
+    done = run(folder.parent, *words)
+    assert done.returncode == 2 and "which a plan is not made for yet" in done.stderr
 
 
 def test_what_is_not_made_for_such_drafts_says_so(nano, draft, tmp_path):
