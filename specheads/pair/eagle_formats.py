@@ -78,7 +78,7 @@ def is_feature_draft(location: str | Path, revision: str | None = None) -> bool:
     try:
         with safe_open(path, "pt") as tensors:
             return _INPUT in set(tensors.keys())
-    except SafetensorError:  # loading it names what is wrong
+    except SafetensorError:  # loading it reports what is wrong
         return False
 
 
