@@ -66,6 +66,31 @@ def reading_pair(pair: Pair, **choices: object) -> Pair:
     return replace(pair, draft=draft, draft_id="reads-its-target", draft_revision="r3", said=set())
 
 
+def by_loop(draft: FeatureDraft, tokens: torch.Tensor, features: torch.Tensor, num_steps: int):
+    """Return the hidden states (num_steps, T, H) that predict the token after each of `tokens` (T,)
+    after 1 to `num_steps` steps, each position by a KV cache of its own; 0 where no pair is.
+    """
+    length = len(tokens)
+    nothing = features.new_zeros(draft.config.text_config.hidden_size)
+    hidden = [[nothing] * length for _ in range(num_steps)]
+    for pair in range(length - 1):
+        cache = DynamicCache()
+        states = draft.first_states(features[None, : pair + 1])
+        output = draft(tokens[None, 1 : pair + 2], states, past_key_values=cache)
+        for step in range(min(num_steps, length - 1 - pair)):
+            if step:
+                read = tokens[None, None, pair + 1 + step]
+                output = draft(read, output.state[:, -1:], past_key_values=cache)
+            hidden[step][pair + 1 + step] = output.hidden[0, -1]
+    return torch.stack([torch.stack(of_step) for of_step in hidden])
+
+
+def features_of(target: PreTrainedModel, tokens: torch.Tensor, layers: tuple[int, ...]):
+    """Return what a draft reads of a target along `tokens` (T,), (T, L H_target)."""
+    inputs = target.base_model(tokens[None], output_hidden_states=True).hidden_states
+    return torch.cat([inputs[layer][0] for layer in layers], dim=-1)
+
+
 @torch.no_grad()
 def plain_draft(pair, committed, count, warp, uniforms):
     """Return `count` tokens drafted after `committed`: the target reads all but the last token, and

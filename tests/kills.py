@@ -64,6 +64,9 @@ TRIALS = {
     "calibration": Trial(("train", *PAIR, *SHARDS, *TRAINED, *CALIBRATED)),
     "distill": Trial(("distill", *PAIR, *SHARDS, *TRAINED, *DISTILLED), ("data",)),
     "distill, cut": Trial(("distill", *PAIR, *SHARDS, *TRAINED, *DISTILLED, *CUT), ("data",)),
+    "distill, reading": Trial(
+        ("distill", *PAIR, *SHARDS, *TRAINED, *DISTILLED, "draft_kind=eagle3"), ("data",)
+    ),
     "evaluate": Trial(("evaluate", *PAIR, *SHARDS, *REPLAYED), WRITTEN),
     "evaluate, decoded": Trial(
         ("evaluate", *PAIR, *SHARDS, *DECODED),

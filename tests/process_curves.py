@@ -14,6 +14,7 @@ import lightning as L
 import numpy as np
 import torch
 from fakes import cut, tiny_pair
+from feature_drafts import reading_pair
 
 from specheads import Warp
 from specheads.interrupts import Interrupted, Request
@@ -51,7 +52,11 @@ FSDP2 = BASE.but(trainer={**TRAINER, "strategy": "fsdp2"})
 # An output over some tokens, and the target's input embeddings.
 CUT = BASE.but(draft_vocabulary=5, embedding="target")
 FSDP2_CUT = CUT.but(trainer={**TRAINER, "strategy": "fsdp2"})
+# A draft that reads its target
+READING = BASE.but(draft_kind="eagle3")
+FSDP2_READING = READING.but(trainer={**TRAINER, "strategy": "fsdp2"})
 SETTINGS = {"target": BASE, "accumulated": ACCUMULATED, "plain": PLAIN, "cut": CUT}
+SETTINGS["reading"] = READING
 # By name: the settings, whether the run stops, and the run that it resumes. Runs named `one_` are
 # of one process.
 SHARED = {
@@ -61,6 +66,8 @@ SHARED = {
     "two_plain": (PLAIN, False, None),
     "fsdp2_plain": (FSDP2_PLAIN, False, None),
     "fsdp2_cut": (FSDP2_CUT, False, None),
+    "two_reading": (READING, False, None),
+    "fsdp2_reading": (FSDP2_READING, False, None),
     "two_stopped": (BASE, True, None),
     "fsdp2_stopped": (FSDP2, True, None),
     "two_resumed": (BASE, False, "one_stopped_target"),
@@ -91,6 +98,8 @@ def curve(folder, name, settings, stops=False, resumes=None):
     weight's entries.
     """
     pair = tiny_pair(VOCAB, scale=2.0)
+    if settings.draft_kind == "eagle3":
+        pair = reading_pair(pair, borrows=True)
     if settings.draft_vocabulary is not None:
         pair = cut(pair, range(0, VOCAB, 2))
         borrow_embedding(pair.draft, pair.target)

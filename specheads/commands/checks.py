@@ -55,7 +55,7 @@ def check(verb: Verb, cfg: DictConfig) -> None:
     if "data" in cfg:
         check_data(cfg)
     pair = model_config(cfg)
-    starts_new = getattr(cfg, "init_layers", None) is not None
+    starts_new = any(getattr(each, "makes_draft", False) for each in found)
     pair.check_available(draft=not starts_new)
 
 

@@ -46,7 +46,7 @@ from specheads.storage.files import amount
 if TYPE_CHECKING:
     from lightning.pytorch.loggers import Logger
 
-    from specheads.pair.initial_draft import TargetLayers
+    from specheads.pair.initial_draft import NewDraft
     from specheads.pair.pair import Pair
 
 logger = logging.getLogger(__name__)
@@ -179,7 +179,7 @@ def source_of(cfg: DictConfig) -> PromptSource:
 
 
 def load_configured_pair(
-    cfg: DictConfig, only_draft: bool = False, new_draft: "TargetLayers | None" = None
+    cfg: DictConfig, only_draft: bool = False, new_draft: "NewDraft | None" = None
 ) -> "Pair":
     """Return the pair of `cfg.model`, as `load_pair` does, after logging what it is and needs."""
     from specheads.pair.needs import pair_needs

@@ -18,6 +18,7 @@ from omegaconf import DictConfig
 from rich import box
 from rich.console import Console
 from rich.table import Table
+from transformers import PreTrainedModel
 
 from specheads.commands.compose import model_config, settings_of, source_of
 from specheads.commands.verbs import Verb
@@ -31,10 +32,11 @@ from specheads.heads.config import HeadConfig
 from specheads.load import memory_in_use
 from specheads.pair.config import PairConfig
 from specheads.pair.eagle_formats import is_feature_draft
+from specheads.pair.feature_draft import FeatureDraft
+from specheads.pair.initial_draft import NewDraft, NewFeatureDraft
 from specheads.pair.language_model import LanguageModel, load_tokenizer, weightless_model
 from specheads.pair.needs import memory_parts
 from specheads.pair.padding import BATCH_TOKENS
-from specheads.pair.pair import reads_states
 from specheads.pair.source import ModelSource
 from specheads.progress import finished
 from specheads.prompts.prompt import Prompt, unique
@@ -159,7 +161,8 @@ def plan_of(verb: Verb, cfg: DictConfig) -> Plan:
     """
     if verb.name not in _STAGES:
         raise UserError(f"specheads {verb.name} has no plan; leave out --plan.")
-    context = _Context(cfg)
+    new = settings_of(Distillation, cfg).initial_draft if verb.name == "distill" else None
+    context = _Context(cfg, new)
     stages = _STAGES[verb.name](context, cfg)
     num_prompts = max((stage.prompts for stage in stages), default=0)
     compiling = context.compiling_seconds(_STEPS[verb.name])
@@ -208,8 +211,8 @@ def _usual_seconds(run: Callable[[], object], device: torch.device) -> float:
 class _Model:
     """A model without weights, and what its forward passes cost."""
 
-    def __init__(self, source: ModelSource, rates: Rates) -> None:
-        self.lm = LanguageModel(weightless_model(source))
+    def __init__(self, model: PreTrainedModel, rates: Rates) -> None:
+        self.lm = LanguageModel(model)
         self.rates = rates
         self.num_weights = self.lm.model.num_parameters()
         self.num_bytes = float(self.num_weights * self.lm.output_embedding.weight.itemsize)
@@ -235,19 +238,17 @@ class _Model:
 class _Context:
     """The models, prompts and settings that all stages of a plan read."""
 
-    def __init__(self, cfg: DictConfig) -> None:
+    def __init__(self, cfg: DictConfig, new_draft: NewDraft | None = None) -> None:
         config = model_config(cfg)
-        if config.draft and is_feature_draft(config.draft, config.draft_revision):
-            raise reads_states(str(config.draft), "a plan is")
         self.data = settings_of(DataGeneration, cfg)
         source = ModelSource.of(config, "target")
         device = torch.device(source.device)
         rates = Rates.measured(device, torch.float32)
         self.rates = rates
         self.is_cpu = device.type == "cpu"
-        self.target = _Model(source, rates)
-        # A distillation may make the draft of the target's layers
-        self.draft = _Model(ModelSource.of(config, "draft"), rates) if config.draft else self.target
+        target = weightless_model(source)
+        self.target = _Model(target, rates)
+        self.draft = _Model(_weightless_draft(config, target, new_draft), rates)
         self.weights = self.target.num_bytes + self.draft.num_bytes + memory_in_use()
         self.counts, self.prompt_tokens = _prompts(cfg, config)
 
@@ -307,6 +308,23 @@ class _Context:
         memory = self.draft.memory(self.data.batch_size * tokens / max(num, 1))
         disk = branches * _LABEL_BYTES
         return [answered, Stage("recording", num, branches, seconds, memory, disk)]
+
+
+def _weightless_draft(
+    config: PairConfig, target: PreTrainedModel, new_draft: NewDraft | None
+) -> PreTrainedModel:
+    """Return the draft of a pair without weights, or what a distillation makes in its place; where
+    there is none, the target.
+    """
+    if new_draft is None and not config.draft:
+        return target
+    if new_draft is None:
+        source = ModelSource.of(config, "draft")
+        if not is_feature_draft(source.location, source.revision):
+            return weightless_model(source)
+        new_draft = NewFeatureDraft("eagle3")  # of about that size
+    with torch.device("meta"):
+        return new_draft.make(target)
 
 
 def _prompts(cfg: DictConfig, config: PairConfig) -> tuple[Mapping[str, int], float]:
@@ -402,17 +420,19 @@ def _of_distill(context: _Context, cfg: DictConfig) -> list[Stage]:
     tokens = context.texts(num, most)
     epochs = settings.trainer.max_epochs
     stored = num * most * (6 * min(NUM_KEPT, context.target.lm.vocab_size) + 2)
-    is_stored = stored <= settings.target_probs_budget * _GIB
+    draft = context.draft.lm.model
+    is_unrolled = isinstance(draft, FeatureDraft)  # it reads the target in every epoch
+    is_stored = stored <= settings.target_probs_budget * _GIB and not is_unrolled
     seconds = context.target.read_seconds(tokens * (1 if is_stored else epochs))
-    seconds += 3 * context.draft.read_seconds(tokens * epochs)
-    state = trained_bytes(context.draft.lm.model)
+    num_steps = settings.num_steps if is_unrolled else 1
+    seconds += 3 * num_steps * context.draft.read_seconds(tokens * epochs)
     stages.append(
         Stage(
             "distilling",
             num,
             tokens * epochs,
             seconds,
-            state + context.draft.memory(),
+            trained_bytes(draft) + num_steps * context.draft.memory(),
             (stored if is_stored else 0.0) + 14.0 * context.draft.num_weights,
         )
     )

@@ -95,7 +95,9 @@ def distill_draft(cfg: DictConfig, pair: Pair | None = None) -> "DistilledDraft"
         print(f"draft: {distilled.folder}")
         print_log()
         if dev is None or dev.best >= dev.before:
-            print(f"next: {next_command('train', f'model.draft={distilled.folder}')}")
+            # No heads are trained yet on drafts that read their target
+            verb = "generate" if distilled.reads_target else "train"
+            print(f"next: {next_command(verb, f'model.draft={distilled.folder}')}")
         else:
             print(
                 "WARNING: the draft became worse: on dev prompts its overlap with the target is"

@@ -183,12 +183,9 @@ def _embedding_name(model: PreTrainedModel) -> str:
     return next(f"{name}.weight" for name, module in model.named_modules() if module is embedding)
 
 
-def check_embedding(
-    draft: PreTrainedModel, target: PreTrainedModel
-) -> tuple[nn.Embedding, nn.Embedding]:
-    """Return the input embeddings of a draft and of its target.
-
-    Raises UserError if they are of different sizes.
+def check_embedding(draft: PreTrainedModel, target: PreTrainedModel) -> None:
+    """Raise UserError if the input embeddings of a draft and of its target are of different
+    sizes.
     """
     mine = draft.get_input_embeddings()
     theirs = target.get_input_embeddings()
@@ -198,7 +195,6 @@ def check_embedding(
             f" {tuple(theirs.weight.shape)}, and it needs {tuple(mine.weight.shape)}; use the"
             " target that it was distilled for, or distil it with embedding=own."
         )
-    return mine, theirs
 
 
 def borrow_embedding(
@@ -213,8 +209,8 @@ def borrow_embedding(
     A target without weights has them at its `location`. Raises UserError for embeddings of another
     size, or unreadable ones.
     """
-    mine, theirs = check_embedding(draft, target)
-    weight = theirs.weight.detach()
+    check_embedding(draft, target)
+    weight = target.get_input_embeddings().weight
     if weight.is_meta:
         stored = _Checkpoint(location, revision)
         name = _embedding_name(target)
@@ -224,5 +220,14 @@ def borrow_embedding(
                 f" {_WEIGHTS}."
             )
         weight = stored[name]
-    mine.weight = nn.Parameter(weight.to(mine.weight), requires_grad=False)
+    share_embedding(draft, weight)
+
+
+def share_embedding(draft: PreTrainedModel, weight: Tensor) -> None:
+    """Give a draft the input embeddings of its target, in the same memory where type and device are
+    the same.
+    """
+    embedding = draft.get_input_embeddings()
+    shared = weight.detach().to(embedding.weight)
+    embedding.weight = nn.Parameter(shared, requires_grad=False)
     setattr(draft, BORROWS, True)

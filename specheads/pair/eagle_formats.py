@@ -362,13 +362,17 @@ def write_speculators(
     target_id: str,
     target_architectures: Sequence[str],
     num_tokens: int,
+    given: Mapping[str, Tensor] | None = None,
 ) -> None:
     """Write a draft into a folder in speculators' format, of version 0.9.
 
-    `num_tokens`: how many an engine shall draft by default.
+    Args:
+        num_tokens: how many an engine shall draft by default.
+        given: other weights than the model's, in the type in which they are stored.
     """
     config = model.config
-    weights = stored_as(model, model.state_dict(), model.dtype)
+    given = model.state_dict() if given is None else given
+    weights = stored_as(model, given, given[_INPUT].dtype)
     kept = kept_tokens(model)
     if kept is not None:
         known = torch.zeros(config.text_config.vocab_size, dtype=torch.bool)

@@ -9,7 +9,7 @@ While it decodes, a layer of the KV cache carries the states: the target's steps
 positions that they read, and each step of the draft the one after its last token.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, NamedTuple
 
 import torch
@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
 from transformers.cache_utils import Cache
 from transformers.masking_utils import create_causal_mask
+from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.models.llama.modeling_llama import (
     LlamaDecoderLayer,
     LlamaRMSNorm,
@@ -80,7 +81,7 @@ class FeatureDraftOutput(NamedTuple):
     state: Tensor  # what the next step reads
 
 
-class _FeatureLayer(nn.Module):
+class _FeatureLayer(GradientCheckpointingLayer):
     """A decoder layer whose attention reads a token's embedding next to a state."""
 
     def __init__(self, config: FeatureDraftConfig) -> None:
@@ -100,20 +101,28 @@ class _FeatureLayer(nn.Module):
         self.mlp = plain.mlp
         self.norm_before_residual = config.norm_before_residual
 
-    def forward(self, embeddings: Tensor, states: Tensor, **attention: object) -> Tensor:
-        """Return the layer's output (B, T, H) for embeddings and states (B, T, H)."""
+    def forward(
+        self,
+        embeddings: Tensor,
+        states: Tensor,
+        attend: Callable[..., tuple[Tensor, Any]] | None = None,
+        **attention: object,
+    ) -> tuple[Tensor, Any]:
+        """Return the layer's output (B, T, H) for embeddings and states (B, T, H), and what its
+        attention returns besides; `attend` computes in place of that.
+        """
         normalized = self.hidden_norm(states)
         both = torch.cat([self.input_layernorm(embeddings), normalized], dim=-1)
-        attended, _ = self.self_attn(both, **attention)
+        attended, more = (attend or self.self_attn)(both, **attention)
         hidden = attended + (normalized if self.norm_before_residual else states)
-        after: Tensor = hidden + self.mlp(self.post_attention_layernorm(hidden))
-        return after
+        return hidden + self.mlp(self.post_attention_layernorm(hidden)), more
 
 
 class FeatureDraft(PreTrainedModel):
     """A draft that reads its target. Its modules have the names of speculators' tensors."""
 
     config_class = FeatureDraftConfig
+    supports_gradient_checkpointing = True
     _supports_sdpa = True
     _supports_attention_backend = True
 
@@ -199,7 +208,7 @@ class FeatureDraft(PreTrainedModel):
             past_key_values=past_key_values,
             position_ids=position_ids,
         )
-        out = self.layers[0](
+        out, _ = self.layers[0](
             embeddings,
             states,
             position_embeddings=self.rotary_emb(embeddings, position_ids=position_ids),

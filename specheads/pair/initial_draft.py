@@ -1,5 +1,5 @@
-"""A draft before training that is not the pair's: the target's embeddings and some of its
-layers.
+"""A draft before training that is not the pair's: the target's embeddings and some of its layers,
+or a new layer that also reads the target's hidden states.
 
 Configs describe layers by their index in many ways. What is known of them is carried over; then
 the draft is compared with the target without its other layers, so that nothing else passes.
@@ -13,10 +13,13 @@ from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
 from specheads.errors import UserError, is_count
-from specheads.pair.language_model import place_of_layers
+from specheads.pair.draft_vocabulary import share_embedding
+from specheads.pair.feature_draft import FeatureDraft, FeatureDraftConfig
+from specheads.pair.language_model import LanguageModel, place_of_layers
+from specheads.pair.quantization import is_quantized
 
 # Lists that may be as long as there are layers by chance
 NOT_BY_LAYER = ("time_step_limit", "mlp_multipliers", "ssm_multipliers")
@@ -24,6 +27,9 @@ NOT_BY_LAYER = ("time_step_limit", "mlp_multipliers", "ssm_multipliers")
 LAYER_NUMBERS = ("mlp_only_layers", "moe_layers", "attn_layer_indices", "hybrid_layer_ids")
 # Settings that say how many layers come before the first sparse one
 NUMBERS_BEFORE = ("first_k_dense_replace", "num_dense_layers", "moe_layer_start_index")
+# Of the layer of an EAGLE-3 draft, where its target has no such heads
+HEAD_SIZE = 64
+ROPES = ("llama3", "yarn")  # kinds of angles that such a layer shares with its target
 PLAIN = bool | int | float | str | tuple | None  # settings of a module that can be compared
 NUM_TOKENS = 8  # that the comparison reads
 
@@ -87,6 +93,145 @@ class TargetLayers:
                 " the first ones, or give a draft: model.draft=."
             )
         return model.to(target.device)
+
+
+@dataclass(frozen=True)
+class NewFeatureDraft:
+    """Makes an EAGLE-3 draft: a random layer with the target's width, whose embeddings are the
+    target's and whose output starts as the target's rows.
+
+    `target_layers`: whose inputs it reads; None: those of the paper's implementation, and others
+    where the target has fewer than 7.
+    """
+
+    kind: str  # eagle3, or eagle3.1, which normalizes features and own states
+    target_layers: Sequence[int] | None = None
+    seed: int = 0
+
+    @property
+    def name(self) -> str:
+        """What the draft is called before it is saved."""
+        return f"a new {self.kind} draft"
+
+    def layers(self, count: int) -> tuple[int, ...]:
+        """Return the layers of a target of `count` layers whose inputs are read.
+
+        Raises UserError for layers that the target does not have, or too few of them.
+        """
+        layers = self.target_layers
+        if layers is None:
+            if count < 4:
+                raise UserError(
+                    f"draft_kind={self.kind} reads the inputs of three layers after the first, but"
+                    f" the target has {count} layers; name some: eagle3.target_layers="
+                    f"{list(range(count))}."
+                )
+            middle = count // 2
+            if count < 7:
+                return 1, middle, max(middle + 1, 3 * count // 4)
+            return 2, middle, count - 3
+        if not layers or len(set(layers)) < len(layers) or max(layers) >= count:
+            raise UserError(
+                f"eagle3.target_layers={list(layers)} must be different layers of the target, which"
+                f" has the layers 0 to {count - 1}."
+            )
+        return tuple(sorted(layers))
+
+    def make(self, target: PreTrainedModel) -> FeatureDraft:
+        """Return the draft.
+
+        Raises UserError as `layers`, and for a target that is quantized, whose output has other
+        rows than its embeddings, or whose layers read more than a state of each token.
+        """
+        output = target.get_output_embeddings().weight
+        embedding = target.get_input_embeddings().weight
+        if is_quantized(target):
+            raise UserError(
+                f"{self.name} is made of the target's output, which is quantized; give the"
+                " checkpoint of the target in bfloat16, float16 or float32."
+            )
+        if output.shape != embedding.shape:
+            raise UserError(
+                f"{self.name} shares its target's embeddings {tuple(embedding.shape)} and output"
+                f" {tuple(output.shape)}, which must have one shape; choose another target, or"
+                " draft_kind=stand_alone."
+            )
+        of_target = target.config.get_text_config()
+        layers = self.layers(of_target.num_hidden_layers)
+        _check_inputs(target, layers)
+        config = FeatureDraftConfig(
+            text_config=_layer_config(target),
+            target_layers=layers,
+            target_hidden_size=of_target.hidden_size,
+            draft_vocab_size=len(output),
+            norm_before_residual=True,
+            fc_norm=self.kind == "eagle3.1",
+            norm_output=self.kind == "eagle3.1",
+        )
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(self.seed)
+            draft = FeatureDraft._from_config(config, dtype=target.dtype)
+        draft.lm_head.weight = nn.Parameter(output.detach().clone())
+        draft = draft.to(target.device)
+        share_embedding(draft, embedding)
+        return draft.eval()
+
+
+NewDraft = TargetLayers | NewFeatureDraft
+
+
+@torch.no_grad()
+def _check_inputs(target: PreTrainedModel, layers: Sequence[int]) -> None:
+    """Raise UserError unless the inputs of layers are one state of each token."""
+    if target.device.type == "meta":
+        return
+    lm = LanguageModel(target)
+    with lm.noting_inputs(layers) as inputs:
+        lm.states_along(torch.arange(NUM_TOKENS, device=lm.device)[None] % lm.vocab_size)
+    expected = 1, NUM_TOKENS, target.config.get_text_config().hidden_size
+    for layer in layers:
+        if layer not in inputs or inputs[layer].shape != expected:
+            raise UserError(
+                f"layer {layer} of {type(target).__name__} does not read one state of each token,"
+                " as EAGLE-3 drafts do; choose another target, or draft_kind=stand_alone."
+            )
+
+
+def _layer_config(target: PreTrainedModel) -> PretrainedConfig:
+    """Return the config of a model with one layer of the target's sizes, of Qwen 3 for its family
+    and else of Llama.
+    """
+    lm = LanguageModel(target)
+    of_layer = lm.layer_configs[-1]
+    vocab_size, width = target.get_input_embeddings().weight.shape
+    num_heads = getattr(of_layer, "num_attention_heads", None) or max(1, width // HEAD_SIZE)
+    size = getattr(of_layer, "head_dim", None) or width // num_heads
+    num_keys = getattr(of_layer, "num_key_value_heads", None) or num_heads
+    if size % 2 or num_heads % num_keys:  # angles turn pairs of numbers
+        num_heads, size = max(1, width // HEAD_SIZE), HEAD_SIZE
+        num_keys = num_heads
+    wide = getattr(of_layer, "intermediate_size", None) or getattr(of_layer, "ffn_dim", None)
+    ropes = getattr(of_layer, "rope_parameters", None) or {}
+    if ropes.get("rope_type") not in ROPES:
+        theta = ropes.get("rope_theta", 10000.0)
+        ropes = {"rope_type": "default", "rope_theta": theta}
+    kind = "qwen3" if lm.config.model_type.startswith("qwen3") else "llama"
+    return AutoConfig.for_model(
+        kind,
+        vocab_size=vocab_size,
+        hidden_size=width,
+        intermediate_size=wide if isinstance(wide, int) else 4 * width,
+        num_hidden_layers=1,
+        num_attention_heads=num_heads,
+        num_key_value_heads=num_keys,
+        head_dim=size,
+        max_position_embeddings=min(lm.window, 2**20),
+        rms_norm_eps=1e-6,
+        rope_parameters=dict(ropes),
+        tie_word_embeddings=False,
+        bos_token_id=None,
+        eos_token_id=None,
+    )
 
 
 def _model_of(target: PreTrainedModel, layers: Sequence[int]) -> PreTrainedModel:

@@ -26,7 +26,7 @@ from specheads.pair.config import INSTRUCTION, PairConfig, pair_config
 from specheads.pair.draft_vocabulary import borrow_embedding, borrows_embedding, kept_tokens
 from specheads.pair.eagle_formats import is_feature_draft, read_feature_draft
 from specheads.pair.feature_draft import FeatureDraft, FeatureLM
-from specheads.pair.initial_draft import TargetLayers
+from specheads.pair.initial_draft import NewDraft
 from specheads.pair.language_model import (
     LanguageModel,
     chosen_dtype,
@@ -102,16 +102,6 @@ def checked_ids(ids: Any) -> list[int]:
     if isinstance(ids, bytes | bytearray) or any(isinstance(each, bool) for each in given):
         raise TypeError(f"{ids!r} are no token ids")
     return list(map(index, given))
-
-
-def reads_states(draft: str, what: str) -> UserError:
-    """Return the error about `what` ("replay is"), which is not made for drafts that read their
-    target.
-    """
-    return UserError(
-        f"the draft {draft} reads the target's states, which {what} not made for yet; decode with"
-        " it (specheads generate), or give a draft that reads tokens alone."
-    )
 
 
 @dataclass(repr=False)
@@ -244,7 +234,11 @@ class Pair:
         for such drafts.
         """
         if self.draft_lm.reads_layers:
-            raise reads_states(self.draft_id, what)
+            raise UserError(
+                f"the draft {self.draft_id} reads the target's states, which {what} not made for"
+                " yet; decode with it (specheads generate), or give a draft that reads tokens"
+                " alone."
+            )
 
     def origin(self, role: str) -> dict[str, str]:
         """Return id and revision of the draft or the target, and its commit if it is of the hub."""
@@ -410,7 +404,7 @@ def load_pair(
     name: str | None = None,
     *,
     only_draft: bool = False,
-    new_draft: TargetLayers | None = None,
+    new_draft: NewDraft | None = None,
     **keys: object,
 ) -> Pair:
     """Load a pair by config name (`"mini"`), with `keys` of PairConfig in place of those, or by
@@ -428,7 +422,7 @@ def load_pair(
         return _load_pair(pair_config(name, **keys), only_draft, new_draft)
 
 
-def _load_pair(config: PairConfig, only_draft: bool, new_draft: TargetLayers | None) -> Pair:
+def _load_pair(config: PairConfig, only_draft: bool, new_draft: NewDraft | None) -> Pair:
     if not config.target or not (config.draft or new_draft):
         raise UserError(
             f"draft={config.draft or None} and target={config.target or None}: a pair needs both;"
@@ -542,7 +536,7 @@ def _num_tokens(tokenizer: PreTrainedTokenizerBase, model: PreTrainedModel) -> i
 
 
 def _tokenizer(
-    config: PairConfig, new_draft: TargetLayers | None
+    config: PairConfig, new_draft: NewDraft | None
 ) -> tuple[PreTrainedTokenizerBase, Tensor | None]:
     """Return the pair's tokenizer, and which tokens the draft knows, None for all.
 
@@ -589,7 +583,7 @@ def _has_tokenizer(location: str | Path) -> bool:
 
 
 def _models(
-    config: PairConfig, only_draft: bool, new_draft: TargetLayers | None
+    config: PairConfig, only_draft: bool, new_draft: NewDraft | None
 ) -> tuple[PreTrainedModel, PreTrainedModel]:
     # The draft first: a target that may be spread over devices takes what is left.
     source = ModelSource.of(config, "target")

@@ -21,7 +21,7 @@ def with_angles_of_the_cpu(pair):
     from a GPU's in the last bit.
     """
     for model in (pair.target, pair.draft):
-        rotary = model.model.rotary_emb
+        rotary = getattr(model, "model", model).rotary_emb
         there = rotary.inv_freq.device
         compute = rotary.cpu().forward
 

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from fakes import tiny_pair
+from feature_drafts import reading_pair
 
 from specheads import HeadConfig, Warp
 from specheads.data_gen.shard_rows import label_responses
@@ -137,8 +138,9 @@ def test_a_training_step_of_heads(exact_pairs, device):
 # --- distillation
 
 
+@pytest.mark.parametrize("reads_target", [False, True])
 @pytest.mark.parametrize("divergence", ["total_variation", "forward_kl"])
-def test_a_step_of_distillation(exact_pairs, texts, device, divergence):
+def test_a_step_of_distillation(pairs, texts, device, divergence, reads_target):
     for library in ("pydantic", "lightning"):  # which a machine for measurements may lack
         pytest.importorskip(library)
     from specheads.training.distill.distill_module import DistillModule
@@ -148,10 +150,11 @@ def test_a_step_of_distillation(exact_pairs, texts, device, divergence):
     settings = Distillation(divergence=divergence, warp=Warp())
     samples = [Sample(*map(np.array, text)) for text in zip(*texts, strict=True)]
     gradients = []
-    for pair, place in zip(exact_pairs, (CPU, device), strict=True):
+    for both, place in zip(pairs, (CPU, device), strict=True):
+        pair = with_angles_of_the_cpu(reading_pair(both) if reads_target else both)
         pair.draft.requires_grad_(True).train()
         module = DistillModule(pair, settings).to(place)
-        losses, overlaps = module.losses(samples)
+        losses, overlaps, _ = module.losses(samples)
         losses.mean().backward()
         weights = {name: weight.grad.cpu() for name, weight in pair.draft.named_parameters()}
         gradients.append(

@@ -5,7 +5,6 @@ from dataclasses import replace
 
 import pytest
 import torch
-from commands import run
 from feature_drafts import feature_draft
 from safetensors.torch import load_file, save_file
 
@@ -130,12 +129,6 @@ def test_a_file_that_is_cut_is_named(pickled, folder):
     file.write_bytes(file.read_bytes()[:1000])
     with pytest.raises(UserError, match=f"{file.name} cannot be read .*; download .* again"):
         load_pair("nano", draft=folder)
-
-
-def test_a_plan_says_that_it_is_not_made_for_such_drafts(folder):
-    words = ("specheads", "train", "--plan", "model=nano", f"model.draft={folder}")
-    done = run(folder.parent, *words)
-    assert done.returncode == 2 and "which a plan is not made for yet" in done.stderr
 
 
 def test_what_is_not_made_for_such_drafts_says_so(nano, draft, tmp_path):

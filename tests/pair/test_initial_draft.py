@@ -11,8 +11,10 @@ from transformers import AutoModelForCausalLM
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from specheads import UserError
-from specheads.pair.initial_draft import TargetLayers
-from specheads.pair.language_model import place_of_layers
+from specheads.pair.draft_vocabulary import borrows_embedding
+from specheads.pair.initial_draft import NewFeatureDraft, TargetLayers
+from specheads.pair.language_model import LanguageModel, place_of_layers
+from specheads.pair.unrolled import read_features, unrolled
 from specheads.papers.layer_skip import without_layers
 
 TOKENS = torch.arange(14)[None] % VOCAB_SIZE
@@ -206,3 +208,71 @@ def test_layers_are_spread_from_the_first_to_the_last():
 def test_layers_that_the_target_does_not_have_are_refused(layers, message):
     with pytest.raises(UserError, match=message):
         TargetLayers(layers).make(family_pair("llama").target)
+
+
+# --- drafts that read the target
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("kind", ["eagle3", "eagle3.1"])
+def test_a_new_draft_that_reads_any_target_gives_logits_of_all_tokens(name, kind):
+    target = family_pair(name).target
+    draft = NewFeatureDraft(kind, [0, 1]).make(target)
+    assert draft.config.norm_before_residual and draft.config.norm_output == (kind == "eagle3.1")
+    output = target.get_output_embeddings().weight
+    assert torch.equal(draft.lm_head.weight, output)
+    assert draft.lm_head.weight.data_ptr() != output.data_ptr()  # or the target would be trained
+    shared = draft.embed_tokens.weight
+    assert shared.data_ptr() == target.get_input_embeddings().weight.data_ptr()
+    assert borrows_embedding(draft) and not shared.requires_grad
+    _, features = read_features(LanguageModel(target), TOKENS, (0, 1))
+    found = torch.stack(list(unrolled(draft, TOKENS, features, 3)))
+    logits = LanguageModel(draft).logits(found)
+    assert logits.shape == (3, *TOKENS.shape, VOCAB_SIZE) and logits.isfinite().all()
+
+
+def test_a_new_draft_is_the_same_for_the_same_seed():
+    target = family_pair("qwen3").target
+    state = torch.get_rng_state()
+    first, again, other = [
+        NewFeatureDraft("eagle3", [0, 1], seed).make(target) for seed in (1, 1, 2)
+    ]
+    assert torch.equal(torch.get_rng_state(), state)
+    assert torch.equal(first.fc.weight, again.fc.weight)
+    assert not torch.equal(first.fc.weight, other.fc.weight)
+    assert first.config.text_config.model_type == "qwen3"
+
+
+@pytest.mark.parametrize(
+    ("count", "layers"),
+    [(4, (1, 2, 3)), (6, (1, 3, 4)), (7, (2, 3, 4)), (16, (2, 8, 13)), (36, (2, 18, 33))],
+)
+def test_small_targets_have_other_layers_than_those_of_the_paper(count, layers):
+    assert NewFeatureDraft("eagle3").layers(count) == layers
+
+
+@pytest.mark.parametrize(
+    ("layers", "count", "message"),
+    [
+        (None, 3, r"the target has 3 layers; name some: eagle3.target_layers=\[0, 1, 2\]"),
+        ([1, 6], 6, r"eagle3.target_layers=\[1, 6\] must be different.*layers 0 to 5"),
+        ([1, 1], 6, r"\[1, 1\] must be different"),
+        ([], 6, r"\[\] must be different"),
+    ],
+)
+def test_layers_that_a_target_does_not_have_are_refused(layers, count, message):
+    with pytest.raises(UserError, match=message):
+        NewFeatureDraft("eagle3", layers).layers(count)
+
+
+def test_a_target_without_plain_embeddings_is_refused():
+    target = family_pair("llama").target
+    target.lm_head = torch.nn.Linear(32, 40, bias=False).double()
+    with pytest.raises(UserError, match=r"embeddings \(29, 32\) and output \(40, 32\)"):
+        NewFeatureDraft("eagle3", [0, 1]).make(target)
+
+
+def test_a_target_whose_layers_read_more_than_states_is_refused():
+    target = tiny_model(tiny_config("xlnet"), 0)  # positions come first
+    with pytest.raises(UserError, match="layer 0 of XLNetLMHeadModel does not read one state of"):
+        NewFeatureDraft("eagle3", [0, 1]).make(target)

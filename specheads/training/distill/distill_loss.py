@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 from torch.utils.checkpoint import checkpoint
 
 from specheads.pair.language_model import LanguageModel
@@ -24,7 +25,7 @@ def forward_kl(target: Tensor, draft: Tensor) -> Tensor:
     """
     both = (target > -torch.inf) & (draft > -torch.inf)
     probs = target.exp()
-    lost = probs.masked_fill(draft > -torch.inf, 0).sum(dim=-1)  # exactly 0 where nothing lacks
+    lost = torch.where(draft > -torch.inf, 0.0, probs).sum(dim=-1)  # exactly 0 if nothing lacks
     divergence = torch.where(both, probs * (target - draft).masked_fill(~both, 0), 0.0).sum(dim=-1)
     return divergence + torch.special.entr((1 - lost).clamp_min(0))
 
@@ -47,16 +48,23 @@ class TargetDistributions:
     log_probs: Tensor
     ids: Tensor | None = None
 
-    def same_outcomes(self, log_probs: Tensor, kept: Tensor | None = None) -> Tensor:
-        """Return the log-probabilities of the same outcomes from those of all tokens (n, V), or of
-        `kept` ones (n, V_kept).
+    def over(self, kept: Tensor | None) -> "TargetDistributions":
+        """Return them over the outcomes of a draft that has `kept` tokens (V_kept,): these, and
+        then all others (n, V_kept + 1). Stored ones are returned unchanged.
         """
-        if kept is None:
-            return log_probs if self.ids is None else _with_rest(log_probs.gather(1, self.ids))
+        if kept is None or self.ids is not None:
+            return self
+        others = self.log_probs.index_fill(1, kept, -torch.inf).logsumexp(dim=-1, keepdim=True)
+        return TargetDistributions(torch.cat([self.log_probs[:, kept], others], dim=-1))
+
+    def same_outcomes(self, log_probs: Tensor, kept: Tensor | None = None) -> Tensor:
+        """Return the log-probabilities of the same outcomes from those of all tokens (n, ..., V),
+        or of the `kept` ones (n, ..., V_kept), over which the target's must be.
+        """
         if self.ids is None:
-            return log_probs.new_full(self.log_probs.shape, -torch.inf).index_copy(
-                1, kept, log_probs
-            )
+            return log_probs if kept is None else pad(log_probs, (0, 1), value=-torch.inf)
+        if kept is None:
+            return _with_rest(log_probs.gather(1, self.ids))
         places = torch.searchsorted(kept, self.ids).clamp_max(len(kept) - 1)
         return _with_rest(
             log_probs.gather(1, places).masked_fill(kept[places] != self.ids, -torch.inf)
@@ -116,14 +124,18 @@ def token_losses(
     draft: LanguageModel, hidden: Tensor, distributions: DistributionSource, divergence: str
 ) -> tuple[Tensor, Tensor]:
     """Return each token's loss (N,) and overlap of both distributions (N,), from the draft's states
-    `hidden` (N, H) before it.
+    `hidden` (N, H) before it; of states at J depths (N, J, H), (N, J) each.
+
+    Stored distributions are for one depth.
     """
 
     def of(hidden: Tensor, piece: slice) -> tuple[Tensor, Tensor]:
-        distribution = distributions.of(piece)
-        target = distribution.log_probs.to(hidden.device)
         # Of a reduced output the kept tokens alone: spread over all, they would take most of a
         # step's time.
+        distribution = distributions.of(piece).over(kept)
+        target = distribution.log_probs.to(hidden.device)
+        if hidden.ndim == 3:
+            target = target[:, None]
         log_probs = distribution.same_outcomes(draft.kept_logits(hidden).log_softmax(dim=-1), kept)
         return DIVERGENCES[divergence](target, log_probs), overlap(
             target.exp(), log_probs.detach().exp()
@@ -131,6 +143,7 @@ def token_losses(
 
     kept = draft.kept_tokens
     num_outputs = draft.vocab_size if kept is None else len(kept)
+    num_outputs *= hidden[..., 0].numel() // max(1, len(hidden))
     pieces = slices(len(hidden), max(distributions.size, num_outputs), SLICE_ELEMENTS)
     if len(pieces) == 1:
         return of(hidden, pieces[0])

@@ -22,6 +22,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method
 from transformers import PreTrainedModel
 
+from specheads.pair.feature_draft import FeatureDraft
 from specheads.pair.padding import SLICE_ELEMENTS, slices
 from specheads.pair.pair import Pair
 from specheads.pair.reading import GivenTexts, states_by_length
@@ -33,7 +34,12 @@ from specheads.training.distill.distill_loss import (
     stored_distributions,
     token_losses,
 )
-from specheads.training.distill.draft_quality import draft_states, quality_of, quality_sums
+from specheads.training.distill.draft_quality import (
+    draft_states,
+    quality_of,
+    quality_sums,
+    states_by_depth,
+)
 from specheads.training.distill.muon import MuonAndAdamW, matrices_of_layers
 from specheads.training.distill.samples import Sample, place_of, texts_of
 from specheads.training.distill.settings import Distillation
@@ -73,12 +79,13 @@ class DistillModule(CurveModule):
             )
 
     def training_step(self, samples: Sequence[Sample], batch_index: int) -> Tensor:
-        losses, overlaps = within_forward(self.draft, self.losses, samples)
+        losses, overlaps, weights = within_forward(self.draft, self.losses, samples)
         if losses.isnan().any():  # of the target, or of the draft, whose weights are then checked
             naming_rows(self._check_target, samples, place_of)
-        overlap = torch.stack([overlaps.sum(), overlaps.new_tensor(len(overlaps))])[:, None]
+        counted = weights > 0
+        overlap = torch.stack([overlaps[counted].sum(), counted.sum().to(overlaps)])[:, None]
         return self.loss_of_batch(
-            batch_index, losses.sum()[None], losses.new_tensor([len(losses)]), overlap
+            batch_index, (losses * weights).sum()[None], weights.sum()[None], overlap
         )
 
     @torch.no_grad()
@@ -91,18 +98,23 @@ class DistillModule(CurveModule):
     def named_values(self, values: Sequence[float]) -> dict[str, float]:
         return dict(zip(("loss", "overlap"), values, strict=True))
 
-    def losses(self, samples: Sequence[Sample]) -> tuple[Tensor, Tensor]:
-        """Return losses and overlaps (N,) of all response tokens of samples that all have stored
-        distributions, or none.
+    def losses(self, samples: Sequence[Sample]) -> tuple[Tensor, Tensor, Tensor]:
+        """Return losses, overlaps and weights of the losses, (N,) each, of all response tokens of
+        samples that all have stored distributions, or none; (N, J) of a draft that reads its target
+        after 1 to J steps.
         """
         texts = texts_of(samples)
         draft = self.pair.draft_lm
-        return token_losses(
-            draft,
-            draft_states(draft, texts),
-            self._distributions(samples, texts),
-            self.settings.divergence,
-        )
+        divergence = self.settings.divergence
+        if isinstance(self.draft, FeatureDraft):
+            states = states_by_depth(self.pair, texts, self.settings.num_steps)
+            known = computed_distributions(self.pair.target_lm, states.target)
+            losses, overlaps = token_losses(draft, states.draft, known, divergence)
+            depths = torch.arange(self.settings.num_steps).to(losses)
+            return losses, overlaps, states.exists * self.settings.step_decay**depths
+        known = self._distributions(samples, texts)
+        losses, overlaps = token_losses(draft, draft_states(draft, texts), known, divergence)
+        return losses, overlaps, torch.ones_like(overlaps)
 
     @torch.no_grad()
     def _check_target(self, samples: Sequence[Sample]) -> None:
@@ -128,7 +140,9 @@ class DistillModule(CurveModule):
         return computed_distributions(target, states_by_length(target, texts))
 
     def configure_optimizers(self) -> OptimizerLRScheduler:
-        settings = self.settings.optimizer.for_width(self.pair.draft_lm.hidden_size)
+        draft = self.pair.draft_lm
+        reads_target = bool(draft.reads_layers)
+        settings = self.settings.optimizer.for_width(draft.hidden_size, reads_target)
         weights = [weight for weight in self.draft.parameters() if weight.requires_grad]
         matrices = matrices_of_layers(self.draft)
         if isinstance(self.trainer.strategy, FSDPStrategy | DeepSpeedStrategy):
@@ -148,7 +162,7 @@ class DistillModule(CurveModule):
     def on_validation_epoch_end(self) -> None:
         sums = torch.stack(self._quality_sums).sum(0)
         self._quality_sums = []
-        metrics = quality_of(self.all_gather(sums).reshape(-1, len(sums)).sum(0))
+        metrics = quality_of(self.all_gather(sums).reshape(-1, *sums.shape).sum(0))
         self.record({f"dev/{name}": value for name, value in metrics.items()})
         self.dev_values = {DRAFT: 1 - metrics["overlap"]}
 

@@ -26,6 +26,8 @@ from specheads.pair.draft_vocabulary import (
     keep_tokens,
     stored_as,
 )
+from specheads.pair.eagle_formats import write_speculators
+from specheads.pair.feature_draft import FeatureDraft
 from specheads.pair.needs import memory_of, memory_parts
 from specheads.pair.padding import SLICE_ELEMENTS
 from specheads.pair.pair import Pair, load_draft
@@ -69,13 +71,14 @@ class DevOverlap(NamedTuple):
 @dataclass(frozen=True)
 class DistilledDraft:
     """The folder of a distilled draft, its quality on test prompts before and after, and its
-    overlap on dev prompts, which only the first process has.
+    overlap on dev prompts, which only the first process has; whether it reads its target.
     """
 
     folder: Path
     before: Mapping[str, float] = field(default_factory=dict)
     after: Mapping[str, float] = field(default_factory=dict)
     dev: DevOverlap | None = None
+    reads_target: bool = False
 
 
 def distill(
@@ -153,7 +156,7 @@ def distill(
     metrics = {f"test/{name}": value for name, value in after.items()}
     for each in trainer.loggers:
         each.log_metrics(metrics, trainer.global_step)
-    return DistilledDraft(run / "draft", before, after, dev)
+    return DistilledDraft(run / "draft", before, after, dev, bool(pair.draft_lm.reads_layers))
 
 
 def _check(pair: Pair, settings: Distillation) -> None:
@@ -162,9 +165,16 @@ def _check(pair: Pair, settings: Distillation) -> None:
     """
     initial = settings.initial_draft
     if initial is not None and pair.draft_id != initial.name:
+        is_plain = settings.draft_kind == "stand_alone"
+        key = "init_layers" if is_plain else "draft_kind"
         raise UserError(
-            f"init_layers={shown(settings.init_layers)} trains a new draft, but the pair has the"
-            f" draft {pair.draft_id}; load it with new_draft=settings.initial_draft."
+            f"{key}={shown(getattr(settings, key))} trains a new draft, but the pair has the draft"
+            f" {pair.draft_id}; load it with new_draft=settings.initial_draft."
+        )
+    if settings.stored_dtype == "int8" and isinstance(pair.draft, FeatureDraft):
+        raise UserError(
+            f"stored_dtype=int8 is of stand-alone drafts, and {pair.draft_id} is stored as"
+            " speculators reads it; use bfloat16, float16 or float32."
         )
     check_trainable(is_quantized(pair.draft), pair.draft_id)
     pair.check_merged()
@@ -217,18 +227,25 @@ def _needs(pair: Pair, train: Samples, settings: Distillation, trainer: Trainer,
     itemsize = pair.draft.dtype.itemsize
     longest_response = max(map(len, chain.from_iterable(train.answers)))
     longest_prompt = max(map(len, train.prompts))
+    texts = batch * (longest_response + longest_prompt)
+    num_steps = settings.num_steps if isinstance(pair.draft, FeatureDraft) else 1
     # For the gradient a layer keeps about twice what it takes without; with checkpoints one layer
     # does at a time.
-    num_kept = 2 * (1 if settings.gradient_checkpointing else draft.config.num_hidden_layers)
-    tokens = num_kept * batch * (longest_response + longest_prompt)
-    rows = 2 * batch * longest_response
+    num_layers = draft.config.num_hidden_layers * num_steps
+    num_kept = 2 * (1 if settings.gradient_checkpointing else num_layers)
+    rows = 2 * batch * longest_response * num_steps
+    more = dict[str, float]()
+    if isinstance(pair.draft, FeatureDraft):  # the target reads the texts in every step
+        features = texts * pair.draft.fc.in_features * itemsize
+        more = memory_parts(pair.target_lm, rows=0) | {"the target's states": features}
     parts = trainer.world_size if shards_weights(trainer.strategy) else 1
     # The weights themselves are there.
     state = (trained_bytes(pair.draft) - num_weights * itemsize) / parts
     memory = memory_of(
         "distilling",
         draft,
-        memory_parts(draft, 0, tokens, rows, 2 * SLICE_ELEMENTS),
+        memory_parts(draft, 0, num_kept * texts, rows, 2 * SLICE_ELEMENTS),
+        more,
         {"gradients and the optimizer's state": state},
     )
     # A checkpoint with the optimizer's state in float32, and the draft.
@@ -278,7 +295,7 @@ def _provenance(settings: Distillation, pair: Pair) -> dict[str, object]:
         "draft": pair.draft_revision,
         "target": pair.target_revision,
         "dtype": [str(pair.target.dtype), str(pair.draft.dtype)],
-        **settings.cache_key(pair.draft_lm.hidden_size),
+        **settings.cache_key(pair.draft_lm.hidden_size, bool(pair.draft_lm.reads_layers)),
     }
 
 
@@ -298,25 +315,20 @@ def _export(
     stored = torch.bfloat16 if dtype == torch.float32 else dtype
     if settings.stored_dtype not in ("auto", "int8"):
         stored = getattr(torch, settings.stored_dtype)
-    form = "Q8_0" if settings.stored_dtype == "int8" else None
-    setattr(pair.draft.config, FORM, form)
     temporary = folder.with_name(f".{folder.name}.tmp")
     shutil.rmtree(temporary, ignore_errors=True)
-    with without_bars():
-        pair.draft.save_pretrained(
-            temporary, state_dict=stored_as(pair.draft, weights, stored, form)
-        )
-    pair.draft.config.dtype = stored  # save_pretrained has set that of the weights in training
-    pair.draft.config.save_pretrained(temporary)
-    pair.tokenizer.save_pretrained(temporary)
+    _write(pair, weights, stored, temporary, settings)
     measured = settings.warp, settings.loader.batch_size
     exported = replace(pair, draft=load_draft(temporary, pair, dtype).model)
     fitted = with_fitted_temperature(exported, splits["dev"], *measured)
     after = draft_quality(fitted, splits["test"], *measured)
-    exported.draft.config.dtype = stored  # it was measured in another
-    exported.draft.config.save_pretrained(temporary)
     description["temperature"] = draft_temperature(exported.draft.config)
     description["test"]["after"] = after
+    if isinstance(exported.draft, FeatureDraft):
+        _write(exported, exported.draft.state_dict(), stored, temporary, settings)
+    else:
+        exported.draft.config.dtype = stored  # it was measured in another
+        exported.draft.config.save_pretrained(temporary)
     write_json(temporary / "distill.json", description)
     (temporary / "README.md").write_text(_model_card(description))
     shutil.rmtree(folder, ignore_errors=True)
@@ -324,14 +336,47 @@ def _export(
     return after
 
 
+def _write(
+    pair: Pair,
+    weights: Mapping[str, torch.Tensor],
+    dtype: torch.dtype,
+    folder: Path,
+    settings: Distillation,
+) -> None:
+    """Write the draft with `weights` in `dtype` into a folder, in the format of its kind."""
+    draft = pair.draft
+    if isinstance(draft, FeatureDraft):
+        typed = {name: weight.to(dtype) for name, weight in weights.items()}
+        names = pair.target.config.architectures or [type(pair.target).__name__]
+        write_speculators(draft, folder, pair.target_id, names, settings.num_steps, typed)
+        return
+    form = "Q8_0" if settings.stored_dtype == "int8" else None
+    setattr(draft.config, FORM, form)
+    with without_bars():
+        draft.save_pretrained(folder, state_dict=stored_as(draft, weights, dtype, form))
+    draft.config.dtype = dtype  # save_pretrained has set that of the weights in training
+    draft.config.save_pretrained(folder)
+    pair.tokenizer.save_pretrained(folder)
+
+
 def draft_provenance(
     pair: Pair, settings: Distillation, data: Path, num_prompts: int
 ) -> dict[str, object]:
-    """Return where a distilled draft comes from: models, settings, data."""
+    """Return where a distilled draft comes from: models, settings, data, and what it reads of its
+    target.
+    """
+    reads = None
+    if pair.draft_lm.reads_layers:
+        reads = {
+            "layers": list(pair.draft_lm.reads_layers),
+            "steps": settings.num_steps,
+            "step_decay": settings.step_decay,
+        }
     return {
         "name": pair.name,
         "draft": pair.origin("draft"),
         "target": pair.origin("target"),
+        "reads": reads,
         "init": {
             "layers": settings.init_layers,
             "vocabulary": settings.draft_vocabulary,
@@ -339,7 +384,9 @@ def draft_provenance(
         },
         "loss": {"divergence": settings.divergence},
         "samples": settings.samples,
-        "optimizer": settings.optimizer.for_width(pair.draft_lm.hidden_size).values(),
+        "optimizer": settings.optimizer.for_width(
+            pair.draft_lm.hidden_size, reads is not None
+        ).values(),
         "warp": settings.warp.values(),
         "data": data.name,
         "num_prompts": num_prompts,
@@ -348,8 +395,8 @@ def draft_provenance(
 
 
 CARD = """---
-library_name: transformers
-tags: [speculative-decoding, draft-model]
+library_name: {library}
+tags: [speculative-decoding, {tag}]
 ---
 # Draft model
 
@@ -359,7 +406,7 @@ A draft for speculative decoding, distilled to propose what its target would say
 |---|---|
 {settings}
 Measured on the target's responses to held-out prompts. Overlap is the expected acceptance of a \
-drafted token, 1 - TV; the block efficiency follows from it.
+drafted token, 1 - TV; the block efficiency follows from it.{depths}
 
 | | before | after |
 |---|---|---|
@@ -368,13 +415,19 @@ drafted token, 1 - TV; the block efficiency follows from it.
 pair = specheads.load_pair(draft="<this folder>", target="<the target>")
 ```
 
-Acceptance heads of another draft do not fit this one: train one with `specheads train \
-model.draft=<this folder>`.
+{heads}
 """
+HEADS = """Acceptance heads of another draft do not fit this one: train one with `specheads train \
+model.draft=<this folder>`."""
+OF_TARGET = """It reads the target's hidden states, so it drafts for this target alone. The folder \
+is in the format of speculators."""
+DEPTHS = """ `overlap_1` is that of tokens that are drafted after one step with the draft's own \
+state, and so on."""
 
 
 def _model_card(description: Mapping[str, Any]) -> str:
     whose = WHOSE[description["samples"]]
+    reads = description.get("reads")
     rows = {
         "target": _model(description["target"]),
         "initial draft": _model(description["draft"]),
@@ -384,11 +437,23 @@ def _model_card(description: Mapping[str, Any]) -> str:
         "draft temperature": f"{description['temperature']:g}, fitted on dev prompts",
         "measured under": _listed(description["warp"]),
     }
+    if reads is not None:
+        rows["reads"] = f"the inputs of the target's layers {', '.join(map(str, reads['layers']))}"
+        rows["steps from each position"] = (
+            f"{reads['steps']}, each weighs {reads['step_decay']:g} of the one before"
+        )
     settings = "".join(f"| {name} | {value} |\n" for name, value in rows.items())
     figures = ""
     for name, value in description["test"]["after"].items():
         figures += f"| {name} | {description['test']['before'][name]:.4f} | {value:.4f} |\n"
-    return CARD.format(settings=settings, figures=figures)
+    return CARD.format(
+        library="transformers" if reads is None else "speculators",
+        tag="draft-model" if reads is None else "eagle3",
+        settings=settings,
+        depths="" if reads is None else DEPTHS,
+        figures=figures,
+        heads=HEADS if reads is None else OF_TARGET,
+    )
 
 
 def _model(origin: Mapping[str, str]) -> str:

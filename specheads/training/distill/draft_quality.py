@@ -6,17 +6,21 @@ import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import reduce
+from itertools import accumulate
+from operator import mul
 
 import torch
 from torch import Tensor
 from torch.distributed.fsdp import FSDPModule
 
+from specheads.pair.feature_draft import FeatureDraft
 from specheads.pair.language_model import LanguageModel
-from specheads.pair.padding import SLICE_ELEMENTS, slices
+from specheads.pair.padding import BATCH_TOKENS, SLICE_ELEMENTS, slices
 from specheads.pair.pair import Pair
 from specheads.pair.reading import GivenTexts, states_by_length, states_of
 from specheads.pair.revisions import set_draft_temperature
 from specheads.pair.sampling import Warp, check_numbers, naming_rows, overlap
+from specheads.pair.unrolled import StatesByDepth, read_by_depth
 from specheads.progress import progress
 from specheads.training.distill.distill_loss import forward_kl
 from specheads.training.distill.samples import Sample, Samples, place_of, texts_of
@@ -29,11 +33,11 @@ TEMPERATURES = (1.0, 0.95, 1.05, 0.9, 1.1, 0.85, 1.15, 0.8, 1.2, 0.75, 0.7)
 BLOCK = 4  # drafted tokens per round of the block efficiencies that are recorded
 
 
-def block_efficiency(overlap: float, num_tokens: int = BLOCK) -> float:
-    """Return the expected tokens per round, `(1 - a^(K+1)) / (1 - a)` for overlap a (Leviathan et
-    al. 2023, equation 1).
+def block_efficiency(overlaps: Sequence[float]) -> float:
+    """Return the expected tokens per round that drafts a token for each of K overlaps: `(1 -
+    a^(K+1)) / (1 - a)` where all are a (Leviathan et al. 2023, equation 1).
     """
-    return sum(overlap**count for count in range(num_tokens + 1))
+    return sum(accumulate(overlaps, mul, initial=1.0))
 
 
 def draft_states(draft: LanguageModel, texts: GivenTexts) -> Tensor:
@@ -45,48 +49,70 @@ def draft_states(draft: LanguageModel, texts: GivenTexts) -> Tensor:
     return states_of(draft, texts, max_tokens=texts.tokens.numel())
 
 
+def states_by_depth(pair: Pair, texts: GivenTexts, num_steps: int) -> StatesByDepth:
+    """Return the states of both models, those of a draft that reads its target after 1 to
+    `num_steps` steps; of an ordinary draft all depths are one.
+    """
+    if isinstance(pair.draft, FeatureDraft):
+        is_spread = isinstance(pair.draft, FSDPModule)
+        most = texts.tokens.numel() if is_spread else BATCH_TOKENS
+        return read_by_depth(pair.target_lm, pair.draft, texts, num_steps, most)
+    hidden = draft_states(pair.draft_lm, texts)[:, None]
+    exists = torch.ones(hidden.shape[:2], dtype=torch.bool, device=hidden.device)
+    return StatesByDepth(states_by_length(pair.target_lm, texts), hidden, exists)
+
+
 def _logits_of(
     pair: Pair, draft: LanguageModel, samples: Sequence[Sample], device: torch.device
-) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield the logits (n, V) of target and draft along responses, a slice at a time.
+) -> Iterator[tuple[int, Tensor, Tensor]]:
+    """Yield the logits (n, V) of target and draft along responses, a slice at a time, after the
+    depth at which the draft has them.
 
     Raises UserError where they are NaN.
     """
-    texts = texts_of(samples)
     target = pair.target_lm
-    of_target = states_by_length(target, texts)
-    of_draft = draft_states(draft, texts)
-    for piece in slices(len(of_target), pair.vocab_size, SLICE_ELEMENTS):
-        target_logits = target.logits(of_target[piece]).to(device)
-        draft_logits = draft.logits(of_draft[piece]).to(device)
-        check_numbers(pair.target_id, target_logits)
-        check_numbers(pair.draft_id, draft_logits)
-        yield target_logits, draft_logits
+    states = states_by_depth(pair, texts_of(samples), BLOCK)
+    for piece in slices(len(states.target), pair.vocab_size, SLICE_ELEMENTS):
+        of_all = target.logits(states.target[piece]).to(device)
+        check_numbers(pair.target_id, of_all)
+        for depth, exists in enumerate(states.exists[piece].unbind(1)):
+            draft_logits = draft.logits(states.draft[piece, depth][exists]).to(device)
+            check_numbers(pair.draft_id, draft_logits)
+            yield depth, of_all[exists.to(device)], draft_logits
 
 
 @torch.no_grad()
 def quality_sums(pair: Pair, samples: Sequence[Sample], warp: Warp, device: torch.device) -> Tensor:
-    """Return (4,) sums over response tokens: overlap under `warp`, KL(t || d), same most likely
-    token (1 or 0), and 1.
+    """Return (D, 4) sums over response tokens at each depth: overlap under `warp`, KL(t || d), same
+    most likely token (1 or 0), and 1.
     """
-    sums = torch.zeros(4, dtype=torch.float64)
-    for target, draft in _logits_of(pair, pair.draft_lm, samples, device):
+    num_depths = BLOCK if isinstance(pair.draft, FeatureDraft) else 1
+    sums = torch.zeros(num_depths, 4, dtype=torch.float64)
+    for depth, target, draft in _logits_of(pair, pair.draft_lm, samples, device):
         shared = overlap(warp(target), warp(draft)).sum().item()
         kl = forward_kl(target.log_softmax(-1), draft.log_softmax(-1)).sum().item()
         agreeing = (target.argmax(-1) == draft.argmax(-1)).sum().item()
-        sums += torch.tensor([shared, kl, agreeing, len(target)], dtype=torch.float64)
+        sums[depth] += torch.tensor([shared, kl, agreeing, len(target)], dtype=torch.float64)
     return sums.to(device, torch.float32 if device.type == "mps" else torch.float64)
 
 
 def quality_of(sums: Tensor) -> dict[str, float]:
-    """Return the figures of a draft, by name, from sums (4,) over tokens."""
-    share, divergence, agreement = (sums[:3] / sums[3]).tolist()
-    return {
+    """Return the figures of a draft, by name, from sums (D, 4) over tokens.
+
+    A draft of several depths also has its overlap after each number of own steps.
+    """
+    share, divergence, agreement = (sums[:, :3].sum(0) / sums[:, 3].sum()).tolist()
+    by_depth = (sums[:, 0] / sums[:, 3].clamp_min(1)).tolist()
+    several = len(by_depth) > 1
+    figures = {
         "overlap": share,
         "kl": divergence,
         "agreement": agreement,
-        f"block_efficiency_{BLOCK}": block_efficiency(share),
+        f"block_efficiency_{BLOCK}": block_efficiency(by_depth if several else by_depth * BLOCK),
     }
+    if several:
+        figures |= {f"overlap_{depth}": value for depth, value in enumerate(by_depth)}
+    return figures
 
 
 def _batches(samples: Samples, batch_size: int, what: str) -> Iterator[list[Sample]]:
@@ -119,12 +145,12 @@ def overlaps_at(pair: Pair, samples: Samples, warp: Warp, batch_size: int) -> di
     """Return the mean overlap under `warp` along the responses for each temperature of the pair's
     draft.
     """
-    # At temperature 1, whatever its config says.
+    # At temperature 1, whatever its config says
     draft = LanguageModel(pair.draft, pair.vocab_size, known=pair.known_to_draft)
     sums = torch.zeros(len(TEMPERATURES), dtype=torch.float64)
     count = 0
     for batch in _batches(samples, batch_size, "temperatures of the draft"):
-        for target_logits, logits in _logits_of(pair, draft, batch, draft.device):
+        for _, target_logits, logits in _logits_of(pair, draft, batch, draft.device):
             expected = warp(target_logits)
             for number, temperature in enumerate(TEMPERATURES):
                 sums[number] += overlap(expected, warp(logits / temperature)).sum().item()

@@ -9,6 +9,7 @@ from transformers import PreTrainedModel
 
 from specheads.errors import UserError
 from specheads.pair.config import PairConfig
+from specheads.pair.draft_vocabulary import borrows_embedding
 from specheads.pair.language_model import weightless_model
 from specheads.pair.quantization import QUANTIZATIONS
 from specheads.pair.source import ModelSource, checked_device
@@ -26,7 +27,9 @@ def trained_bytes(draft: PreTrainedModel) -> int:
     """
     # Which has one moment in float32, and AdamW two
     by_muon = sum(weight.numel() for weight in matrices_of_layers(draft))
-    return 16 * sum(weight.numel() for weight in draft.parameters()) - 4 * by_muon
+    borrowed = draft.get_input_embeddings().weight.numel() if borrows_embedding(draft) else 0
+    num_weights = sum(weight.numel() for weight in draft.parameters())
+    return 16 * num_weights - 4 * by_muon - 12 * borrowed
 
 
 def check_trainable(quantized: bool, draft_id: str) -> None:

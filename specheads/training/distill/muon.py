@@ -13,6 +13,8 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 from transformers import PreTrainedModel
 
+from specheads.pair.feature_draft import FeatureDraft
+
 # Of x, x^3 and x^5: in five turns singular values from 0.001 to 1 come close to 1 (Jordan)
 _QUINTIC = 3.4445, -4.7750, 2.0315
 # 0.2: the root mean square of AdamW's steps (Liu et al.)
@@ -22,7 +24,13 @@ _SIZE = 0.2
 
 
 def matrices_of_layers(model: PreTrainedModel) -> list[nn.Parameter]:
-    """Return the matrices that are neither embeddings nor the output."""
+    """Return the matrices that are neither embeddings nor the output.
+
+    None of a draft that reads its target: AdamW alone taught mini's more (an overlap of 0.36, not
+    0.26, after 126 steps at a learning rate of 0.002).
+    """
+    if isinstance(model, FeatureDraft):
+        return []
     output = model.get_output_embeddings()
     tables = set[int]()
     for module in model.modules():

@@ -229,7 +229,8 @@ def load_splits(
 ) -> tuple[dict[str, Samples], dict[str, object]]:
     """Return the samples of each split, and what decides them.
 
-    Distributions are stored if they are read again and fit.
+    Distributions are stored if they are read again and fit, and the draft needs nothing else of the
+    target.
     """
     splits = {"train": train}
     places = {prompt.prompt_id: prompt.where for prompt in data.prompts}
@@ -248,7 +249,8 @@ def load_splits(
         "stored distributions": None,
     }
     num_reads = settings.trainer.max_epochs * len(train) / max(1, len(store.texts))
-    if num_reads > 1 and store.fits(settings.target_probs_budget):
+    is_read = bool(pair.draft_lm.reads_layers)  # by the draft, in every step
+    if num_reads > 1 and not is_read and store.fits(settings.target_probs_budget):
         store.make()
         train.stored = store
         provenance["stored distributions"] = store.provenance["distribution"]

@@ -17,14 +17,17 @@ from specheads.settings import (
     Settings,
     cache_key,
     setting,
+    shown,
 )
 from specheads.training.settings import Loader, Optimizer, TrainerSettings, Training
 
 if TYPE_CHECKING:
-    from specheads.pair.initial_draft import TargetLayers
+    from specheads.pair.initial_draft import NewDraft
 
 # The learning rate that was best for nano's draft, times its width; updates of wider layers add up
 LR_TIMES_WIDTH = 0.16
+# The same for mini's EAGLE-3 draft, by AdamW; at a width of 4096 it is that of the paper
+LR_TIMES_WIDTH_OF_EAGLE3 = 0.5
 
 
 class _DraftOptimizer(Settings):
@@ -33,18 +36,17 @@ class _DraftOptimizer(Settings):
     lr: PositiveNumber | None = setting(
         None,
         "the highest learning rate; it falls to 0 as a cosine; null: 0.16 / the draft's hidden"
-        " size",
+        " size, of an EAGLE-3 draft 0.5 / its size",
     )
     weight_decay: NonNegativeNumber = setting(0.0, "the weight decay; 0: none")
     warmup_share: Probability = setting(
         0.03, "the share of all steps in which the learning rate rises; 0: none"
     )
 
-    def for_width(self, width: int) -> Optimizer:
-        """Return the settings for a model whose hidden states have `width` numbers."""
-        return Optimizer(
-            **self.values() | {"lr": LR_TIMES_WIDTH / width if self.lr is None else self.lr}
-        )
+    def for_width(self, width: int, reads_target: bool = False) -> Optimizer:
+        """Return the settings for a draft whose hidden states have `width` numbers."""
+        product = LR_TIMES_WIDTH_OF_EAGLE3 if reads_target else LR_TIMES_WIDTH
+        return Optimizer(**self.values() | {"lr": product / width if self.lr is None else self.lr})
 
 
 class _DraftTrainer(TrainerSettings):
@@ -65,6 +67,29 @@ class Distillation(Training):
         "whose responses to the train prompts the draft learns from: text (the data set's own) or"
         " target (the target's)",
     )
+    draft_kind: Literal["stand_alone", "eagle3", "eagle3.1"] = setting(
+        "stand_alone",
+        "the kind of draft: stand_alone (reads tokens alone), or a new layer that also reads the"
+        " target's hidden states: eagle3, or eagle3.1 (with more norms)",
+    )
+    num_steps: PositiveCount = setting(
+        3,
+        "how many steps an EAGLE-3 draft makes from each position in training, the first with the"
+        " target's states, the others with its own",
+        key="eagle3.steps",
+    )
+    step_decay: PositiveNumber = setting(
+        1.0,
+        "the weight of a step's loss next to that of the step before: 1 as speculators, 0.8 as"
+        " EAGLE",
+        key="eagle3.step_decay",
+    )
+    target_layers: tuple[Count, ...] | None = setting(
+        None,
+        "the target's layers whose inputs an EAGLE-3 draft reads, [2,18,33]; null: those of the"
+        " paper's implementation, and of a small target others",
+        key="eagle3.target_layers",
+    )
     init_layers: PositiveCount | tuple[Count, ...] | None = setting(
         None,
         "the target's layers that the draft begins with, [0,3,5], or how many, spread evenly; null:"
@@ -78,7 +103,7 @@ class Distillation(Training):
     embedding: Literal["own", "target"] = setting(
         "own",
         "the draft's input embeddings; target: those of the target, which are not trained and not"
-        " stored; needs draft_vocabulary",
+        " stored, as EAGLE-3's always are; needs draft_vocabulary",
     )
     stored_dtype: Literal["auto", "float32", "bfloat16", "float16", "int8"] = setting(
         "auto",
@@ -117,28 +142,50 @@ class Distillation(Training):
     )
 
     @property
-    def initial_draft(self) -> "TargetLayers | None":
+    def initial_draft(self) -> "NewDraft | None":
         """What makes the draft before training; None: it is the pair's."""
         # Imports transformers, which takes seconds
-        from specheads.pair.initial_draft import TargetLayers
+        from specheads.pair.initial_draft import NewFeatureDraft, TargetLayers
 
+        if self.draft_kind != "stand_alone":
+            return NewFeatureDraft(self.draft_kind, self.target_layers, self.seed)
         return None if self.init_layers is None else TargetLayers(self.init_layers)
+
+    @property
+    def makes_draft(self) -> bool:
+        """Whether the pair's own draft is not read."""
+        return self.draft_kind != "stand_alone" or self.init_layers is not None
 
     @model_validator(mode="after")
     def check_values(self) -> "Distillation":
-        if self.embedding == "target" and self.draft_vocabulary is None:
+        if self.draft_kind != "stand_alone":
+            self._check_of_eagle3()
+        elif self.embedding == "target" and self.draft_vocabulary is None:
             raise UserError(
                 "embedding=target stores no input embeddings, and a draft whose output has all"
                 " tokens may share them; give for example draft_vocabulary=16384."
             )
         return self
 
-    def cache_key(self, width: int) -> dict[str, object]:
+    def _check_of_eagle3(self) -> None:
+        if self.init_layers is not None:
+            raise UserError(
+                f"init_layers={shown(self.init_layers)} makes a stand-alone draft of the target's"
+                f" layers, and draft_kind={self.draft_kind} one of a new layer; leave out one of"
+                " them."
+            )
+        if self.stored_dtype == "int8":
+            raise UserError(
+                f"stored_dtype=int8 is of stand-alone drafts, and draft_kind={self.draft_kind} is"
+                " stored as speculators reads it; use bfloat16, float16 or float32."
+            )
+
+    def cache_key(self, width: int, reads_target: bool = False) -> dict[str, object]:
         """Return the settings that decide the result of a training for a draft of this width,
         except for models and data.
         """
         return (
             cache_key(self)
-            | cache_key(self.optimizer.for_width(width), "optimizer")
+            | cache_key(self.optimizer.for_width(width, reads_target), "optimizer")
             | self.trainer.cache_key()
         )

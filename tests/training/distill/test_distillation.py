@@ -226,6 +226,51 @@ def test_a_draft_keeps_the_tokens_that_the_target_says_most(cfg, embedding, more
     assert len(fewer) == 50 and pair.stop_tokens <= fewer < kept
 
 
+def test_a_draft_that_reads_its_target_becomes_a_folder_of_speculators(cfg, tmp_path, capsys):
+    words = ["draft_kind=eagle3", "draft_vocabulary=60", "eagle3.steps=2"]
+    folder = distill_draft(cfg(*words, "trainer.max_epochs=4", "loss.divergence=forward_kl")).folder
+    config = json.loads((folder / "config.json").read_text())
+    assert config["speculators_model_type"] == "eagle3" and config["draft_vocab_size"] == 60
+    assert config["eagle_aux_hidden_state_layer_ids"] == [1, 3, 4]
+    with safe_open(folder / "model.safetensors", "pt") as stored:
+        names = set(stored.keys())
+        assert stored.get_tensor("lm_head.weight").dtype == torch.bfloat16
+        assert stored.get_tensor("t2d").sum() == 60
+    assert {"d2t", "fc.weight"} <= names and "embed_tokens.weight" not in names
+    pair = load_pair("nano", draft=str(folder))
+    assert pair.draft_lm.reads_layers == (1, 3, 4) and borrows_embedding(pair.draft)
+    assert pair.stop_tokens <= set(kept_tokens(pair.draft).tolist())
+    description = description_of(folder)
+    assert pair.draft_lm.temperature == description["temperature"]
+    assert description["reads"] == {"layers": [1, 3, 4], "steps": 2, "step_decay": 1.0}
+    quality = description["test"]
+    assert quality["after"]["kl"] < quality["before"]["kl"] - 0.1
+    card = (folder / "README.md").read_text()
+    assert "the inputs of the target's layers 1, 3, 4" in card and "| overlap_3 |" in card
+    printed = capsys.readouterr().out
+    is_better = f"next: specheads generate model.draft={folder}" in printed
+    assert is_better != ("WARNING: the draft became worse" in printed)
+    # The target is read for its states in any case
+    assert not list(tmp_path.glob("data/target_probs/*"))
+    # Trained further, it begins where it was
+    again = [f"model.draft={folder}", "trainer.max_epochs=1", f"paths.run={tmp_path}/again"]
+    more = description_of(distill_draft(cfg(*again)).folder)
+    found = [quality["after"]["overlap"], more["test"]["before"]["overlap"]]
+    assert found[0] == pytest.approx(found[1], abs=1e-5)
+
+
+def test_an_export_is_what_a_user_loads(cfg):
+    """The figures of its card are those of the folder in the type in which it runs."""
+    made = cfg("draft_kind=eagle3.1", "trainer.max_epochs=1", "draft_vocabulary=100")
+    folder = distill_draft(made).folder
+    settings = settings_of(Distillation, made)
+    initial = load_pair("nano", new_draft=settings.initial_draft)
+    data = _responses_of(made, initial, settings)
+    splits, _ = load_splits(data, initial, train_samples(data, initial, settings), settings)
+    found = draft_quality(load_pair("nano", draft=str(folder)), splits["test"], Warp(0.5, 50), 4)
+    assert found == description_of(folder)["test"]["after"]
+
+
 def test_a_cut_draft_is_cut_further_among_its_own_tokens(nano):
     (stop,) = nano.stop_tokens
     others = [500, 900, *range(1000, 1100)]
@@ -392,3 +437,20 @@ def test_a_loaded_draft_is_not_taken_for_the_initial_draft_that_is_asked_for(cfg
         match=r"init_layers=2 trains a new draft, but the pair has the draft embedded:nano/draft",
     ):
         distill_draft(cfg("init_layers=2"), nano)
+    with pytest.raises(UserError, match="draft_kind=eagle3 trains a new draft, but the pair has"):
+        distill_draft(cfg("draft_kind=eagle3"), nano)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["eagle3.target_layers=[1,6]"], r"eagle3.target_layers=\[1, 6\] must be different layers"),
+        (["model.quantization=int8"], "a new eagle3 draft' is made of a target whose weights are"),
+    ],
+)
+def test_a_target_that_cannot_be_read_is_refused_before_responses_are_made(
+    cfg, tmp_path, words, message
+):
+    with pytest.raises(UserError, match=message):
+        distill_draft(cfg("draft_kind=eagle3", *words))
+    assert not list(tmp_path.glob("data/*"))

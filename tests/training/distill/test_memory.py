@@ -17,6 +17,12 @@ NORMS = 33 * 2_048  # of the draft; its embeddings are its output
 # Bytes; AdamW has two moments of a weight, Muon one of a matrix
 STATE = 16 * DRAFT - 4 * (DRAFT - 128_256 * 2_048 - NORMS)
 LAYER_STATE = 16 * (TARGET - 31 * LAYER) - 4 * (LAYER - 2 * 4_096)
+# A layer of the target whose queries, keys and values are made of twice as much, the map of three
+# inputs, and the output; embeddings are the target's, and not trained
+WIDER = 4_096 * (4_096 + 2 * 1_024)
+READING_MATRICES = LAYER - 2 * 4_096 + WIDER + 3 * 4_096**2
+TABLE = 128_256 * 4_096
+READING_STATE = 16 * (READING_MATRICES + TABLE + 4 * 4_096) + 4 * TABLE
 
 
 @pytest.fixture
@@ -38,6 +44,7 @@ def gpu(monkeypatch):
         ({"quantization": "int8"}, {}, STATE, 1.0 * TARGET),
         ({"device_map": "auto"}, {}, STATE, 0),
         ({}, {"init_layers": 1}, LAYER_STATE, 2 * TARGET),
+        ({}, {"draft_kind": "eagle3"}, READING_STATE, 2 * TARGET),
     ],
     ids=str,
 )

@@ -3,7 +3,7 @@
 import pytest
 
 from specheads import UserError
-from specheads.pair.initial_draft import TargetLayers
+from specheads.pair.initial_draft import NewFeatureDraft, TargetLayers
 from specheads.training.distill.settings import Distillation
 
 MISTAKES = [
@@ -14,6 +14,18 @@ MISTAKES = [
     ({"target_probs_budget": -1}, "target_probs_budget=-1 must be a finite number of at least 0"),
     ({"gradient_checkpointing": "some"}, "gradient_checkpointing=some must be true or false"),
     ({"optimizer": {"lr": float("inf")}}, "optimizer.lr=inf must be a finite number above 0"),
+    ({"draft_kind": "eagle"}, "draft_kind=eagle must be one of 'stand_alone', 'eagle3'"),
+    ({"num_steps": 0}, "eagle3.steps=0 must be a positive integer"),
+    ({"step_decay": 0}, "eagle3.step_decay=0 must be a finite number above 0"),
+    ({"target_layers": [1, -1]}, "eagle3.target_layers=.*must be"),
+    (
+        {"draft_kind": "eagle3", "init_layers": [0, 1]},
+        r"init_layers=\[0,1\] makes a stand-alone draft .*leave out one of them",
+    ),
+    (
+        {"draft_kind": "eagle3.1", "stored_dtype": "int8"},
+        "stored_dtype=int8 is of stand-alone drafts.*use bfloat16",
+    ),
     ({"num_dev_prompts": 0}, "validation.num_prompts=0 must be a positive integer"),
     (
         {"trainer": {"precision": "bf16-true"}},
@@ -26,6 +38,13 @@ MISTAKES = [
 def test_a_mistake_is_refused_with_its_key_and_what_was_expected(given, message):
     with pytest.raises(UserError, match=message):
         Distillation(**given)
+
+
+def test_the_kind_decides_the_initial_draft():
+    kind = Distillation(draft_kind="eagle3.1", target_layers=[1, 3], seed=4)
+    assert kind.initial_draft == NewFeatureDraft("eagle3.1", (1, 3), 4) and kind.makes_draft
+    assert kind.cache_key(256, True)["optimizer.lr"] > 2 * kind.cache_key(256)["optimizer.lr"]
+    assert Distillation(init_layers=2).makes_draft and not Distillation().makes_draft
 
 
 def test_layers_decide_the_initial_draft():

@@ -61,6 +61,8 @@ def assert_same(found, expected):
         ("two_plain", "plain"),
         ("fsdp2_plain", "plain"),
         ("fsdp2_cut", "cut"),
+        ("two_reading", "reading"),
+        ("fsdp2_reading", "reading"),
         ("two_resumed", "target"),
         ("fsdp2_resumed", "target"),
     ],
