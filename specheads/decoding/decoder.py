@@ -381,7 +381,7 @@ class SpeculativeDecoder(Decoder):
     def _layers_to_read(self) -> tuple[int, ...]:
         """Return the layers of the target whose inputs the draft reads.
 
-        Raises UserError for a way of drafting, or a device, on which it cannot.
+        Raises UserError for a way of drafting, a device or a target, with which it cannot.
         """
         pair = self.pair
         layers = pair.draft_lm.reads_layers
@@ -397,6 +397,7 @@ class SpeculativeDecoder(Decoder):
                 f"the draft {pair.draft_id} reads the target's states, but it is on {device}, and"
                 f" the target on {pair.target_lm.device}; put both on one device."
             )
+        pair.target_lm.check_inputs(layers)
         return layers
 
     @classmethod

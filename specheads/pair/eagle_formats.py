@@ -13,14 +13,14 @@ from typing import Any
 
 import torch
 from huggingface_hub.errors import StrictDataclassError
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoConfig, PreTrainedConfig
 from transformers.initialization import no_init_weights
 from transformers.utils import cached_file
 
-from specheads.errors import UserError, is_count
+from specheads.errors import UserError, is_count, is_out_of_memory
 from specheads.pair.draft_vocabulary import (
     BORROWS,
     OFFSETS,
@@ -67,16 +67,19 @@ def is_feature_draft(location: str | Path, revision: str | None = None) -> bool:
     except OSError:  # it is gated, for example, which loading it reports
         return False
     stored = _read_config(location, revision)
-    names = stored.get("architectures") or []
-    if _KIND in stored or _OF_FLAT in stored or any("Eagle3" in str(name) for name in names):
+    names = str(stored.get("architectures"))
+    if _KIND in stored or _OF_FLAT in stored or "Eagle3" in names:
         return True
     if SIZE not in stored:
         return False
     path = _file(location, _WEIGHTS, revision)
     if path is None:
         return _file(location, _PICKLED, revision) is not None
-    with safe_open(path, "pt") as tensors:
-        return _INPUT in set(tensors.keys())
+    try:
+        with safe_open(path, "pt") as tensors:
+            return _INPUT in set(tensors.keys())
+    except SafetensorError:  # loading it reports what is wrong
+        return False
 
 
 def num_weights(location: str | Path, revision: str | None = None) -> int:
@@ -119,9 +122,19 @@ def read_feature_draft(
         )
     # vLLM takes it for true where speculators' config lacks it, and for false in a flat one.
     keys = _of_flat(stored, location) if is_flat else {"norm_before_residual": True} | stored
-    config = _config_of(keys, tensors[_INPUT], target, location)
-    with no_init_weights():
-        model = FeatureDraft._from_config(config, dtype=dtype or tensors[_INPUT].dtype)
+    try:
+        config = _config_of(keys, tensors[_INPUT], target, location)
+        with no_init_weights():
+            model = FeatureDraft._from_config(config, dtype=dtype or tensors[_INPUT].dtype)
+    except UserError:
+        raise
+    except Exception as error:  # transformers raises a dozen kinds for sizes that do not fit
+        if is_out_of_memory(error):
+            raise
+        raise UserError(
+            f"{location}: no layer can be made by its config.json ({type(error).__name__}:"
+            f" {' '.join(str(error).split())[:200]}); download it again, or correct it."
+        ) from error
     _load(model, tensors, location)
     model.name_or_path = config.name_or_path = str(location)
     _say(model, location, "SafeAILab's and SpecForge's" if is_flat else "speculators'")
@@ -147,25 +160,33 @@ def _read_config(location: str | Path, revision: str | None) -> dict[str, Any]:
         raise UserError(
             f"{path} cannot be read ({error}); download {location} again, or correct the file."
         ) from error
+    if not isinstance(stored, dict):
+        raise UserError(f"{path} must hold keys with values; {_EXPECTED}.")
     return stored
 
 
 def _read_tensors(location: str | Path, revision: str | None) -> dict[str, Tensor]:
     """Return the tensors of a draft, by speculators' names."""
-    if (path := _file(location, _WEIGHTS, revision)) is not None:
-        tensors = load_file(path)
-    elif (path := _file(location, _PICKLED, revision)) is not None:
-        try:
-            tensors = torch.load(path, map_location="cpu", weights_only=True)
-        except pickle.UnpicklingError as error:
-            raise UserError(
-                f"{path} holds more than tensors, which is not read; convert it into {_WEIGHTS}."
-            ) from error
-    else:
+    path = _file(location, _WEIGHTS, revision) or _file(location, _PICKLED, revision)
+    if path is None:
         raise UserError(
             f"{location} has neither {_WEIGHTS} nor {_PICKLED}; {_EXPECTED}, with its weights in"
             " one file."
         )
+    try:
+        if path.endswith(_WEIGHTS):
+            tensors = load_file(path)
+        else:
+            tensors = torch.load(path, map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError as error:
+        raise UserError(
+            f"{path} holds more than tensors, which is not read; convert it into {_WEIGHTS}."
+        ) from error
+    except (SafetensorError, EOFError, RuntimeError) as error:
+        raise UserError(
+            f"{path} cannot be read ({' '.join(str(error).split())[:200]}); download {location}"
+            " again."
+        ) from error
     named = {}
     for name, tensor in tensors.items():
         plain = name.removeprefix("model.")

@@ -187,6 +187,21 @@ class LanguageModel:
             for handle in handles:
                 handle.remove()
 
+    @torch.no_grad()
+    def check_inputs(self, layers: Sequence[int]) -> None:
+        """Raise UserError unless these layers have inputs (B, T, H), which a draft can read."""
+        tokens = torch.zeros((1, 2), dtype=torch.long, device=self.device)
+        with self.noting_inputs(layers) as inputs:
+            self.hidden_states(tokens, use_cache=False)
+        for layer in layers:
+            shape = tuple(inputs[layer].shape) if layer in inputs else ()
+            if len(shape) != 3 or shape[:2] != (1, 2):
+                raise UserError(
+                    f"the draft reads the input of layer {layer} of {type(self.model).__name__},"
+                    f" which is of shape {shape} for two tokens, but expected (1, 2, H); choose a"
+                    " target of another architecture, or a draft that reads tokens alone."
+                )
+
     def logits(self, hidden: Tensor) -> Tensor:
         """Return logits (..., V) of `hidden` (..., H), float32 or wider, without those of padded
         vocabulary entries.

@@ -7,17 +7,21 @@ from dataclasses import replace
 import architectures
 import pytest
 import torch
+from commands import ROOT
 from draftings import DRAFTINGS
-from fakes import needs_compiler, tiny_pair
+from fakes import CountingTokenizer, needs_compiler, tiny_pair
 from families import CONFIGS, VOCAB_SIZE, family_pair
 from feature_drafts import check_rounds, feature_draft, reading_pair
 from statistics_helper import chi_square_p_value
 from torch import nn
-from transformers import Qwen3Config
+from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config
 
 from specheads import SpeculativeDecoder, UserError, Warp, generate_baseline, stopping, verification
+from specheads.pair.eagle_formats import read_feature_draft
+from specheads.pair.pair import Pair
 from specheads.prompts.sources import NanoSource
 
+FIXTURES = ROOT / "tests" / "fixtures" / "eagle3"
 GREEDY = Warp(temperature=0)
 SAMPLED = Warp(1.0, top_k=3)
 NUM_TOKENS = 24
@@ -220,6 +224,36 @@ def test_changed_weights_of_the_draft_are_noticed():
 def test_drafting_that_is_made_for_other_drafts_says_so():
     with pytest.raises(UserError, match="reads-its-target reads the target's states; use drafting"):
         SpeculativeDecoder(small_pair(), DRAFTINGS["tree"], warp=GREEDY)
+
+
+def test_a_draft_on_another_device_is_one_message():
+    pair = small_pair()
+    pair.draft.to("meta")
+    with pytest.raises(UserError, match="it is on meta, and the target on cpu; put both on one"):
+        SpeculativeDecoder(pair, warp=GREEDY)
+
+
+@pytest.mark.parametrize("folder", sorted(FIXTURES.iterdir()), ids=lambda folder: folder.name)
+def test_folders_that_the_reference_wrote_are_decoded(folder):
+    torch.manual_seed(0)
+    target = LlamaForCausalLM(
+        LlamaConfig(
+            vocab_size=40,
+            hidden_size=16,
+            intermediate_size=32,
+            num_attention_heads=2,
+            num_hidden_layers=8,
+            max_position_embeddings=64,
+            bos_token_id=None,
+            eos_token_id=None,
+        )
+    ).eval()
+    draft = read_feature_draft(folder, target.config)
+    pair = Pair(target, draft, CountingTokenizer(40), "a", "target", "r1", "draft", "r2")
+    decoder = SpeculativeDecoder(
+        pair, stopping=stopping.FixedLength(3), warp=SAMPLED, engine="eager"
+    )
+    check_rounds(pair, decoder.generate([3, 1, 4], NUM_TOKENS), SAMPLED)
 
 
 NUM_PROMPTS = int(os.environ.get("SPECHEADS_GREEDY_PROMPTS", "6"))

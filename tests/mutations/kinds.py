@@ -13,6 +13,7 @@ import numpy as np
 import torch
 import yaml
 from fakes import release_runs, tiny_pair
+from feature_drafts import feature_draft
 from hydra.core.global_hydra import GlobalHydra
 from safetensors.torch import save_file
 from torch import Tensor
@@ -28,6 +29,12 @@ from specheads.heads.head_folder import store_in_config
 from specheads.heads.portable.standalone_head import DraftRound, StandaloneHead
 from specheads.heads.train_prompts import TrainPrompts
 from specheads.pair.config import config_folder, pair_config
+from specheads.pair.eagle_formats import (
+    is_feature_draft,
+    read_feature_draft,
+    write_speculators,
+)
+from specheads.pair.feature_draft import FeatureLM
 from specheads.pair.language_model import LanguageModel, load_model, load_tokenizer
 from specheads.pair.revisions import resolve
 from specheads.pair.sampling import Warp
@@ -345,6 +352,18 @@ def read_model(folder: Path) -> Any:
     return lm.vocab_size
 
 
+def make_feature_draft(folder: Path) -> None:
+    draft = feature_draft(_pair().target, kept=torch.tensor([0, 2, 3, 6]))
+    write_speculators(draft, folder, "tiny", ["LlamaForCausalLM"], num_tokens=3)
+
+
+def read_draft_folder(folder: Path) -> Any:
+    is_feature_draft(folder)
+    draft = read_feature_draft(folder, _pair().target.config)
+    FeatureLM(draft).check()
+    return _weights(draft) | {"layers": draft.config.target_layers}
+
+
 KINDS = {
     "head": Kind(make_head, read_head, checked=("model.safetensors", "train_prompts.safetensors")),
     "head, standalone": Kind(
@@ -367,4 +386,5 @@ KINDS = {
     "prompts": Kind(_write_prompts, read_prompts),
     "configs": Kind(make_config, read_config, share=0.3),
     "model": Kind(make_model, read_model, share=0.3),
+    "draft that reads its target": Kind(make_feature_draft, read_draft_folder),
 }

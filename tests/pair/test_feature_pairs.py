@@ -122,6 +122,15 @@ def test_weights_that_are_no_numbers_are_named(folder):
         load_pair("nano", draft=folder)
 
 
+@pytest.mark.parametrize("pickled", [False, True])
+def test_a_file_that_is_cut_is_named(pickled, folder):
+    flatten(folder, pickled, architectures=["LlamaForCausalLMEagle3"])
+    file = folder / ("pytorch_model.bin" if pickled else "model.safetensors")
+    file.write_bytes(file.read_bytes()[:1000])
+    with pytest.raises(UserError, match=f"{file.name} cannot be read .*; download .* again"):
+        load_pair("nano", draft=folder)
+
+
 def test_what_is_not_made_for_such_drafts_says_so(nano, draft, tmp_path):
     pair = replace(nano, draft=draft, draft_id="eagle")
     recorder = Recorder(pair, Warp(), ResponseLimits(4), RecordSettings(1), 0, tmp_path)
