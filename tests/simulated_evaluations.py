@@ -339,6 +339,7 @@ class Simulation:
                 each.drafted[prompts],
                 each.accepted[prompts],
                 each.rounds[prompts],
+                each.whole[prompts],
             )
             for each in self.of.counts
         ]

@@ -18,6 +18,8 @@ class StepCosts:
     target_seconds: float  # one forward pass of the target, which verifies no drafted token
     verified_seconds: float = 0.0  # more for each drafted token
     round_seconds: float = 0.0  # of a round with a draft, besides its steps
+    # More of a round after a draft that was accepted whole: its first step reads two tokens
+    whole_seconds: float = 0.0
     alone_overhead: float = 0.0  # of a token of the target alone, besides its forward pass
     # Measured seconds of verifying 0, 1, 2, ... drafted tokens, where there are any; beyond them
     # each token takes `verified_seconds`.
@@ -50,12 +52,12 @@ class StepCosts:
         within = np.asarray(self.verification)[np.minimum(num_drafted, last)]
         return within + self.verified_seconds * np.maximum(num_drafted - last, 0)
 
-    def seconds(self, draft_calls: np.ndarray, rounds: np.ndarray) -> np.ndarray:
+    def seconds(self, draft_calls: np.ndarray, rounds: np.ndarray, whole: np.ndarray) -> np.ndarray:
         """Return the seconds (...) of draft steps (...) and of rounds (..., n + 1), counted by
-        their drafted tokens 0 to n.
+        their drafted tokens 0 to n; `whole` (...) of the drafts were accepted whole.
         """
         each = self.seconds_of_rounds(rounds.shape[-1])
-        return self.draft_seconds * draft_calls + rounds @ each
+        return self.draft_seconds * draft_calls + rounds @ each + self.whole_seconds * whole
 
     def seconds_of_rounds(self, count: int) -> np.ndarray:
         """Return the seconds (count,) of rounds that verify 0, 1, ... drafted tokens, besides their

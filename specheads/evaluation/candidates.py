@@ -167,6 +167,7 @@ class SecondsTable(NamedTuple):
 
     draft: np.ndarray  # (C,), of a draft step
     rounds: np.ndarray  # (C, n + 1), of rounds that verify 0 to n tokens, besides draft steps
+    whole: np.ndarray  # (C,), more of a round after a draft that was accepted whole
     alone: np.ndarray  # (C,), of a token of the target alone
 
 
@@ -210,6 +211,7 @@ class CostTable:
             self._tables[key] = SecondsTable(
                 draft=np.array([each.draft_seconds for each in costs]),
                 rounds=np.array([each.seconds_of_rounds(longest) for each in costs]),
+                whole=np.array([each.whole_seconds for each in costs]),
                 alone=np.array([each.alone_seconds for each in costs]),
             )
         return self._tables[key]
@@ -243,7 +245,9 @@ class CostTable:
             places[1:] = 1 + np.arange(len(resamples) - 1) % (num_costs - 1)
         drafting = (resamples @ counts.drafted) * seconds.draft[places]
         verifying = ((resamples @ counts.rounds) * seconds.rounds[places]).sum(axis=1)
-        return (resamples @ counts.tokens) * seconds.alone[places] / (drafting + verifying)
+        reading = (resamples @ counts.whole) * seconds.whole[places]
+        taken = drafting + verifying + reading
+        return (resamples @ counts.tokens) * seconds.alone[places] / taken
 
 
 def _paid_kind(rule: Candidate, free_head: bool) -> tuple[str, str | None]:
@@ -299,7 +303,9 @@ class Tuning:
             self._curves[head, max_tokens] = counts
         curve = self._curves[head, max_tokens]
         tokens = np.array([each.tokens.sum() for each in curve])
-        seconds = np.array([costs.seconds(each.drafted, each.rounds).sum() for each in curve])
+        seconds = np.array(
+            [costs.seconds(each.drafted, each.rounds, each.whole).sum() for each in curve]
+        )
         step_seconds = costs.draft_seconds + costs.verified_seconds
         throughputs = tokens * step_seconds / seconds  # at GRID, per draft step
         worth = self.mean_acceptance ** (2 if head.config.predicts == "input_token" else 1)

@@ -40,7 +40,7 @@ logger = logging.getLogger(__name__)
 
 STEP_TIMES = "step-times.json"  # the seconds of all steps, in the run's folder
 # The number of dev prompts that are decoded for a round's overhead, and of drafted tokens
-OVERHEAD_PROMPTS = 4
+OVERHEAD_PROMPTS = 8
 OVERHEAD_LENGTH = 4
 
 
@@ -64,12 +64,13 @@ def measured_costs(
 
 @dataclass(frozen=True)
 class Overheads:
-    """The seconds that decoding takes besides its steps: of a round with a draft, and of a token of
-    the target alone.
+    """The seconds that decoding takes besides its steps: of a round with a draft, of a token of the
+    target alone, and more of a round after a draft that was accepted whole.
     """
 
     round_seconds: float = 0.0
     alone_seconds: float = 0.0
+    whole_seconds: float = 0.0
 
 
 def overheads_of(alone: Measured, drafting: Measured, costs: StepCosts) -> Overheads:
@@ -81,15 +82,20 @@ def overheads_of(alone: Measured, drafting: Measured, costs: StepCosts) -> Overh
     longest = max(each.num_drafted for each in drafting.all_rounds)
     verify = costs.verify_seconds(np.arange(1 + longest))
     more = []
-    for each in drafting.all_rounds:
-        steps = each.num_draft_calls * costs.draft_seconds + verify[each.num_drafted]
-        more.append(each.seconds - steps)
+    after_whole = []
+    for rounds in drafting.rounds:
+        was_whole = False
+        for each in rounds:
+            steps = each.num_draft_calls * costs.draft_seconds + verify[each.num_drafted]
+            (after_whole if was_whole else more).append(each.seconds - steps)
+            was_whole = each.is_whole
+    usual = _usual(more)
     more_alone = [each.seconds - costs.target_seconds for each in alone.all_rounds]
-    return Overheads(_usual(more), _usual(more_alone))
+    return Overheads(usual, _usual(more_alone), max(0.0, _usual(after_whole) - usual))
 
 
 def _usual(seconds: Sequence[float]) -> float:
-    return max(0.0, statistics.median(seconds))
+    return max(0.0, statistics.median(seconds)) if seconds else 0.0
 
 
 def timed_rules(setup: Setup) -> dict[str, StoppingRule]:
@@ -166,6 +172,7 @@ def cost_table(
             times.costs,
             round_seconds=overheads.round_seconds,
             alone_overhead=overheads.alone_seconds,
+            whole_seconds=overheads.whole_seconds,
         )
         added = dict(times.rules)
         for cls in with_head:

@@ -42,6 +42,11 @@ class DecodedRound(NamedTuple):
     other_seconds: float  # of verification and the steps after it
 
     @property
+    def is_whole(self) -> bool:
+        """Whether it drafted, and all drafted tokens were accepted."""
+        return self.num_tokens > self.num_drafted > 0
+
+    @property
     def seconds(self) -> float:
         return self.draft_seconds + self.other_seconds
 
@@ -92,6 +97,7 @@ class Measured:
             drafted=np.zeros(num_prompts),
             accepted=np.zeros(num_prompts),
             rounds=np.zeros((num_prompts, longest + 1)),
+            whole=np.zeros(num_prompts),
         )
         for prompt, stats in enumerate(self.stats):
             counts.tokens[prompt] = stats.num_tokens
@@ -99,6 +105,7 @@ class Measured:
             counts.accepted[prompt] = stats.num_accepted
             for each in self.rounds[prompt]:
                 counts.rounds[prompt, each.num_drafted] += 1
+                counts.whole[prompt] += each.is_whole
         return counts
 
 

@@ -44,11 +44,13 @@ class Replayed:
         size = int(self.drafted.max(initial=0)) + 1
         place = self.prompt.astype(int) * size + self.drafted
         rounds = np.bincount(place, minlength=num_prompts * size).reshape(num_prompts, size)
+        is_whole = (self.drafted > 0) & (self.accepted == self.drafted)
         return Counts(
             tokens=np.bincount(self.prompt, weights=self.tokens, minlength=num_prompts),
             drafted=np.bincount(self.prompt, weights=self.drafted, minlength=num_prompts),
             accepted=np.bincount(self.prompt, weights=self.accepted, minlength=num_prompts),
             rounds=rounds,
+            whole=np.bincount(self.prompt[is_whole], minlength=num_prompts),
         )
 
 
@@ -60,6 +62,7 @@ class Counts:
     drafted: np.ndarray  # also the draft's forward passes, where none is issued ahead of a stop
     accepted: np.ndarray
     rounds: np.ndarray  # (P, n + 1), how many rounds drafted 0, 1, ... n tokens
+    whole: np.ndarray  # how many drafts were accepted whole
 
     @property
     def discarded(self) -> np.ndarray:

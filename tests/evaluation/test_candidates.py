@@ -149,7 +149,7 @@ def test_the_automatic_threshold_is_a_fixed_point(tuning, heads, predicts, ratio
     threshold = tuning.auto_threshold(head, 20, costs)
     (rounds,) = replay(tuning.recording, [stopping.HeadThreshold(head, threshold)])
     counts = rounds.per_prompt(12)
-    seconds = costs.seconds(counts.drafted, counts.rounds).sum()
+    seconds = costs.seconds(counts.drafted, counts.rounds, counts.whole).sum()
     achieved = counts.tokens.sum() / seconds * (costs.draft_seconds + costs.verified_seconds)
     worth = tuning.mean_acceptance ** (1 if predicts == "next_token" else 2)
     assert threshold == pytest.approx(max(0.02, 1 - achieved / worth), abs=0.05)

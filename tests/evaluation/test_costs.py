@@ -47,8 +47,9 @@ def with_head(head):
     return Candidate("head", f"head {head}", rule, rule, head=head)
 
 
-def counts(tokens, drafted, rounds):
-    return Counts(np.array(tokens), np.array(drafted), np.zeros(len(tokens)), np.array(rounds))
+def counts(tokens, drafted, rounds, whole=(0, 0)):
+    accepted = np.zeros(len(tokens))
+    return Counts(np.array(tokens), np.array(drafted), accepted, np.array(rounds), np.array(whole))
 
 
 # Two prompts: 6 tokens of 2 rounds with 2 drafted tokens each, and 20 tokens of 3 rounds with 0, 1
@@ -100,6 +101,17 @@ def test_timed_steps_are_resampled_along_with_prompts():
     assert timed.ratios().tolist() == pytest.approx([4, 4 / 3, 4])
 
 
+def test_rounds_after_drafts_that_were_accepted_whole_may_take_longer():
+    table = cost_table(COUNTED, TimedSteps(TIMES), Overheads(5.0, 1.0, 2.0), RULES)
+    some = counts([6, 20], [4, 3], [[0, 0, 2], [1, 1, 1]], whole=(1, 2))
+    once = np.ones((1, 2))
+    before = 26 * 5 / table.speedup(SOME, once, PLAIN, MEASURED).item()
+    assert 26 * 5 / table.speedup(some, once, PLAIN, MEASURED).item() == pytest.approx(before + 6)
+    assert table.of(PLAIN, MEASURED).seconds(
+        some.drafted, some.rounds, some.whole
+    ).sum() == pytest.approx(before + 6)
+
+
 def test_overheads_are_what_decoded_rounds_take_besides_their_steps():
     costs = StepCosts(1.0, 4.0, 0.5, round_seconds=9.0)
     alone = Measured(TARGET_ALONE, rounds=[[DecodedRound(1, 0, 0, 0.0, 4.5)] * 20])
@@ -110,5 +122,8 @@ def test_overheads_are_what_decoded_rounds_take_besides_their_steps():
     ]
     drafting = Measured(PLAIN, rounds=[rounds * 10])
     assert overheads_of(alone, drafting, costs) == Overheads(0.5, 0.5)
+    whole = [DecodedRound(3, 2, 2, 2.25, 5.0), DecodedRound(1, 2, 2, 3.0, 5.0)]
+    drafting = Measured(PLAIN, rounds=[whole * 10, whole[:1]])
+    assert overheads_of(alone, drafting, costs) == Overheads(0.25, 0.5, 0.75)
     fast = Measured(PLAIN, rounds=[[DecodedRound(2, 2, 2, 0.1, 0.1)]])
     assert overheads_of(fast, fast, costs) == Overheads(0.0, 0.0)

@@ -141,7 +141,9 @@ def test_rules_for_another_ratio_and_bounds_are_not_used():
         replace(fixed_length(3), family=CEILING, bound=True, live=None, name="bound"),
     ]
     recording = random_recording(num_prompts=9, num_samples=1, max_tokens=4, longest=12)
-    fast = Counts(np.full(9, 100.0), np.full(9, 1.0), np.zeros(9), np.full((9, 1), 20.0))
+    fast = Counts(
+        np.full(9, 100.0), np.full(9, 1.0), np.zeros(9), np.full((9, 1), 20.0), np.zeros(9)
+    )
     slow = replace(fast, rounds=np.full((9, 1), 80.0))
     dev = RecordedSet("dev", "dev", recording, range(9), [slow, fast, fast])
     table = CostTable({"10": StepCosts.at_ratio(10), "20": StepCosts.at_ratio(20)})

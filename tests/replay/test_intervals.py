@@ -122,7 +122,11 @@ def test_sums_are_of_prompts_and_rates_are_of_the_sample_itself():
         "discard_rate"
     ].high == pytest.approx(0.1975)
     counts = Counts(
-        np.array([10, 30]), np.array([8, 4]), np.array([6, 1]), np.array([[1, 3], [4, 2]])
+        np.array([10, 30]),
+        np.array([8, 4]),
+        np.array([6, 1]),
+        np.array([[1, 3], [4, 2]]),
+        np.zeros(2),
     )
     replayed = sums(counts, resamples)
     assert replayed.rates() == rates and replayed.seconds is None

@@ -192,7 +192,8 @@ def speed_of(counted: Counted, resamples: np.ndarray, table: CostTable) -> np.nd
     tokens = np.concatenate([counts.tokens for _, counts in counted])
     seconds = list[np.ndarray]()
     for rule, counts in counted:
-        seconds.append(table.of(rule, MEASURED).seconds(counts.drafted, counts.rounds))
+        costs = table.of(rule, MEASURED)
+        seconds.append(costs.seconds(counts.drafted, counts.rounds, counts.whole))
     alone = table.costs[MEASURED].alone_seconds
     return (resamples @ tokens) / (resamples @ np.concatenate(seconds)) * alone
 
