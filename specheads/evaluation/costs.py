@@ -81,8 +81,8 @@ def overheads_of(alone: Measured, drafting: Measured, costs: StepCosts) -> Overh
     """
     longest = max(each.num_drafted for each in drafting.all_rounds)
     verify = costs.verify_seconds(np.arange(1 + longest))
-    more = []
-    after_whole = []
+    more = list[float]()
+    after_whole = list[float]()
     for rounds in drafting.rounds:
         was_whole = False
         for each in rounds:
