@@ -5,7 +5,7 @@ prompts, for each temperature and instruction set one of each seed.
     specheads evaluate warp.temperature=T seed=S split=final data.final_part=P num_live_prompts=98
     python -m benchmarks.live REPORT... [--keep]
 
-Each seed has a part P of its own, so that what is found with different seeds is independent.
+Each seed has a separate part P, so that what is found with different seeds is independent.
 """
 
 import argparse
