@@ -76,26 +76,30 @@ class Overheads:
 def overheads_of(alone: Measured, drafting: Measured, costs: StepCosts) -> Overheads:
     """Return the overheads of the rounds of the target alone, and of a plain rule: medians.
 
+    Decoding may be faster than steps were when they were timed. Rounds after drafts that were
+    accepted whole are therefore compared with the other rounds, not with their steps.
+
     A low quantile, by which steps are known, would be that of rounds whose first draft step reads
     one token: rounds differ by more than what other processes add.
     """
     longest = max(each.num_drafted for each in drafting.all_rounds)
     verify = costs.verify_seconds(np.arange(1 + longest))
-    more = list[float]()
+    usual_rounds = list[float]()
     after_whole = list[float]()
     for rounds in drafting.rounds:
         was_whole = False
         for each in rounds:
             steps = each.num_draft_calls * costs.draft_seconds + verify[each.num_drafted]
-            (after_whole if was_whole else more).append(each.seconds - steps)
+            (after_whole if was_whole else usual_rounds).append(each.seconds - steps)
             was_whole = each.is_whole
-    usual = _usual(more)
     more_alone = [each.seconds - costs.target_seconds for each in alone.all_rounds]
-    return Overheads(usual, _usual(more_alone), max(0.0, _usual(after_whole) - usual))
-
-
-def _usual(seconds: Sequence[float]) -> float:
-    return max(0.0, statistics.median(seconds)) if seconds else 0.0
+    usual = statistics.median(usual_rounds)
+    usual_after_whole = statistics.median(after_whole or [usual])
+    return Overheads(
+        round_seconds=max(0.0, usual),
+        alone_seconds=max(0.0, statistics.median(more_alone)),
+        whole_seconds=max(0.0, usual_after_whole - usual),
+    )
 
 
 def timed_rules(setup: Setup) -> dict[str, StoppingRule]:

@@ -127,3 +127,6 @@ def test_overheads_are_what_decoded_rounds_take_besides_their_steps():
     assert overheads_of(alone, drafting, costs) == Overheads(0.25, 0.5, 0.75)
     fast = Measured(PLAIN, rounds=[[DecodedRound(2, 2, 2, 0.1, 0.1)]])
     assert overheads_of(fast, fast, costs) == Overheads(0.0, 0.0)
+    faster = [DecodedRound(3, 2, 2, 1.25, 5.0), DecodedRound(1, 2, 2, 2.0, 5.0)]
+    drafting = Measured(PLAIN, rounds=[faster * 10, faster[:1]])
+    assert overheads_of(alone, drafting, costs) == Overheads(0.0, 0.5, 0.75)
