@@ -129,8 +129,9 @@ def test_the_target_reads_branches_as_far_as_their_tokens_may_survive(warp):
         torch.from_numpy(row[f"branch_{name}"]).long() for name in ("start", "length")
     )
     branches = Branches(start * 0, len(prompt) + start, tokens, lengths)
-    draft_prob = torch.from_numpy(row["law_prob"])
-    found = target_probs(TextReader(pair.target_lm), warp, prompt, response, branches, draft_prob)
+    draft_prob = torch.from_numpy(row["law_prob"])[len(response) :]
+    reader = TextReader(pair.target_lm)
+    found = torch.cat(target_probs(reader, warp, prompt, response, branches, draft_prob))
     texts = [(prompt + response[:i], token, 1.0) for i, token in enumerate(response)]
     num_read = 0
     for node, (text, token, _) in enumerate(texts):
