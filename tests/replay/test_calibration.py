@@ -126,7 +126,7 @@ def test_prompts_of_a_group_are_one_observation():
     given = (
         torch.zeros(8000, dtype=torch.float64),
         torch.arange(8000) % 100 < rate,
-        torch.zeros(8000, dtype=torch.long),
+        Indices.up_to(torch.zeros(8000, dtype=torch.long)),
         prompt,
     )
     assert compared(*given, range(80)).used
