@@ -97,7 +97,7 @@ def distill(
     """
     run = Path(run)
     _check(pair, settings)
-    settings = _with_precision(settings.for_pair(pair), pair)
+    settings = _chosen(settings.for_pair(pair), pair)
     device = pair.draft_lm.device
     dtype = pair.draft.dtype
     provenance = _provenance(settings, pair)
@@ -252,15 +252,17 @@ def _needs(pair: Pair, train: Samples, settings: Distillation, trainer: Trainer,
     return f"{memory}, {space_of('distilling', num_weights * (12 + itemsize), run)}"
 
 
-def _with_precision(settings: Distillation, pair: Pair) -> Distillation:
-    """Return settings whose `trainer.precision` is not auto: CUDA is fastest in bfloat16, and
-    float64 is for tests.
+def _chosen(settings: Distillation, pair: Pair) -> Distillation:
+    """Return settings with what they leave open: of the optimizer, the loss, and the precision.
+
+    CUDA is fastest in bfloat16, and float64 is for tests.
     """
+    draft = pair.draft_lm
+    settings = settings.for_draft(draft.hidden_size, bool(draft.reads_layers))
     if settings.trainer.precision != "auto":
         return settings
     dtype = pair.draft.dtype
-    device_type = pair.draft_lm.device.type
-    half = dtype == torch.bfloat16 or (device_type == "cuda" and dtype != torch.float64)
+    half = dtype == torch.bfloat16 or (draft.device.type == "cuda" and dtype != torch.float64)
     precision = "bf16-mixed" if half else "32-true"
     return settings.but(trainer=settings.trainer.but(precision=precision))
 
@@ -295,7 +297,7 @@ def _provenance(settings: Distillation, pair: Pair) -> dict[str, object]:
         "draft": pair.draft_revision,
         "target": pair.target_revision,
         "dtype": [str(pair.target.dtype), str(pair.draft.dtype)],
-        **settings.cache_key(pair.draft_lm.hidden_size, bool(pair.draft_lm.reads_layers)),
+        **settings.cache_key(),
     }
 
 
@@ -384,9 +386,7 @@ def draft_provenance(
         },
         "loss": {"divergence": settings.divergence},
         "samples": settings.samples,
-        "optimizer": settings.optimizer.for_width(
-            pair.draft_lm.hidden_size, reads is not None
-        ).values(),
+        "optimizer": settings.optimizer.values(),
         "warp": settings.warp.values(),
         "data": data.name,
         "num_prompts": num_prompts,

@@ -19,7 +19,7 @@ from specheads.settings import (
     setting,
     shown,
 )
-from specheads.training.settings import Loader, Optimizer, TrainerSettings, Training
+from specheads.training.settings import Loader, TrainerSettings, Training
 
 if TYPE_CHECKING:
     from specheads.pair.initial_draft import NewDraft
@@ -42,11 +42,6 @@ class _DraftOptimizer(Settings):
     warmup_share: Probability = setting(
         0.03, "the share of all steps in which the learning rate rises; 0: none"
     )
-
-    def for_width(self, width: int, reads_target: bool = False) -> Optimizer:
-        """Return the settings for a draft whose hidden states have `width` numbers."""
-        product = LR_TIMES_WIDTH_OF_EAGLE3 if reads_target else LR_TIMES_WIDTH
-        return Optimizer(**self.values() | {"lr": product / width if self.lr is None else self.lr})
 
 
 class _DraftTrainer(TrainerSettings):
@@ -111,10 +106,10 @@ class Distillation(Training):
         " else its own; int8: linear maps in 8 bits, which only specheads reads",
         decides=False,
     )
-    divergence: Literal["total_variation", "forward_kl"] = setting(
-        "total_variation",
+    divergence: Literal["auto", "total_variation", "forward_kl"] = setting(
+        "auto",
         "the divergence from the target's distribution: total_variation (the probability of a"
-        " rejection) or forward_kl",
+        " rejection) or forward_kl; auto: forward_kl for an EAGLE-3 draft, else total_variation",
         key="loss.divergence",
     )
     target_probs_budget: NonNegativeNumber = setting(
@@ -180,12 +175,17 @@ class Distillation(Training):
                 " stored as speculators reads it; use bfloat16, float16 or float32."
             )
 
-    def cache_key(self, width: int, reads_target: bool = False) -> dict[str, object]:
-        """Return the settings that decide the result of a training for a draft of this width,
-        except for models and data.
+    def for_draft(self, width: int, reads_target: bool = False) -> "Distillation":
+        """Return settings with the learning rate and the divergence of a draft whose hidden states
+        have `width` numbers, where they leave these open.
         """
-        return (
-            cache_key(self)
-            | cache_key(self.optimizer.for_width(width, reads_target), "optimizer")
-            | self.trainer.cache_key()
+        lr = (LR_TIMES_WIDTH_OF_EAGLE3 if reads_target else LR_TIMES_WIDTH) / width
+        divergence = "forward_kl" if reads_target else "total_variation"
+        return self.but(
+            optimizer=self.optimizer.but(lr=self.optimizer.lr or lr),
+            divergence=divergence if self.divergence == "auto" else self.divergence,
         )
+
+    def cache_key(self) -> dict[str, object]:
+        """Return the settings that decide the result of a training, except for models and data."""
+        return cache_key(self) | self.trainer.cache_key()

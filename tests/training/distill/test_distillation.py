@@ -228,7 +228,7 @@ def test_a_draft_keeps_the_tokens_that_the_target_says_most(cfg, embedding, more
 
 def test_a_draft_that_reads_its_target_becomes_a_folder_of_speculators(cfg, tmp_path, capsys):
     words = ["draft_kind=eagle3", "draft_vocabulary=60", "eagle3.steps=2"]
-    folder = distill_draft(cfg(*words, "trainer.max_epochs=4", "loss.divergence=forward_kl")).folder
+    folder = distill_draft(cfg(*words, "trainer.max_epochs=4")).folder
     config = json.loads((folder / "config.json").read_text())
     assert config["speculators_model_type"] == "eagle3" and config["draft_vocab_size"] == 60
     assert config["eagle_aux_hidden_state_layer_ids"] == [1, 3, 4]
@@ -243,6 +243,7 @@ def test_a_draft_that_reads_its_target_becomes_a_folder_of_speculators(cfg, tmp_
     description = description_of(folder)
     assert pair.draft_lm.temperature == description["temperature"]
     assert description["reads"] == {"layers": [1, 3, 4], "steps": 2, "step_decay": 1.0}
+    assert description["loss"] == {"divergence": "forward_kl"}
     quality = description["test"]
     assert quality["after"]["kl"] < quality["before"]["kl"] - 0.1
     card = (folder / "README.md").read_text()
