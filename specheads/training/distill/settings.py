@@ -85,6 +85,12 @@ class Distillation(Training):
         " paper's implementation, and of a small target others",
         key="eagle3.target_layers",
     )
+    form: Literal["speculators", "safeailab"] = setting(
+        "speculators",
+        "the format of an EAGLE-3 draft's folder: speculators, or safeailab, which SpecForge has,"
+        " too, for draft_kind=eagle3 alone",
+        key="eagle3.format",
+    )
     init_layers: PositiveCount | tuple[Count, ...] | None = setting(
         None,
         "the target's layers that the draft begins with, [0,3,5], or how many, spread evenly; null:"
@@ -143,7 +149,7 @@ class Distillation(Training):
         from specheads.pair.initial_draft import NewFeatureDraft, TargetLayers
 
         if self.draft_kind != "stand_alone":
-            return NewFeatureDraft(self.draft_kind, self.target_layers, self.seed)
+            return NewFeatureDraft(self.draft_kind, self.target_layers, self.seed, self.form)
         return None if self.init_layers is None else TargetLayers(self.init_layers)
 
     @property
@@ -172,7 +178,12 @@ class Distillation(Training):
         if self.stored_dtype == "int8":
             raise UserError(
                 f"stored_dtype=int8 is of stand-alone drafts, and draft_kind={self.draft_kind} is"
-                " stored as speculators reads it; use bfloat16, float16 or float32."
+                " stored as other programs read it; use bfloat16, float16 or float32."
+            )
+        if self.form == "safeailab" and self.draft_kind != "eagle3":
+            raise UserError(
+                f"eagle3.format=safeailab has no norms of draft_kind={self.draft_kind}; use"
+                " draft_kind=eagle3, or eagle3.format=speculators."
             )
 
     def for_draft(self, width: int, reads_target: bool = False) -> "Distillation":

@@ -26,6 +26,10 @@ MISTAKES = [
         {"draft_kind": "eagle3.1", "stored_dtype": "int8"},
         "stored_dtype=int8 is of stand-alone drafts.*use bfloat16",
     ),
+    (
+        {"draft_kind": "eagle3.1", "form": "safeailab"},
+        "eagle3.format=safeailab has no norms of draft_kind=eagle3.1; use draft_kind=eagle3",
+    ),
     ({"num_dev_prompts": 0}, "validation.num_prompts=0 must be a positive integer"),
     (
         {"trainer": {"precision": "bf16-true"}},
