@@ -66,10 +66,13 @@ def reading_pair(pair: Pair, **choices: object) -> Pair:
     return replace(pair, draft=draft, draft_id="reads-its-target", draft_revision="r3", said=set())
 
 
-def by_loop(draft: FeatureDraft, tokens: torch.Tensor, features: torch.Tensor, num_steps: int):
+def by_loop(draft: FeatureDraft, tokens, features, num_steps, drafted=None):
     """Return the hidden states (num_steps, T, H) that predict the token after each of `tokens` (T,)
     after 1 to `num_steps` steps, each position by a KV cache of its own; 0 where no pair is.
+
+    Later steps read `drafted` (T,) in place of `tokens`.
     """
+    drafted = tokens if drafted is None else drafted
     length = len(tokens)
     nothing = features.new_zeros(draft.config.text_config.hidden_size)
     hidden = [[nothing] * length for _ in range(num_steps)]
@@ -79,7 +82,7 @@ def by_loop(draft: FeatureDraft, tokens: torch.Tensor, features: torch.Tensor, n
         output = draft(tokens[None, 1 : pair + 2], states, past_key_values=cache)
         for step in range(min(num_steps, length - 1 - pair)):
             if step:
-                read = tokens[None, None, pair + 1 + step]
+                read = drafted[None, None, pair + 1 + step]
                 output = draft(read, output.state[:, -1:], past_key_values=cache)
             hidden[step][pair + 1 + step] = output.hidden[0, -1]
     return torch.stack([torch.stack(of_step) for of_step in hidden])

@@ -1,6 +1,7 @@
 """Drafts before training that are layers of the target."""
 
 from datetime import date
+from itertools import islice
 
 import pytest
 import torch
@@ -15,7 +16,8 @@ from specheads.pair.draft_vocabulary import borrows_embedding, share_embedding
 from specheads.pair.eagle_formats import read_feature_draft, write_safeailab
 from specheads.pair.initial_draft import NewFeatureDraft, TargetLayers
 from specheads.pair.language_model import LanguageModel, place_of_layers
-from specheads.pair.unrolled import read_features, unrolled
+from specheads.pair.reading import read_features
+from specheads.pair.unrolled import unrolled
 from specheads.papers.layer_skip import without_layers
 
 TOKENS = torch.arange(14)[None] % VOCAB_SIZE
@@ -227,7 +229,7 @@ def test_a_new_draft_that_reads_any_target_gives_logits_of_all_tokens(name, kind
     assert shared.data_ptr() == target.get_input_embeddings().weight.data_ptr()
     assert borrows_embedding(draft) and not shared.requires_grad
     _, features = read_features(LanguageModel(target), TOKENS, (0, 1))
-    found = torch.stack(list(unrolled(draft, TOKENS, features, 3)))
+    found = torch.stack(list(islice(unrolled(draft, TOKENS, features, TOKENS), 3)))
     logits = LanguageModel(draft).logits(found)
     assert logits.shape == (3, *TOKENS.shape, VOCAB_SIZE) and logits.isfinite().all()
 

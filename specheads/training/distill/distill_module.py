@@ -25,7 +25,7 @@ from transformers import PreTrainedModel
 from specheads.pair.feature_draft import FeatureDraft
 from specheads.pair.padding import SLICE_ELEMENTS, slices
 from specheads.pair.pair import Pair
-from specheads.pair.reading import GivenTexts, states_by_length
+from specheads.pair.reading import GivenTexts, states_of
 from specheads.pair.sampling import check_numbers, naming_rows
 from specheads.training.curve_module import CurveModule
 from specheads.training.distill.distill_loss import (
@@ -122,7 +122,7 @@ class DistillModule(CurveModule):
     def _check_target(self, samples: Sequence[Sample]) -> None:
         """Raise NotFinite where the target's logits along samples are NaN or infinite."""
         target = self.pair.target_lm
-        hidden = states_by_length(target, texts_of(samples))
+        hidden = states_of(target, texts_of(samples))
         for piece in slices(len(hidden), target.vocab_size, SLICE_ELEMENTS):
             check_numbers(self.pair.target_id, target.logits(hidden[piece]).log_softmax(dim=-1))
 
@@ -139,7 +139,7 @@ class DistillModule(CurveModule):
                 torch.cat(ids).to(self.device), torch.cat(log_probs).to(self.device)
             )
         target = self.pair.target_lm
-        return computed_distributions(target, states_by_length(target, texts))
+        return computed_distributions(target, states_of(target, texts))
 
     def configure_optimizers(self) -> OptimizerLRScheduler:
         settings = Optimizer(**self.settings.optimizer.values())
