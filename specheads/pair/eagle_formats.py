@@ -1,7 +1,8 @@
 """Folders of EAGLE-3 drafts: speculators' format, and that of SafeAILab and SpecForge.
 
-The second has a flat config.json, and `midlayer.` in place of `layers.0.`. Wrong layers or norms fail nowhere and lower acceptance, so what a config
-says must agree with the tensors, and the log says which ones were taken.
+The second has a flat config.json, and `midlayer.` in place of `layers.0.`. Wrong layers or norms
+fail nowhere and lower acceptance, so what a config says must agree with the tensors, and the log
+says which ones were taken.
 """
 
 import logging
