@@ -29,6 +29,7 @@ from specheads.data_gen.kept_states import (
 from specheads.data_gen.server_runner import server_responses
 from specheads.data_gen.settings import RESPONSE_LIMITS, DataGeneration, OwnPrompts
 from specheads.data_gen.shard_rows import (
+    DEPTH,
     LABELS,
     Shard,
     elements_at_once,
@@ -41,9 +42,10 @@ from specheads.data_gen.shard_rows import (
 from specheads.data_gen.vllm_runner import responses_provenance, vllm_responses
 from specheads.decoding.engine import bulk_operations
 from specheads.decoding.responses import Responder, Response
+from specheads.decoding.stopping import MAX_TOKENS
 from specheads.errors import UserError
 from specheads.pair.config import INSTRUCTION
-from specheads.pair.needs import memory_of, memory_parts
+from specheads.pair.needs import memory_of, memory_to_read
 from specheads.pair.pair import Pair
 from specheads.pair.sampling import Warp, computing_with
 from specheads.progress import Advance, finished, progress, stage
@@ -131,8 +133,6 @@ def next_stage(
     """Return the folder of the complete cache, see `generate_data`, or the stage that comes next
     where there is none yet.
     """
-    if labelled:
-        pair.check_draft_alone("labels of acceptance are")
     settings = settings.for_pair(pair)
     # Final prompts are for evaluations
     usable = [prompt for prompt in prompts if prompt.split in SPLITS]
@@ -432,11 +432,10 @@ class LabelStage(Stage):
         return f"{self.num_rows(names):,} responses with acceptance probabilities"
 
     def memory(self) -> str:
-        models = self.pair.target_lm, self.pair.draft_lm
-        most = elements_at_once(models[0].device)
-        return ", " + memory_of(
-            self.name, models[0], *(memory_parts(lm, most=most) for lm in models)
-        )
+        target = self.pair.target_lm
+        most = elements_at_once(target.device)
+        parts = memory_to_read(self.pair, MAX_TOKENS, with_target=True, most=most)
+        return ", " + memory_of(self.name, target, *parts)
 
     def make(self, names: Sequence[str], advance: Advance) -> None:
         operations = bulk_operations(self.pair.target_lm.device)
@@ -490,7 +489,8 @@ def cache_provenance(
         pair, prompts, settings.warp, settings.seed
     ) | responses_provenance(settings)
     if labelled:
-        return provenance | {"settings": settings.sizes(), "labels": LABELS}
+        labels = [*LABELS, DEPTH] if pair.draft_lm.reads_layers else LABELS
+        return provenance | {"settings": settings.sizes(), "labels": labels}
     draft = ["every draft", f"of window {pair.window}"]
     dtype = [str(pair.target.dtype), "any"]
     return provenance | {

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from specheads.data_gen.draft_rounds import read_rounds
 from specheads.data_gen.settings import DataGeneration
 from specheads.decoding.responses import Responder, Response, row_uniforms
 from specheads.pair.padding import BATCH_TOKENS, batches_of_tokens, slices
@@ -31,6 +32,7 @@ _DEVICE_ELEMENTS = 2**26  # other devices would wait for weights and launches wi
 # The columns of a response's labels: index i is response position i. Where several tokens were
 # sampled at each position, the columns `more_` have a list for each sample after the first.
 LABELS = ("draft_ids", "accept_prob", "more_draft_ids", "more_accept_prob")
+DEPTH = "draft_depth"  # one column more, of drafts that read their target
 
 
 Labels = Mapping[str, Sequence]  # of a response, by column
@@ -88,7 +90,8 @@ def response_rows(
     Without labels, the columns of the draft are empty.
     """
     rows = list[dict]()
-    of_rows: Sequence[Labels | str] = labels or [dict.fromkeys(LABELS, ())] * len(responses)
+    empty = dict.fromkeys((*LABELS, DEPTH), ())
+    of_rows: Sequence[Labels | str] = labels or [empty] * len(responses)
     for (prompt, ids), response, columns in zip(shard.prompts, responses, of_rows, strict=True):
         failure = columns if isinstance(columns, str) else response.failure
         if failure is not None or isinstance(columns, str):
@@ -103,7 +106,7 @@ def response_rows(
             "response_ids": response.ids,
             "finished": response.finished,
         }
-        rows.append({**row, **columns})
+        rows.append({**empty, **row, **columns})
     return rows
 
 
@@ -120,9 +123,10 @@ def label_rows(
     """
     prompts = list[Sequence[int]]()
     uniforms = list[np.ndarray]()
+    has_rounds = bool(pair.draft_lm.reads_layers)
     for prompt, ids in shard.prompts:
         prompts.append(ids)
-        uniforms.append(uniforms_of(settings, prompt.prompt_id, shard.sample)[1:])
+        uniforms.append(uniforms_of(settings, prompt.prompt_id, shard.sample, has_rounds)[1:])
     labels = label_responses(
         pair,
         prompts,
@@ -135,12 +139,15 @@ def label_rows(
     return response_rows(shard, responses, labels)
 
 
-def uniforms_of(settings: DataGeneration, prompt_id: str, sample: int) -> np.ndarray:
-    """Return the uniform numbers of a response and of the tokens drafted along it.
+def uniforms_of(
+    settings: DataGeneration, prompt_id: str, sample: int, has_rounds: bool = False
+) -> np.ndarray:
+    """Return the uniform numbers of a response, of the tokens drafted along it, and with
+    `has_rounds` of its rounds; see `read_rounds`.
 
-    A greedy draft drafts one at each position.
+    A greedy draft drafts one token at each position.
     """
-    num_samples = 1 if settings.warp.greedy else settings.samples_per_position
+    num_samples = has_rounds + (1 if settings.warp.greedy else settings.samples_per_position)
     return row_uniforms(settings.seed, prompt_id, settings.max_new_tokens, num_samples, sample)
 
 
@@ -171,9 +178,11 @@ def label_responses(
     states: Sequence[Tensor | None] = (),
 ) -> list[Labels | str]:
     """Return the labels of each response, which is not empty, by the names of their columns,
-    LABELS; where a model's logits have a NaN, in words which.
+    LABELS, with DEPTH for a draft that reads its target; where a model's logits have a NaN, in
+    words which.
 
-    `uniform` (B, samples, >= longest response) in [0, 1) has a number per drafted token. `advance`
+    `uniform` (B, samples, >= longest response) in [0, 1) has a number per drafted token, and for a
+    draft that reads its target one more row, which decides the rounds. `advance`
     takes how much more is done, in responses of mean length: short ones come first. `states` (T, H)
     of responses are the target's, as it wrote them; it reads texts without.
     """
@@ -210,15 +219,23 @@ def _labels_of(
 ) -> list[Labels | str]:
     """Return the labels of the N positions of `texts`, by text, or which model had a NaN there.
 
-    `uniforms` (samples, N) decide the drafted tokens; `of_target` as for `read`.
+    `uniforms` (samples, N) decide the drafted tokens, and for a draft that reads its target in one
+    more row the rounds; `of_target` as for `read`.
     """
-    states = read(pair, texts, of_target)
+    most = elements_at_once(pair.target_lm.device)
+    depths: Sequence[Tensor | None] = [None] * len(texts.tokens)
+    if pair.draft_lm.reads_layers:
+        states, depth = read_rounds(pair, texts, uniforms[-1], warp, most)
+        uniforms = uniforms[:-1]
+        depths = texts.of_rows(depth)
+    else:
+        states = read(pair, texts, of_target)
     device = states.target.device
     uniforms = uniforms.T.contiguous().to(device)
     ids = []
     accept_probs = []
     nans = []
-    for piece in slices(len(texts.row), pair.vocab_size, elements_at_once(device)):
+    for piece in slices(len(texts.row), pair.vocab_size, most):
         target_probs = warp(pair.target_lm.logits(states.target[piece]))
         draft_probs = warp(pair.draft_lm.logits(states.draft[piece])).to(device)
         nans.append(torch.stack([has_nan(target_probs), has_nan(draft_probs)], dim=1))
@@ -229,14 +246,15 @@ def _labels_of(
         )
     labels = list[Labels | str]()
     by_text = (texts.of_rows(torch.cat(each).cpu()) for each in (ids, accept_probs, nans))
-    for drafted, accepted, nan in zip(*by_text, strict=True):
+    for drafted, accepted, nan, of_text in zip(*by_text, depths, strict=True):
         if nan.any():
             is_of_target = bool(nan[:, 0].any())
             labels.append(nan_message(pair.target_id if is_of_target else pair.draft_id))
             continue
         first_ids, *more_ids = drafted.T.tolist()  # one list per sample
         first_probs, *more_probs = accepted.T.tolist()
-        labels.append(
-            dict(zip(LABELS, (first_ids, first_probs, more_ids, more_probs), strict=True))
-        )
+        columns = dict(zip(LABELS, (first_ids, first_probs, more_ids, more_probs), strict=True))
+        if of_text is not None:
+            columns[DEPTH] = of_text.tolist()
+        labels.append(columns)
     return labels

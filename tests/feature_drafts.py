@@ -9,8 +9,9 @@ from transformers import DynamicCache, LlamaConfig, PreTrainedModel
 from specheads.pair.draft_vocabulary import borrow_embedding, set_output
 from specheads.pair.feature_draft import FeatureDraft, FeatureDraftConfig
 from specheads.pair.pair import Pair
+from specheads.pair.reading import read_features
 from specheads.pair.sampling import Uniforms
-from specheads.pair.unrolled import read_features, unrolled
+from specheads.pair.unrolled import unrolled
 
 
 def feature_draft(
@@ -79,7 +80,7 @@ def taught(pair: Pair, texts: torch.Tensor, num_steps: int = 60) -> Pair:
     optimizer = torch.optim.Adam(draft.parameters(), lr=1e-2)
     for _ in range(num_steps):
         loss = torch.zeros(())
-        for step, states in enumerate(unrolled(draft, texts, features, 3)):
+        for step, states in zip(range(3), unrolled(draft, texts, features), strict=False):
             logits = draft.lm_head(states[:, step + 1 :])
             loss = loss + cross_entropy(logits.flatten(0, 1), expected[:, step + 1 :].flatten(0, 1))
         optimizer.zero_grad()
@@ -89,10 +90,13 @@ def taught(pair: Pair, texts: torch.Tensor, num_steps: int = 60) -> Pair:
     return pair
 
 
-def by_loop(draft: FeatureDraft, tokens: torch.Tensor, features: torch.Tensor, num_steps: int):
+def by_loop(draft: FeatureDraft, tokens, features, num_steps, drafted=None):
     """Return the hidden states (num_steps, T, H) that predict the token after each of `tokens` (T,)
     after 1 to `num_steps` steps, each position by a KV cache of its own; 0 where no pair is.
+
+    Later steps read `drafted` (T,) in place of `tokens`.
     """
+    drafted = tokens if drafted is None else drafted
     length = len(tokens)
     nothing = features.new_zeros(draft.config.text_config.hidden_size)
     hidden = [[nothing] * length for _ in range(num_steps)]
@@ -102,7 +106,7 @@ def by_loop(draft: FeatureDraft, tokens: torch.Tensor, features: torch.Tensor, n
         output = draft(tokens[None, 1 : pair + 2], states, past_key_values=cache)
         for step in range(min(num_steps, length - 1 - pair)):
             if step:
-                read = tokens[None, None, pair + 1 + step]
+                read = drafted[None, None, pair + 1 + step]
                 output = draft(read, output.state[:, -1:], past_key_values=cache)
             hidden[step][pair + 1 + step] = output.hidden[0, -1]
     return torch.stack([torch.stack(of_step) for of_step in hidden])

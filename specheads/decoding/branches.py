@@ -15,8 +15,7 @@ from specheads.load import adapt_threads
 from specheads.pair.language_model import LanguageModel
 from specheads.pair.padding import SLICE_ELEMENTS, batches_of_tokens, right_padded
 from specheads.pair.pair import Pair
-from specheads.pair.reading import whole_states
-from specheads.pair.unrolled import read_features
+from specheads.pair.reading import read_features, whole_states
 
 # Of the draft's memory of branches that are drafted together, unless a caller asks for more
 GROWN_BYTES = 2**26

@@ -11,9 +11,9 @@ from torch import Tensor
 from torch.utils._pytree import tree_map
 
 from specheads.heads.features import FEATURES, drafting_features, reads_logits
-from specheads.pair.draft import DraftModel
+from specheads.pair.language_model import LanguageModel
 from specheads.pair.padding import SLICE_ELEMENTS, right_padded, slices
-from specheads.pair.reading import GivenTexts, states_by_length
+from specheads.pair.reading import GivenTexts, states_of
 from specheads.pair.sampling import active
 
 
@@ -60,19 +60,19 @@ def collate(items: Sequence[Mapping]) -> HeadBatch:
 
 
 def head_features(
-    lm: DraftModel, batch: HeadBatch, predicts: str, needs: frozenset[str]
+    lm: LanguageModel, batch: HeadBatch, predicts: str, needs: frozenset[str]
 ) -> dict[str, Tensor]:
     """Return the draft's features in `needs` of every drafted token, (N, ...) by name, as the
     decoder computes them.
     """
-    hidden = states_by_length(lm, batch.read_by(predicts)).to(batch.tokens.device)
+    hidden = states_of(lm, batch.read_by(predicts)).to(batch.tokens.device)
     (features,) = sample_features(lm, hidden, needs, [batch.drafted])
     return features
 
 
 @torch.no_grad()
 def sample_features(
-    lm: DraftModel, hidden: Tensor, needs: frozenset[str], samples: Sequence[Tensor]
+    lm: LanguageModel, hidden: Tensor, needs: frozenset[str], samples: Sequence[Tensor]
 ) -> list[dict[str, Tensor]]:
     """Return the features in `needs` for each of `samples`, token ids (N,) that the draft may
     sample where its states are `hidden` (N, H).

@@ -57,7 +57,9 @@ class LanguageModel:
 
     # Whether forward passes must be given masks that say everything, padding and order included
     explicit_masks = False
-    reads_layers: tuple[int, ...] = ()  # of a target, as a draft; see DraftModel
+    # Of the target, whose inputs (B, T, H) it reads as a draft; input i is what transformers calls
+    # `hidden_states[i]`
+    reads_layers: tuple[int, ...] = ()
     num_skipped = 0  # tokens at a text's beginning that it does not read
 
     def __init__(
@@ -155,8 +157,8 @@ class LanguageModel:
         """
         return self.body(input_ids=tokens, **kwargs).last_hidden_state.to(self.device)
 
-    def states_along(self, tokens: Tensor, target_layers: Tensor | None = None) -> Tensor:
-        """Return the hidden states (B, T, H) of right-padded texts, see DraftModel."""
+    def states_along(self, tokens: Tensor) -> Tensor:
+        """Return the hidden states (B, T, H) after each token (B, T) of right-padded texts."""
         return self.hidden_states(tokens, use_cache=False)
 
     @contextmanager

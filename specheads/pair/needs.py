@@ -15,6 +15,7 @@ from specheads.pair.eagle_formats import is_feature_draft, num_weights
 from specheads.pair.language_model import LanguageModel, short_name, weightless_model
 from specheads.pair.locations import EMBEDDED
 from specheads.pair.padding import BATCH_TOKENS, SLICE_ELEMENTS
+from specheads.pair.pair import Pair
 from specheads.pair.quantization import QUANTIZATIONS
 from specheads.pair.source import ModelSource
 from specheads.storage.files import amount
@@ -101,6 +102,25 @@ def memory_parts(
         # Logits, probabilities, and what a warp makes in between.
         "distributions": 6 * min(rows * lm.vocab_size, most) * lm.probs_dtype.itemsize,
     }
+
+
+def memory_to_read(
+    pair: Pair, num_steps: int, with_target: bool = False, most: int = SLICE_ELEMENTS
+) -> list[dict[str, float]]:
+    """Return `memory_parts` of reading given texts by a pair's draft, and by its target where the
+    draft reads that, in `num_steps` steps, or `with_target`.
+    """
+    draft = pair.draft_lm
+    reads = bool(draft.reads_layers)
+    parts = [memory_parts(draft, num_steps * BATCH_TOKENS * reads, most=most)]
+    if reads or with_target:
+        rows = BATCH_TOKENS * with_target
+        parts.append(memory_parts(pair.target_lm, rows=rows, most=most))
+    if reads:
+        size = len(draft.reads_layers) * pair.target_lm.hidden_size
+        itemsize = pair.target_lm.output_embedding.weight.itemsize
+        parts.append({"the target's states": BATCH_TOKENS * size * itemsize})
+    return parts
 
 
 def memory_of(stage: str, lm: LanguageModel, *parts: Mapping[str, float]) -> str:

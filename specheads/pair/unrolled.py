@@ -2,12 +2,13 @@
 target's features, and after more steps with own states (the training-time test of EAGLE-3, Li et
 al. 2025, section 3.1).
 
-A step reads the text's tokens, whatever the draft would propose. Its queries see the keys of the
-first step up to their pair, and those of later steps at their own pair alone.
+A step reads given tokens, whatever the draft would propose. Its queries see the keys of the first
+step up to their pair, and those of later steps at their own pair alone.
 """
 
 from collections.abc import Iterator, Sequence
 from functools import partial
+from itertools import repeat
 from typing import Any, NamedTuple
 
 import torch
@@ -16,9 +17,6 @@ from torch.nn.functional import pad, scaled_dot_product_attention
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb, repeat_kv
 
 from specheads.pair.feature_draft import FeatureDraft
-from specheads.pair.language_model import LanguageModel
-from specheads.pair.padding import BATCH_TOKENS, batches_of_tokens
-from specheads.pair.reading import GivenTexts
 from specheads.pair.sampling import at_least_float32
 
 # Numbers by which queries, keys and values grow: GPUs' attention wants multiples of eight
@@ -36,27 +34,25 @@ class _Entries(NamedTuple):
 
 
 def unrolled(
-    draft: FeatureDraft, tokens: Tensor, features: Tensor, num_steps: int
+    draft: FeatureDraft, tokens: Tensor, features: Tensor, drafted: Tensor
 ) -> Iterator[Tensor]:
-    """Yield for each of `num_steps` steps the hidden states (B, T, H) that predict the token after
-    each of `tokens` (B, T) of right-padded texts, from the target's `features` (B, T, L H_target).
+    """Yield for each step, without end, the hidden states (B, T, H) that predict the token after
+    each of `tokens` (B, T) of right-padded texts.
 
-    After j own steps that at position t is made of the features up to t - 1 - j; where there are
-    none, it is 0.
+    The first step reads the texts and the target's `features` (B, T, L H_target), all others
+    `drafted` (B, T) in place of the texts. After j own steps the state at position t is made of the
+    features up to t - 1 - j; where there are none, it is 0.
     """
     layer = draft.layers[0]
     num_pairs = tokens.shape[1] - 1
     embeddings = draft.embed_tokens(tokens[:, 1:])
+    of_drafted = draft.embed_tokens(drafted[:, 1:])
     states = draft.first_states(features[:, :-1].to(draft.fc.weight.dtype))
     places = torch.arange(num_pairs, device=tokens.device)[None]
     cos, sin = draft.rotary_emb(states, position_ids=places)
     entries = list[_Entries]()
-    for step in range(num_steps):
+    for step in range(num_pairs):
         count = num_pairs - step
-        if count < 1:
-            hidden = states.new_zeros(len(states), 0, states.shape[-1])
-            yield pad(hidden, (0, 0, tokens.shape[1], 0))
-            continue
         earlier = [each.first(count) for each in entries]
         states, entry = layer(
             embeddings[:, step:],
@@ -64,11 +60,13 @@ def unrolled(
             partial(_attend, layer.self_attn, earlier),
             position_embeddings=(cos[:, step:], sin[:, step:]),
         )
+        embeddings = of_drafted
         entries.append(entry)
         hidden = draft.norm(states)
         if draft.config.norm_output:
             states = hidden
         yield pad(hidden, (0, 0, step + 1, 0))
+    yield from repeat(states.new_zeros(*tokens.shape, states.shape[-1]))
 
 
 def _attend(
@@ -137,69 +135,3 @@ def _attended(queries: Tensor, seen: Sequence[_Entries], scaling: float) -> Tens
 def _with_first(one: Tensor, others: Tensor) -> Tensor:
     """Return `others` (B, heads, n, D), made wider, after `one` (D + _MORE,)."""
     return torch.cat([one.expand(*others.shape[:2], 1, -1), pad(others, (0, _MORE))], dim=2)
-
-
-class StatesByDepth(NamedTuple):
-    """The states of both models that predict the tokens of given texts, the draft's at each of J
-    depths.
-    """
-
-    target: Tensor  # (N, H_target)
-    draft: Tensor  # (N, J, H), after 1 to J steps
-    exists: Tensor  # (N, J) bool: whether a round that drafts so much begins within the response
-
-
-def read_by_depth(
-    target: LanguageModel,
-    draft: FeatureDraft,
-    texts: GivenTexts,
-    num_steps: int,
-    max_tokens: int = BATCH_TOKENS,
-) -> StatesByDepth:
-    """Return the states of a target and of a draft that reads it at `num_steps` depths.
-
-    Texts of similar length are read together, at most `max_tokens` at once or one text.
-    """
-    counts = torch.bincount(texts.row, minlength=len(texts.tokens))
-    positions = texts.position.split(counts.tolist())
-    numbers = torch.arange(len(texts.row)).split(counts.tolist())
-    ends = [int(each.max()) + 1 if len(each) else 1 for each in positions]
-    of_target = list[Tensor]()
-    of_draft = list[Tensor]()
-    order = list[Tensor]()
-    for rows in batches_of_tokens(ends, max_tokens):
-        tokens = texts.tokens[rows, : max(ends[row] for row in rows)]
-        hidden, features = read_features(target, tokens, draft.config.target_layers)
-        place = torch.arange(len(rows)).repeat_interleave(counts[rows])
-        position = torch.cat([positions[row] for row in rows])
-        of_target.append(hidden[place, position])
-        steps = unrolled(draft, tokens.to(draft.device), features.to(draft.device), num_steps)
-        of_draft.append(torch.stack([states[place, position] for states in steps], dim=1))
-        order.append(torch.cat([numbers[row] for row in rows]))
-    back = torch.cat(order).argsort()
-    exists = torch.cat([_exists(each, num_steps) for each in positions])
-    return StatesByDepth(
-        torch.cat(of_target)[back], torch.cat(of_draft)[back], exists.to(draft.device)
-    )
-
-
-@torch.no_grad()
-def read_features(
-    target: LanguageModel, tokens: Tensor, layers: Sequence[int]
-) -> tuple[Tensor, Tensor]:
-    """Return the target's states (B, T, H_target) after each of `tokens` (B, T), and the inputs of
-    some of its layers next to each other, (B, T, L H_target).
-    """
-    with target.noting_inputs(layers) as inputs:
-        hidden = target.states_along(tokens.to(target.device))
-    parts = [inputs[layer].to(target.device) for layer in layers]
-    return hidden, torch.cat(parts, dim=-1)
-
-
-def _exists(positions: Tensor, num_steps: int) -> Tensor:
-    """Return whether each of a response's states (n, num_steps) is of a round that begins within
-    the response: those at `positions` (n,), of which the first is the prompt's last.
-    """
-    after = torch.arange(num_steps)
-    begins = positions[:, None] - after  # the token before the round's first
-    return (begins >= positions[:1]) & (begins >= 1)  # a pair has two tokens

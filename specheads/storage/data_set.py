@@ -24,6 +24,7 @@ SCHEMA = pa.schema(
         "accept_prob": pa.list_(pa.float32()),
         "more_draft_ids": pa.list_(pa.list_(pa.int32())),
         "more_accept_prob": pa.list_(pa.list_(pa.float32())),
+        "draft_depth": pa.list_(pa.int32()),  # empty for drafts that read tokens alone
     }
 )
 

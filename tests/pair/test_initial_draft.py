@@ -1,6 +1,7 @@
 """Drafts before training that are layers of the target."""
 
 from datetime import date
+from itertools import islice
 
 import pytest
 import torch
@@ -11,10 +12,12 @@ from transformers import AutoModelForCausalLM
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from specheads import UserError
-from specheads.pair.draft_vocabulary import borrows_embedding
+from specheads.pair.draft_vocabulary import borrows_embedding, share_embedding
+from specheads.pair.eagle_formats import read_feature_draft, write_safeailab
 from specheads.pair.initial_draft import NewFeatureDraft, TargetLayers
 from specheads.pair.language_model import LanguageModel, place_of_layers
-from specheads.pair.unrolled import read_features, unrolled
+from specheads.pair.reading import read_features
+from specheads.pair.unrolled import unrolled
 from specheads.papers.layer_skip import without_layers
 
 TOKENS = torch.arange(14)[None] % VOCAB_SIZE
@@ -226,9 +229,25 @@ def test_a_new_draft_that_reads_any_target_gives_logits_of_all_tokens(name, kind
     assert shared.data_ptr() == target.get_input_embeddings().weight.data_ptr()
     assert borrows_embedding(draft) and not shared.requires_grad
     _, features = read_features(LanguageModel(target), TOKENS, (0, 1))
-    found = torch.stack(list(unrolled(draft, TOKENS, features, 3)))
+    found = torch.stack(list(islice(unrolled(draft, TOKENS, features, TOKENS), 3)))
     logits = LanguageModel(draft).logits(found)
     assert logits.shape == (3, *TOKENS.shape, VOCAB_SIZE) and logits.isfinite().all()
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_a_new_draft_in_safeailabs_format_is_what_that_describes(name, tmp_path):
+    target = family_pair(name).target
+    draft = NewFeatureDraft("eagle3", [1], form="safeailab").make(target)
+    count = target.config.get_text_config().num_hidden_layers
+    write_safeailab(draft, tmp_path, count)
+    again = read_feature_draft(tmp_path, target.config)
+    assert again.config.target_layers == (1,) and not again.config.norm_before_residual
+    states = torch.randn(1, 4, draft.config.text_config.hidden_size, dtype=draft.dtype)
+    share_embedding(again, draft.embed_tokens.weight)
+    found = again(TOKENS[:1, :4], states).state
+    torch.testing.assert_close(found, draft(TOKENS[:1, :4], states).state)
+    config = draft.config.text_config
+    assert config.head_dim * config.num_attention_heads == config.hidden_size
 
 
 def test_a_new_draft_is_the_same_for_the_same_seed():

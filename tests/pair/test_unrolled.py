@@ -2,19 +2,19 @@
 plain loop with a KV cache.
 """
 
+from itertools import islice
+
 import pytest
 import torch
 from commands import ROOT
-from fakes import random_tensor, tiny_llama
-from feature_drafts import by_loop, features_of
+from fakes import random_tensor
+from feature_drafts import by_loop
 from safetensors.torch import load_file
 from transformers import LlamaConfig
 
 from specheads.pair.draft_vocabulary import borrows_embedding
 from specheads.pair.eagle_formats import read_feature_draft
-from specheads.pair.language_model import LanguageModel
-from specheads.pair.reading import GivenTexts, states_of
-from specheads.pair.unrolled import read_by_depth, unrolled
+from specheads.pair.unrolled import unrolled
 
 FIXTURES = ROOT / "tests" / "fixtures" / "eagle3"
 CASES = sorted(folder.name for folder in FIXTURES.iterdir())
@@ -29,12 +29,18 @@ def draft_of(name, dtype=torch.float64):
 
 
 def texts_of(draft):
-    """Return tokens (3, 9) and features of right-padded texts of LENGTHS."""
+    """Return tokens (3, 9), features and drafted tokens of right-padded texts of LENGTHS."""
     generator = torch.Generator().manual_seed(3)
     tokens = torch.randint(40, (len(LENGTHS), max(LENGTHS)), generator=generator)
     for row, length in enumerate(LENGTHS):
         tokens[row, length:] = 0
-    return tokens, random_tensor(*tokens.shape, draft.fc.in_features)
+    drafted = torch.randint(40, tokens.shape, generator=generator)
+    return tokens, random_tensor(*tokens.shape, draft.fc.in_features), drafted
+
+
+def steps_of(*given):
+    """Return the states (STEPS, B, T, H) after each step."""
+    return torch.stack(list(islice(unrolled(*given), STEPS)))
 
 
 @pytest.mark.parametrize(
@@ -42,7 +48,9 @@ def texts_of(draft):
 )
 @torch.no_grad()
 def test_all_positions_equal_the_references(folder):
-    """Of drafts that the reference wrote, and of those that it read from our folders."""
+    """Of drafts that speculators wrote, and of those that it or SafeAILab's own code read from our
+    folders.
+    """
     draft = read_feature_draft(folder, TARGET)
     reference = load_file(folder / "reference.safetensors")
     assert ("embed_tokens" in reference) == borrows_embedding(draft) == (folder in EXPORTS)
@@ -51,7 +59,8 @@ def test_all_positions_equal_the_references(folder):
     tokens = torch.cat([torch.zeros(1).long(), reference["tokens"]])[None]
     features = torch.cat([reference["features"], torch.zeros_like(reference["features"][:1])])[None]
     num_steps = len(reference["logits"])
-    for step, hidden in enumerate(unrolled(draft, tokens, features, num_steps)):
+    steps = islice(unrolled(draft, tokens, features, tokens), num_steps)
+    for step, hidden in enumerate(steps):
         found = draft.lm_head(hidden[0, 1 + step :])
         expected = reference["logits"][step, : len(found)]
         torch.testing.assert_close(found, expected, atol=1e-5, rtol=0)
@@ -61,11 +70,12 @@ def test_all_positions_equal_the_references(folder):
 @torch.no_grad()
 def test_every_depth_equals_decoding_step_by_step(name):
     draft = draft_of(name)
-    tokens, features = texts_of(draft)
-    found = torch.stack(list(unrolled(draft, tokens, features, STEPS)), dim=1)
+    tokens, features, drafted = texts_of(draft)
+    found = steps_of(draft, tokens, features, drafted)
     for row, length in enumerate(LENGTHS):
-        expected = by_loop(draft, tokens[row, :length], features[row, :length], STEPS)
-        torch.testing.assert_close(found[row, :, :length], expected, atol=1e-12, rtol=0)
+        texts = (tokens[row, :length], features[row, :length])
+        expected = by_loop(draft, *texts, STEPS, drafted[row, :length])
+        torch.testing.assert_close(found[:, row, :length], expected, atol=1e-12, rtol=0)
 
 
 def gradients(draft, states):
@@ -80,12 +90,12 @@ def gradients(draft, states):
 @pytest.mark.parametrize("name", ["llama_3_1", "llama_norm_before_fc", "qwen3_fc_norm"])
 def test_gradients_equal_those_of_the_loop(name, saves_memory):
     draft = draft_of(name).requires_grad_(True).train()
-    tokens, features = texts_of(draft)
-    expected = gradients(draft, by_loop(draft, tokens[0], features[0], STEPS))
+    tokens, features, drafted = texts_of(draft)
+    expected = gradients(draft, by_loop(draft, tokens[0], features[0], STEPS, drafted[0]))
     if saves_memory:
         getattr(draft, "activation_checkpointing_enable", draft.gradient_checkpointing_enable)()
-    states = torch.cat(list(unrolled(draft, tokens[:1], features[:1], STEPS)))
-    found = gradients(draft, states)
+    states = steps_of(draft, tokens[:1], features[:1], drafted[:1])
+    found = gradients(draft, states[:, 0])
     assert found.keys() == expected.keys() and len(found) > 10
     for part, gradient in expected.items():  # norms compute in float32
         torch.testing.assert_close(found[part], gradient, atol=1e-5, rtol=1e-5)
@@ -94,36 +104,9 @@ def test_gradients_equal_those_of_the_loop(name, saves_memory):
 def test_half_precision_stays_near():
     """The score of the own steps' key is two numbers, so that its rounding hardly matters."""
     draft = draft_of("llama", torch.float32)
-    tokens, features = texts_of(draft)
+    texts = texts_of(draft)
     with torch.no_grad():
-        exact = torch.cat(list(unrolled(draft, tokens, features, STEPS)))
+        exact = steps_of(draft, *texts)
         with torch.autocast("cpu", torch.bfloat16):
-            rounded = torch.cat(list(unrolled(draft, tokens, features, STEPS)))
+            rounded = steps_of(draft, *texts)
     assert (rounded - exact).norm() < 0.02 * exact.norm()
-
-
-@torch.no_grad()
-def test_states_of_responses_come_in_the_order_of_the_texts():
-    target = LanguageModel(tiny_llama(40, seed=1, layers=6))
-    draft = draft_of("llama")
-    prompts = [[1, 2, 3], [4], [5, 6]]
-    responses = [[7, 8, 9, 10], [11, 12, 13], [14]]
-    texts = GivenTexts.with_responses(prompts, responses)
-    for max_tokens in (4, 1000):
-        found = read_by_depth(target, draft, texts, 3, max_tokens)
-        torch.testing.assert_close(found.target, states_of(target, texts), atol=1e-12, rtol=0)
-        place = 0
-        for prompt, response in zip(prompts, responses, strict=True):
-            tokens = torch.tensor([*prompt, *response])
-            features = features_of(target.model, tokens, (2, 4, 5))
-            expected = by_loop(draft, tokens, features, 3)
-            rows = slice(place, place + len(response))
-            states = expected[:, len(prompt) - 1 : -1].transpose(0, 1)
-            torch.testing.assert_close(found.draft[rows], states, atol=1e-12, rtol=0)
-            place += len(response)
-    # The token number i of a response is drafted after j own steps if j < i, or j = i after a pair
-    assert found.exists.tolist() == [
-        *([True, False, False], [True, True, False], [True, True, True], [True, True, True]),
-        *([False, False, False], [True, False, False], [True, True, False]),
-        [True, False, False],
-    ]

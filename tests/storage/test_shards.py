@@ -178,6 +178,7 @@ def test_rows_keep_their_prompt_and_every_list_has_an_entry_per_response_token(c
         samples = [
             sample for name in ("more_draft_ids", "more_accept_prob") for sample in lists.pop(name)
         ]
+        assert lists.pop("draft_depth") == []  # the draft reads tokens alone
         assert {len(value) for value in [*lists.values(), *samples]} == {len(row["response_ids"])}
         assert len(lists) == 3 and len(samples) == 2 * 3
     assert {row["finished"] for row in rows} == {True, False}
@@ -518,7 +519,7 @@ def test_columns_are_the_documented_ones(complete):
         "prompt",
     ]
     assert [name for name, kind in types.items() if "int32" in kind] == [
-        *("sample", "prompt_ids", "response_ids", "draft_ids", "more_draft_ids")
+        *("sample", "prompt_ids", "response_ids", "draft_ids", "more_draft_ids", "draft_depth")
     ]
     assert [name for name, kind in types.items() if "float" in kind] == [
         "accept_prob",

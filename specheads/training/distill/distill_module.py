@@ -25,7 +25,7 @@ from transformers import PreTrainedModel
 from specheads.pair.feature_draft import FeatureDraft
 from specheads.pair.padding import SLICE_ELEMENTS, slices
 from specheads.pair.pair import Pair
-from specheads.pair.reading import GivenTexts, states_by_length
+from specheads.pair.reading import GivenTexts, states_of
 from specheads.pair.sampling import check_numbers, naming_rows
 from specheads.training.curve_module import CurveModule
 from specheads.training.distill.distill_loss import (
@@ -43,6 +43,7 @@ from specheads.training.distill.draft_quality import (
 from specheads.training.distill.muon import MuonAndAdamW, matrices_of_layers
 from specheads.training.distill.samples import Sample, place_of, texts_of
 from specheads.training.distill.settings import Distillation
+from specheads.training.settings import Optimizer
 
 Result = TypeVar("Result")
 DRAFT = "draft"  # the name of the one model that is trained
@@ -56,7 +57,8 @@ class DistillModule(CurveModule):
     def __init__(self, pair: Pair, settings: Distillation) -> None:
         super().__init__()
         self.draft = pair.draft
-        self.settings = settings
+        draft = pair.draft_lm
+        self.settings = settings.for_draft(draft.hidden_size, bool(draft.reads_layers))
         self.pair = pair  # no module, so Lightning does not count its weights as this one's
         self._quality_sums: list[Tensor] = []
         self.before: dict[str, float] = {}  # quality on dev prompts before the first step
@@ -120,7 +122,7 @@ class DistillModule(CurveModule):
     def _check_target(self, samples: Sequence[Sample]) -> None:
         """Raise NotFinite where the target's logits along samples are NaN or infinite."""
         target = self.pair.target_lm
-        hidden = states_by_length(target, texts_of(samples))
+        hidden = states_of(target, texts_of(samples))
         for piece in slices(len(hidden), target.vocab_size, SLICE_ELEMENTS):
             check_numbers(self.pair.target_id, target.logits(hidden[piece]).log_softmax(dim=-1))
 
@@ -137,12 +139,10 @@ class DistillModule(CurveModule):
                 torch.cat(ids).to(self.device), torch.cat(log_probs).to(self.device)
             )
         target = self.pair.target_lm
-        return computed_distributions(target, states_by_length(target, texts))
+        return computed_distributions(target, states_of(target, texts))
 
     def configure_optimizers(self) -> OptimizerLRScheduler:
-        draft = self.pair.draft_lm
-        reads_target = bool(draft.reads_layers)
-        settings = self.settings.optimizer.for_width(draft.hidden_size, reads_target)
+        settings = Optimizer(**self.settings.optimizer.values())
         weights = [weight for weight in self.draft.parameters() if weight.requires_grad]
         matrices = matrices_of_layers(self.draft)
         if isinstance(self.trainer.strategy, FSDPStrategy | DeepSpeedStrategy):

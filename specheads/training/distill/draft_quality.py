@@ -12,15 +12,15 @@ from operator import mul
 import torch
 from torch import Tensor
 from torch.distributed.fsdp import FSDPModule
+from transformers import PreTrainedModel
 
 from specheads.pair.feature_draft import FeatureDraft
 from specheads.pair.language_model import LanguageModel
 from specheads.pair.padding import BATCH_TOKENS, SLICE_ELEMENTS, slices
 from specheads.pair.pair import Pair
-from specheads.pair.reading import GivenTexts, states_by_length, states_of
+from specheads.pair.reading import GivenTexts, StatesByDepth, read_by_depth, states_of
 from specheads.pair.revisions import set_draft_temperature
 from specheads.pair.sampling import Warp, check_numbers, naming_rows, overlap
-from specheads.pair.unrolled import StatesByDepth, read_by_depth
 from specheads.progress import progress
 from specheads.training.distill.distill_loss import forward_kl
 from specheads.training.distill.samples import Sample, Samples, place_of, texts_of
@@ -41,25 +41,26 @@ def block_efficiency(overlaps: Sequence[float]) -> float:
 
 
 def draft_states(draft: LanguageModel, texts: GivenTexts) -> Tensor:
-    """Return the states (N, H) of a draft, whose weights may be spread over processes: its layers
-    must then run equally often in all of them.
+    """Return the states (N, H) of a draft that reads tokens alone."""
+    return states_of(draft, texts, _read_at_once(draft.model, texts))
+
+
+def _read_at_once(draft: PreTrainedModel, texts: GivenTexts) -> int:
+    """Return how many tokens a draft reads at once: all where its weights are spread over
+    processes, as its layers must then run equally often in all of them.
     """
-    if not isinstance(draft.model, FSDPModule):
-        return states_by_length(draft, texts)
-    return states_of(draft, texts, max_tokens=texts.tokens.numel())
+    return texts.tokens.numel() if isinstance(draft, FSDPModule) else BATCH_TOKENS
 
 
 def states_by_depth(pair: Pair, texts: GivenTexts, num_steps: int) -> StatesByDepth:
     """Return the states of both models, those of a draft that reads its target after 1 to
     `num_steps` steps; of an ordinary draft all depths are one.
     """
-    if isinstance(pair.draft, FeatureDraft):
-        is_spread = isinstance(pair.draft, FSDPModule)
-        most = texts.tokens.numel() if is_spread else BATCH_TOKENS
-        return read_by_depth(pair.target_lm, pair.draft, texts, num_steps, most)
+    if pair.draft_lm.reads_layers:
+        return read_by_depth(pair, texts, num_steps, _read_at_once(pair.draft, texts))
     hidden = draft_states(pair.draft_lm, texts)[:, None]
     exists = torch.ones(hidden.shape[:2], dtype=torch.bool, device=hidden.device)
-    return StatesByDepth(states_by_length(pair.target_lm, texts), hidden, exists)
+    return StatesByDepth(states_of(pair.target_lm, texts), hidden, exists)
 
 
 def _logits_of(

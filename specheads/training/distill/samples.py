@@ -20,7 +20,7 @@ from specheads.errors import UserError
 from specheads.pair.needs import memory_of, memory_parts
 from specheads.pair.padding import SLICE_ELEMENTS, slices
 from specheads.pair.pair import Pair
-from specheads.pair.reading import GivenTexts, states_by_length
+from specheads.pair.reading import GivenTexts, states_of
 from specheads.pair.sampling import check_numbers, naming_rows
 from specheads.prompts.prompt import GeneratedData, encode_prompts
 from specheads.storage.data_set import load_split
@@ -124,7 +124,7 @@ class TargetStore(RowStore):
 
     @torch.no_grad()
     def _of_texts(self, texts: Sequence[Sample]) -> list[dict[str, Tensor]]:
-        hidden = states_by_length(self.target, texts_of(texts))
+        hidden = states_of(self.target, texts_of(texts))
         ids: list[Tensor] = []
         log_probs: list[Tensor] = []
         for piece in slices(len(hidden), self.target.vocab_size, SLICE_ELEMENTS):
