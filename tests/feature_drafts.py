@@ -80,7 +80,7 @@ def taught(pair: Pair, texts: torch.Tensor, num_steps: int = 60) -> Pair:
     optimizer = torch.optim.Adam(draft.parameters(), lr=1e-2)
     for _ in range(num_steps):
         loss = torch.zeros(())
-        for step, states in zip(range(3), unrolled(draft, texts, features), strict=False):
+        for step, states in zip(range(3), unrolled(draft, texts, features, texts), strict=False):
             logits = draft.lm_head(states[:, step + 1 :])
             loss = loss + cross_entropy(logits.flatten(0, 1), expected[:, step + 1 :].flatten(0, 1))
         optimizer.zero_grad()
