@@ -14,6 +14,7 @@ from specheads.data_gen.settings import DataGeneration
 from specheads.pair.config import PairConfig
 from specheads.pair.draft_vocabulary import borrows_embedding
 from specheads.pair.eagle_formats import is_feature_draft, write_speculators
+from specheads.pair.initial_draft import NewFeatureDraft
 from specheads.pair.needs import pair_needs
 from specheads.pair.pair import load_draft
 from specheads.pair.revisions import resolve
@@ -83,6 +84,38 @@ def test_a_flat_folder_is_the_same_draft(architecture, pickled, folder, draft):
     pair = load_pair("nano", draft=folder)
     assert pair.draft_lm.reads_layers == LAYERS
     assert torch.equal(pair.draft.fc.weight, draft.fc.weight)
+
+
+def test_other_layers_may_be_named_than_a_folder_does(folder, nano):
+    """They are part of what the draft is: data of it with others is not taken for its."""
+    pair = load_pair("nano", draft=folder, draft_layers=[0, 2, 5])
+    assert pair.draft_lm.reads_layers == (0, 2, 5)
+    usual = load_pair("nano", draft=folder)
+    assert pair.draft_revision == f"{usual.draft_revision} of layers 0, 2, 5"
+    # A folder that was converted names numbers of another count
+    change(folder, eagle_aux_hidden_state_layer_ids=[1, 46, 90])
+    assert load_pair("nano", draft=folder, draft_layers=LAYERS).draft_lm.reads_layers == LAYERS
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({"draft_layers": [1, 3, 6]}, r"layers \[1, 3, 6\], but the target has the layers 0 to 5"),
+        ({"draft_layers": [1, 3]}, "columns of fc.weight=768, but expected 512"),
+        ({"draft_layers": [1, -3, 2]}, "model.draft_layers=-3 must be a non-negative integer"),
+        (
+            {"draft_layers": [1, 2], "draft": "embedded:nano/draft"},
+            r"model.draft_layers=\[1,2\]: the draft embedded:nano/draft reads no layers",
+        ),
+        (
+            {"draft_layers": [1, 2], "new_draft": NewFeatureDraft("eagle3")},
+            "'a new eagle3 draft' is made; leave it out, or use eagle3.target_layers=",
+        ),
+    ],
+)
+def test_layers_that_cannot_be_read_are_one_message(keys, message, folder):
+    with pytest.raises(UserError, match=message):
+        load_pair("nano", **{"draft": folder} | keys)
 
 
 @pytest.mark.parametrize("location", [TARGET, "embedded:nano/draft", "synthetic:llama3.2-1b"])
