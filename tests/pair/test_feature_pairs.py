@@ -9,8 +9,6 @@ from feature_drafts import feature_draft
 from safetensors.torch import load_file, save_file
 
 from specheads import UserError, load_pair
-from specheads.data_gen.run import generate_data
-from specheads.data_gen.settings import DataGeneration
 from specheads.pair.config import PairConfig
 from specheads.pair.draft_vocabulary import borrows_embedding
 from specheads.pair.eagle_formats import is_feature_draft, write_speculators
@@ -169,7 +167,5 @@ def test_what_is_not_made_for_such_drafts_says_so(nano, draft, tmp_path):
     recorder = Recorder(pair, Warp(), ResponseLimits(4), RecordSettings(1), 0, tmp_path)
     with pytest.raises(UserError, match="draft eagle reads the target's states, which replay"):
         recorder.record([[(Prompt("a", "dev", "def f"), [3, 4])]])
-    with pytest.raises(UserError, match="which labels of acceptance are not made for yet"):
-        generate_data(pair, [Prompt("a", "dev", "def f")], DataGeneration(), tmp_path)
     with pytest.raises(UserError, match="which the training of heads is not made for yet"):
         train_heads(pair, pytest.fail, HeadTraining(), tmp_path)
