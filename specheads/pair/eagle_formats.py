@@ -1,8 +1,8 @@
 """Folders of EAGLE-3 drafts: speculators' format, and that of SafeAILab and SpecForge.
 
-The second is read as the first, into which a draft is written: a flat config.json and `midlayer.`
-in place of `layers.0.`. Wrong layers or norms fail nowhere and lower acceptance, so what a config
-says must agree with the tensors, and the log says which ones were taken.
+The second has a flat config.json, and `midlayer.` in place of `layers.0.`. Wrong layers or norms
+fail nowhere and lower acceptance, so what a config says must agree with the tensors, and the log
+says which ones were taken.
 """
 
 import logging
@@ -30,7 +30,13 @@ from specheads.pair.draft_vocabulary import (
     set_stored_output,
     stored_as,
 )
-from specheads.pair.feature_draft import ARCHITECTURES, NORMS, FeatureDraft, FeatureDraftConfig
+from specheads.pair.feature_draft import (
+    ARCHITECTURES,
+    NORMS,
+    FeatureDraft,
+    FeatureDraftConfig,
+    usual_layers,
+)
 from specheads.pair.revisions import resolve
 from specheads.pair.synthetic import is_synthetic
 from specheads.storage.files import read_json, write_json, write_whole
@@ -50,6 +56,8 @@ _INPUT = "fc.weight"
 _EMBEDDING = "embed_tokens.weight"
 _KNOWN = "t2d"  # (V,) bool, the tokens of `d2t`
 _OF_TRAINING = ("verifier_lm_head.weight", "verifier_norm.weight")
+_LAYER_PREFIX = "layers.0."
+_FLAT_PREFIX = "midlayer."
 _WEIGHTS = "model.safetensors"
 _PICKLED = "pytorch_model.bin"
 _EXPECTED = "give the folder of an EAGLE-3 draft of speculators, SafeAILab or SpecForge"
@@ -92,12 +100,14 @@ def read_feature_draft(
     target: PreTrainedConfig,
     revision: str | None = None,
     dtype: torch.dtype | None = None,
+    layers: Sequence[int] | None = None,
 ) -> FeatureDraft:
     """Return the EAGLE-3 draft of a folder or hub id, on the CPU, for inference.
 
     Args:
         target: the config of the model that the draft reads.
         dtype: of its weights; None: as stored.
+        layers: of the target, whose inputs it reads; None: those that its config names.
 
     One without embeddings must be given those of its target (`borrow_embedding`). Raises UserError
     for a folder of another kind, a config that does not agree with its tensors or with the target,
@@ -122,6 +132,8 @@ def read_feature_draft(
         )
     # vLLM takes it for true where speculators' config lacks it, and for false in a flat one.
     keys = _of_flat(stored, location) if is_flat else {"norm_before_residual": True} | stored
+    if layers is not None:
+        keys[_LAYERS] = list(layers)
     try:
         config = _config_of(keys, tensors[_INPUT], target, location)
         with no_init_weights():
@@ -190,8 +202,8 @@ def _read_tensors(location: str | Path, revision: str | None) -> dict[str, Tenso
     named = {}
     for name, tensor in tensors.items():
         plain = name.removeprefix("model.")
-        if plain.startswith("midlayer."):
-            plain = f"layers.0.{plain.removeprefix('midlayer.')}"
+        if plain.startswith(_FLAT_PREFIX):
+            plain = _LAYER_PREFIX + plain.removeprefix(_FLAT_PREFIX)
         if plain not in _OF_TRAINING and not plain.endswith("rotary_emb.inv_freq"):
             named[plain] = tensor
     return named
@@ -284,12 +296,12 @@ def _layers_of(given: Any, count: int, location: str | Path) -> tuple[int, ...]:
 
     Without names they are those of the paper's implementation.
     """
-    layers = given or [2, count // 2, count - 3]
+    layers = given or list(usual_layers(count))
     if not _are_counts(layers) or max(layers) >= count or len(set(layers)) < len(layers):
         raise UserError(
             f"{location} reads the inputs of the layers {layers}, but the target has the layers 0"
-            f" to {count - 1}; give the target that it was trained for, or name its layers in"
-            f" config.json: {_LAYERS}."
+            f" to {count - 1}; give the target that it was trained for, or name its layers:"
+            " model.draft_layers=."
         )
     return tuple(layers)
 
@@ -371,12 +383,6 @@ def write_speculators(
         given: other weights than the model's, in the type in which they are stored.
     """
     config = model.config
-    given = model.state_dict() if given is None else given
-    weights = stored_as(model, given, given[_INPUT].dtype)
-    kept = kept_tokens(model)
-    if kept is not None:
-        known = torch.zeros(config.text_config.vocab_size, dtype=torch.bool)
-        weights[_KNOWN] = known.index_fill(0, kept.cpu(), True)
     proposal = {
         "proposal_type": "greedy",
         "speculative_tokens": num_tokens,
@@ -400,6 +406,64 @@ def write_speculators(
             "verifier": {"name_or_path": target_id, "architectures": list(target_architectures)},
         },
     }
+    _write(folder, content, _stored(model, given))
+
+
+def check_safeailab(config: FeatureDraftConfig) -> None:
+    """Raise UserError for a draft that SafeAILab's format cannot describe."""
+    found = [norm for norm in NORMS if getattr(config, norm)]
+    if config.text_config.model_type != "llama":
+        found.append(f"a {config.text_config.model_type} layer")
+    if 0 in config.target_layers:
+        found.append("the input of layer 0")
+    if found:
+        raise UserError(
+            f"eagle3.format=safeailab cannot describe the draft, which has {', '.join(found)}; use"
+            " eagle3.format=speculators, or train a new draft (draft_kind=eagle3)."
+        )
+
+
+def write_safeailab(
+    model: FeatureDraft, folder: Path, num_layers: int, given: Mapping[str, Tensor] | None = None
+) -> None:
+    """Write a draft into a folder in the format of SafeAILab and SpecForge.
+
+    Args:
+        num_layers: of the target.
+        given: other weights than the model's, in the type in which they are stored.
+
+    Raises UserError as `check_safeailab`.
+    """
+    config = model.config
+    check_safeailab(config)
+    content = config.text_config.to_diff_dict()
+    ropes = dict(content.pop("rope_parameters"))  # the name since transformers 5
+    content["rope_theta"] = ropes.pop("rope_theta")
+    content["rope_scaling"] = None if ropes["rope_type"] == "default" else ropes
+    content["architectures"] = ["LlamaForCausalLMEagle3"]
+    content[SIZE] = config.draft_vocab_size
+    if config.target_hidden_size != config.text_config.hidden_size:
+        content[_TARGET_SIZE] = config.target_hidden_size  # which SafeAILab's expects with it alone
+    if config.target_layers != usual_layers(num_layers):
+        content[_OF_FLAT] = {_LAYERS: [layer - 1 for layer in config.target_layers]}
+    weights = {}
+    for name, weight in _stored(model, given).items():
+        weights[name.replace(_LAYER_PREFIX, _FLAT_PREFIX)] = weight
+    _write(folder, content, weights)
+
+
+def _stored(model: FeatureDraft, given: Mapping[str, Tensor] | None) -> dict[str, Tensor]:
+    """Return the tensors of a draft's folder, by speculators' names."""
+    given = model.state_dict() if given is None else given
+    weights = stored_as(model, given, given[_INPUT].dtype)
+    kept = kept_tokens(model)
+    if kept is not None:
+        known = torch.zeros(model.config.text_config.vocab_size, dtype=torch.bool)
+        weights[_KNOWN] = known.index_fill(0, kept.cpu(), True)
+    return weights
+
+
+def _write(folder: Path, content: Mapping[str, object], weights: Mapping[str, Tensor]) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     contiguous = {name: weight.contiguous() for name, weight in weights.items()}
     metadata = {"format": "pt"}  # without it transformers reads no safetensors

@@ -49,6 +49,13 @@ NORMS = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")  # 
 CARRIER = 1  # the layer of a KV cache that carries states; layer 0 is that of the attention
 
 
+def usual_layers(count: int) -> tuple[int, ...]:
+    """Return the layers of a target of `count` layers whose inputs a draft reads by default, as
+    SafeAILab's implementation, vLLM and SGLang take them.
+    """
+    return 2, count // 2, count - 3
+
+
 class FeatureDraftConfig(PreTrainedConfig):
     """The sizes and norms of a draft that reads its target.
 

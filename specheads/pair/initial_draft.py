@@ -17,7 +17,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, Pre
 
 from specheads.errors import UserError, is_count
 from specheads.pair.draft_vocabulary import share_embedding
-from specheads.pair.feature_draft import FeatureDraft, FeatureDraftConfig
+from specheads.pair.feature_draft import FeatureDraft, FeatureDraftConfig, usual_layers
 from specheads.pair.language_model import LanguageModel, place_of_layers
 from specheads.pair.quantization import is_quantized
 
@@ -102,11 +102,14 @@ class NewFeatureDraft:
 
     `target_layers`: whose inputs it reads; None: those of the paper's implementation, and others
     where the target has fewer than 7.
+    `form`: speculators, whose drafts add to normalized states, or safeailab, whose own code knows
+    Llama's layer with plain angles alone.
     """
 
     kind: str  # eagle3, or eagle3.1, which normalizes features and own states
     target_layers: Sequence[int] | None = None
     seed: int = 0
+    form: str = "speculators"
 
     @property
     def name(self) -> str:
@@ -129,7 +132,7 @@ class NewFeatureDraft:
             middle = count // 2
             if count < 7:
                 return 1, middle, max(middle + 1, 3 * count // 4)
-            return 2, middle, count - 3
+            return usual_layers(count)
         if not layers or len(set(layers)) < len(layers) or max(layers) >= count:
             raise UserError(
                 f"eagle3.target_layers={list(layers)} must be different layers of the target, which"
@@ -159,12 +162,13 @@ class NewFeatureDraft:
         of_target = target.config.get_text_config()
         layers = self.layers(of_target.num_hidden_layers)
         _check_inputs(target, layers)
+        is_plain = self.form == "safeailab"
         config = FeatureDraftConfig(
-            text_config=_layer_config(target),
+            text_config=_layer_config(target, is_plain),
             target_layers=layers,
             target_hidden_size=of_target.hidden_size,
             draft_vocab_size=len(output),
-            norm_before_residual=True,
+            norm_before_residual=not is_plain,
             fc_norm=self.kind == "eagle3.1",
             norm_output=self.kind == "eagle3.1",
         )
@@ -197,25 +201,25 @@ def _check_inputs(target: PreTrainedModel, layers: Sequence[int]) -> None:
             )
 
 
-def _layer_config(target: PreTrainedModel) -> PretrainedConfig:
+def _layer_config(target: PreTrainedModel, is_plain: bool) -> PretrainedConfig:
     """Return the config of a model with one layer of the target's sizes, of Qwen 3 for its family
-    and else of Llama.
+    and else of Llama; with `is_plain` of Llama, with plain angles and heads that share its width.
     """
     lm = LanguageModel(target)
     of_layer = lm.layer_configs[-1]
     vocab_size, width = target.get_input_embeddings().weight.shape
     num_heads = getattr(of_layer, "num_attention_heads", None) or max(1, width // HEAD_SIZE)
-    size = getattr(of_layer, "head_dim", None) or width // num_heads
+    size = (not is_plain and getattr(of_layer, "head_dim", None)) or width // num_heads
     num_keys = getattr(of_layer, "num_key_value_heads", None) or num_heads
     if size % 2 or num_heads % num_keys:  # angles turn pairs of numbers
         num_heads, size = max(1, width // HEAD_SIZE), HEAD_SIZE
         num_keys = num_heads
     wide = getattr(of_layer, "intermediate_size", None) or getattr(of_layer, "ffn_dim", None)
     ropes = getattr(of_layer, "rope_parameters", None) or {}
-    if ropes.get("rope_type") not in ROPES:
+    if is_plain or ropes.get("rope_type") not in ROPES:
         theta = ropes.get("rope_theta", 10000.0)
         ropes = {"rope_type": "default", "rope_theta": theta}
-    kind = "qwen3" if lm.config.model_type.startswith("qwen3") else "llama"
+    kind = "qwen3" if lm.config.model_type.startswith("qwen3") and not is_plain else "llama"
     return AutoConfig.for_model(
         kind,
         vocab_size=vocab_size,

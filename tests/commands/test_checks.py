@@ -54,7 +54,7 @@ train model=mine model.draft=./none model.target=./none
 train data=alpaca data.path=none.jsonl data.num_train=2
     none.jsonl; is not there; give a JSON
 distill loss.divergence=kl
-    loss.divergence=kl; must be one of 'total_variation'; divergence
+    loss.divergence=kl; must be one of 'auto'; divergence
 data generation.batch_size=0
     generation.batch_size=0; must be a positive integer; fewer take less memory
 evaluate head=./no_head

@@ -1,4 +1,4 @@
-"""Folders of EAGLE-3 drafts: both formats read, speculators' written, mistakes in them found."""
+"""Folders of EAGLE-3 drafts: both formats read and written, mistakes in them found."""
 
 import json
 import logging
@@ -13,13 +13,14 @@ from transformers import LlamaConfig
 
 from specheads import UserError
 from specheads.pair.draft_vocabulary import borrow_embedding, borrows_embedding, kept_tokens
-from specheads.pair.eagle_formats import read_feature_draft, write_speculators
+from specheads.pair.eagle_formats import read_feature_draft, write_safeailab, write_speculators
 from specheads.pair.language_model import LanguageModel
 
 FIXTURES = ROOT / "tests" / "fixtures" / "eagle3"
 CASES = sorted(folder.name for folder in FIXTURES.iterdir())
 SIZES = {"vocab_size": 40, "hidden_size": 16, "num_attention_heads": 2}
 TARGET = LlamaConfig(**SIZES, num_hidden_layers=8)
+ANGLES = {"rope_type": "default", "rope_theta": 500.0}
 GENERATOR = torch.Generator().manual_seed(0)
 
 
@@ -84,6 +85,38 @@ def test_a_written_draft_is_read_again(name, tmp_path):
     assert verifier == {"name_or_path": "a-target", "architectures": ["LlamaForCausalLM"]}
     unlike = {key for key in config if config[key] != reference.get(key)}
     assert unlike <= {"speculators_config", "target_hidden_size", "transformer_layer_config"}
+
+
+@pytest.mark.parametrize("num_layers", [8, 12])  # the same layers are those of the paper, or not
+@pytest.mark.parametrize("name", ["llama", "llama_full_vocabulary"])
+def test_a_draft_is_written_for_safeailab_and_read_again(name, num_layers, tmp_path):
+    changes = {"keys": {"norm_before_residual": False}, "layer": {"rope_parameters": ANGLES}}
+    model = read_feature_draft(changed(tmp_path / "before", name, **changes), TARGET)
+    write_safeailab(model, tmp_path / "after", num_layers)
+    target = LlamaConfig(**SIZES, num_hidden_layers=num_layers)
+    again = read_feature_draft(tmp_path / "after", target)
+    assert torch.equal(outputs(again), outputs(model))
+    assert again.config.target_layers == (2, 4, 5)
+    config = json.loads((tmp_path / "after" / "config.json").read_text())
+    named = {"eagle_aux_hidden_state_layer_ids": [1, 3, 4]}  # by their outputs
+    assert config.get("eagle_config") == (None if num_layers == 8 else named)
+    assert config["rope_theta"] == 500.0 and config["architectures"] == ["LlamaForCausalLMEagle3"]
+    names = load_file(tmp_path / "after" / "model.safetensors").keys()
+    assert "midlayer.mlp.up_proj.weight" in names and not any("layers.0" in each for each in names)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("qwen3", "the draft, which has a qwen3 layer; use eagle3.format=speculators"),
+        ("llama_3_1", "which has fc_norm, norm_output; use eagle3.format=speculators"),
+    ],
+)
+def test_a_draft_that_safeailabs_format_cannot_describe_is_rejected(name, message, tmp_path):
+    model = read_feature_draft(FIXTURES / name, TARGET)
+    with pytest.raises(UserError, match=message):
+        write_safeailab(model, tmp_path / "after", 8)
+    assert not (tmp_path / "after").exists()
 
 
 @pytest.mark.parametrize("pickled", [False, True])

@@ -12,7 +12,8 @@ from transformers import AutoModelForCausalLM
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from specheads import UserError
-from specheads.pair.draft_vocabulary import borrows_embedding
+from specheads.pair.draft_vocabulary import borrows_embedding, share_embedding
+from specheads.pair.eagle_formats import read_feature_draft, write_safeailab
 from specheads.pair.initial_draft import NewFeatureDraft, TargetLayers
 from specheads.pair.language_model import LanguageModel, place_of_layers
 from specheads.pair.reading import read_features
@@ -231,6 +232,22 @@ def test_a_new_draft_that_reads_any_target_gives_logits_of_all_tokens(name, kind
     found = torch.stack(list(islice(unrolled(draft, TOKENS, features, TOKENS), 3)))
     logits = LanguageModel(draft).logits(found)
     assert logits.shape == (3, *TOKENS.shape, VOCAB_SIZE) and logits.isfinite().all()
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_a_new_draft_in_safeailabs_format_is_what_that_describes(name, tmp_path):
+    target = family_pair(name).target
+    draft = NewFeatureDraft("eagle3", [1], form="safeailab").make(target)
+    count = target.config.get_text_config().num_hidden_layers
+    write_safeailab(draft, tmp_path, count)
+    again = read_feature_draft(tmp_path, target.config)
+    assert again.config.target_layers == (1,) and not again.config.norm_before_residual
+    states = torch.randn(1, 4, draft.config.text_config.hidden_size, dtype=draft.dtype)
+    share_embedding(again, draft.embed_tokens.weight)
+    found = again(TOKENS[:1, :4], states).state
+    torch.testing.assert_close(found, draft(TOKENS[:1, :4], states).state)
+    config = draft.config.text_config
+    assert config.head_dim * config.num_attention_heads == config.hidden_size
 
 
 def test_a_new_draft_is_the_same_for_the_same_seed():

@@ -48,7 +48,9 @@ def steps_of(*given):
 )
 @torch.no_grad()
 def test_all_positions_equal_the_references(folder):
-    """Of drafts that the reference wrote, and of those that it read from our folders."""
+    """Of drafts that speculators wrote, and of those that it or SafeAILab's own code read from our
+    folders.
+    """
     draft = read_feature_draft(folder, TARGET)
     reference = load_file(folder / "reference.safetensors")
     assert ("embed_tokens" in reference) == borrows_embedding(draft) == (folder in EXPORTS)

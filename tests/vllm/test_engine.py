@@ -43,27 +43,28 @@ def expected(engine):
     return tokens(engine(alone=True), PROMPTS, GREEDY)
 
 
-def drafted_lengths(engine):
-    """Note the lengths of all drafts from now on."""
+def noted_drafts(engine):
+    """Note all drafts from now on."""
     executor = engine.llm_engine.engine_core.engine_core.model_executor
     drafter = executor.driver_worker.worker.model_runner.drafter
-    lengths = []
+    noted = []
     propose = drafter.propose
 
-    def noted(*arguments, **others):
+    def proposed(*arguments, **others):
         drafts = propose(*arguments, **others)
-        lengths.extend(map(len, drafts))
+        noted.extend(map(list, drafts))
         return drafts
 
-    drafter.propose = noted
-    return lengths
+    drafter.propose = proposed
+    return noted
 
 
 @pytest.mark.parametrize("threshold", [0.6, None])
 def test_greedy_tokens_are_the_targets(engine, expected, threshold):
     made = engine(given={"threshold": threshold})
-    lengths = drafted_lengths(made)
+    drafts = noted_drafts(made)
     assert tokens(made, PROMPTS, GREEDY) == expected
+    lengths = list(map(len, drafts))
     assert len(set(lengths)) > 2 and max(lengths) <= 6  # the head stops at different places
 
 
@@ -102,8 +103,9 @@ def test_requests_that_come_late_and_end_early_change_nothing(engine, expected):
 
 def test_vllm_bounds_drafts_by_the_number_of_requests(engine, expected):
     made = engine(speculative={"num_speculative_tokens_per_batch_size": [[1, 2, 3], [3, 4, 0]]})
-    lengths = drafted_lengths(made)
+    drafts = noted_drafts(made)
     assert tokens(made, PROMPTS, GREEDY) == expected
+    lengths = list(map(len, drafts))
     # Four at once until the last ones are left
     assert lengths.count(0) > len(lengths) / 2 and 0 < max(lengths) <= 3
 

@@ -43,6 +43,7 @@ from specheads.training.distill.draft_quality import (
 from specheads.training.distill.muon import MuonAndAdamW, matrices_of_layers
 from specheads.training.distill.samples import Sample, place_of, texts_of
 from specheads.training.distill.settings import Distillation
+from specheads.training.settings import Optimizer
 
 Result = TypeVar("Result")
 DRAFT = "draft"  # the name of the one model that is trained
@@ -56,7 +57,8 @@ class DistillModule(CurveModule):
     def __init__(self, pair: Pair, settings: Distillation) -> None:
         super().__init__()
         self.draft = pair.draft
-        self.settings = settings
+        draft = pair.draft_lm
+        self.settings = settings.for_draft(draft.hidden_size, bool(draft.reads_layers))
         self.pair = pair  # no module, so Lightning does not count its weights as this one's
         self._quality_sums: list[Tensor] = []
         self.before: dict[str, float] = {}  # quality on dev prompts before the first step
@@ -140,9 +142,7 @@ class DistillModule(CurveModule):
         return computed_distributions(target, states_of(target, texts))
 
     def configure_optimizers(self) -> OptimizerLRScheduler:
-        draft = self.pair.draft_lm
-        reads_target = bool(draft.reads_layers)
-        settings = self.settings.optimizer.for_width(draft.hidden_size, reads_target)
+        settings = Optimizer(**self.settings.optimizer.values())
         weights = [weight for weight in self.draft.parameters() if weight.requires_grad]
         matrices = matrices_of_layers(self.draft)
         if isinstance(self.trainer.strategy, FSDPStrategy | DeepSpeedStrategy):

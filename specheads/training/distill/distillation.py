@@ -26,7 +26,7 @@ from specheads.pair.draft_vocabulary import (
     keep_tokens,
     stored_as,
 )
-from specheads.pair.eagle_formats import write_speculators
+from specheads.pair.eagle_formats import check_safeailab, write_safeailab, write_speculators
 from specheads.pair.feature_draft import FeatureDraft
 from specheads.pair.needs import memory_of, memory_parts
 from specheads.pair.padding import SLICE_ELEMENTS
@@ -97,7 +97,7 @@ def distill(
     """
     run = Path(run)
     _check(pair, settings)
-    settings = _with_precision(settings.for_pair(pair), pair)
+    settings = _chosen(settings.for_pair(pair), pair)
     device = pair.draft_lm.device
     dtype = pair.draft.dtype
     provenance = _provenance(settings, pair)
@@ -173,9 +173,11 @@ def _check(pair: Pair, settings: Distillation) -> None:
         )
     if settings.stored_dtype == "int8" and isinstance(pair.draft, FeatureDraft):
         raise UserError(
-            f"stored_dtype=int8 is of stand-alone drafts, and {pair.draft_id} is stored as"
-            " speculators reads it; use bfloat16, float16 or float32."
+            f"stored_dtype=int8 is of stand-alone drafts, and {pair.draft_id} is stored as other"
+            " programs read it; use bfloat16, float16 or float32."
         )
+    if settings.form == "safeailab" and isinstance(pair.draft, FeatureDraft):
+        check_safeailab(pair.draft.config)
     check_trainable(is_quantized(pair.draft), pair.draft_id)
     pair.check_merged()
     if settings.embedding == "target":
@@ -252,15 +254,17 @@ def _needs(pair: Pair, train: Samples, settings: Distillation, trainer: Trainer,
     return f"{memory}, {space_of('distilling', num_weights * (12 + itemsize), run)}"
 
 
-def _with_precision(settings: Distillation, pair: Pair) -> Distillation:
-    """Return settings whose `trainer.precision` is not auto: CUDA is fastest in bfloat16, and
-    float64 is for tests.
+def _chosen(settings: Distillation, pair: Pair) -> Distillation:
+    """Return settings with what they leave open: of the optimizer, the loss, and the precision.
+
+    CUDA is fastest in bfloat16, and float64 is for tests.
     """
+    draft = pair.draft_lm
+    settings = settings.for_draft(draft.hidden_size, bool(draft.reads_layers))
     if settings.trainer.precision != "auto":
         return settings
     dtype = pair.draft.dtype
-    device_type = pair.draft_lm.device.type
-    half = dtype == torch.bfloat16 or (device_type == "cuda" and dtype != torch.float64)
+    half = dtype == torch.bfloat16 or (draft.device.type == "cuda" and dtype != torch.float64)
     precision = "bf16-mixed" if half else "32-true"
     return settings.but(trainer=settings.trainer.but(precision=precision))
 
@@ -295,7 +299,7 @@ def _provenance(settings: Distillation, pair: Pair) -> dict[str, object]:
         "draft": pair.draft_revision,
         "target": pair.target_revision,
         "dtype": [str(pair.target.dtype), str(pair.draft.dtype)],
-        **settings.cache_key(pair.draft_lm.hidden_size, bool(pair.draft_lm.reads_layers)),
+        **settings.cache_key(),
     }
 
 
@@ -347,6 +351,10 @@ def _write(
     draft = pair.draft
     if isinstance(draft, FeatureDraft):
         typed = {name: weight.to(dtype) for name, weight in weights.items()}
+        if settings.form == "safeailab":
+            num_layers = pair.target.config.get_text_config().num_hidden_layers
+            write_safeailab(draft, folder, num_layers, typed)
+            return
         names = pair.target.config.architectures or [type(pair.target).__name__]
         write_speculators(draft, folder, pair.target_id, names, settings.num_steps, typed)
         return
@@ -371,6 +379,7 @@ def draft_provenance(
             "layers": list(pair.draft_lm.reads_layers),
             "steps": settings.num_steps,
             "step_decay": settings.step_decay,
+            "format": settings.form,
         }
     return {
         "name": pair.name,
@@ -384,9 +393,7 @@ def draft_provenance(
         },
         "loss": {"divergence": settings.divergence},
         "samples": settings.samples,
-        "optimizer": settings.optimizer.for_width(
-            pair.draft_lm.hidden_size, reads is not None
-        ).values(),
+        "optimizer": settings.optimizer.values(),
         "warp": settings.warp.values(),
         "data": data.name,
         "num_prompts": num_prompts,
@@ -419,8 +426,7 @@ pair = specheads.load_pair(draft="<this folder>", target="<the target>")
 """
 HEADS = """Acceptance heads of another draft do not fit this one: train one with `specheads train \
 model.draft=<this folder>`."""
-OF_TARGET = """It reads the target's hidden states, so it drafts for this target alone. The folder \
-is in the format of speculators."""
+OF_TARGET = """It reads the target's hidden states, so it drafts for this target alone."""
 DEPTHS = """ `overlap_1` is that of tokens that are drafted after one step with the draft's own \
 state, and so on."""
 
@@ -438,6 +444,7 @@ def _model_card(description: Mapping[str, Any]) -> str:
         "measured under": _listed(description["warp"]),
     }
     if reads is not None:
+        rows["format"] = reads["format"]
         rows["reads"] = f"the inputs of the target's layers {', '.join(map(str, reads['layers']))}"
         rows["steps from each position"] = (
             f"{reads['steps']}, each weighs {reads['step_decay']:g} of the one before"
@@ -447,7 +454,7 @@ def _model_card(description: Mapping[str, Any]) -> str:
     for name, value in description["test"]["after"].items():
         figures += f"| {name} | {description['test']['before'][name]:.4f} | {value:.4f} |\n"
     return CARD.format(
-        library="transformers" if reads is None else "speculators",
+        library="transformers" if reads is None else reads["format"],
         tag="draft-model" if reads is None else "eagle3",
         settings=settings,
         depths="" if reads is None else DEPTHS,

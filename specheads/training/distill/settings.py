@@ -19,7 +19,7 @@ from specheads.settings import (
     setting,
     shown,
 )
-from specheads.training.settings import Loader, Optimizer, TrainerSettings, Training
+from specheads.training.settings import Loader, TrainerSettings, Training
 
 if TYPE_CHECKING:
     from specheads.pair.initial_draft import NewDraft
@@ -42,11 +42,6 @@ class _DraftOptimizer(Settings):
     warmup_share: Probability = setting(
         0.03, "the share of all steps in which the learning rate rises; 0: none"
     )
-
-    def for_width(self, width: int, reads_target: bool = False) -> Optimizer:
-        """Return the settings for a draft whose hidden states have `width` numbers."""
-        product = LR_TIMES_WIDTH_OF_EAGLE3 if reads_target else LR_TIMES_WIDTH
-        return Optimizer(**self.values() | {"lr": product / width if self.lr is None else self.lr})
 
 
 class _DraftTrainer(TrainerSettings):
@@ -90,6 +85,12 @@ class Distillation(Training):
         " paper's implementation, and of a small target others",
         key="eagle3.target_layers",
     )
+    form: Literal["speculators", "safeailab"] = setting(
+        "speculators",
+        "the format of an EAGLE-3 draft's folder: speculators, or safeailab, which SpecForge has,"
+        " too, for draft_kind=eagle3 alone",
+        key="eagle3.format",
+    )
     init_layers: PositiveCount | tuple[Count, ...] | None = setting(
         None,
         "the target's layers that the draft begins with, [0,3,5], or how many, spread evenly; null:"
@@ -111,10 +112,10 @@ class Distillation(Training):
         " else its own; int8: linear maps in 8 bits, which only specheads reads",
         decides=False,
     )
-    divergence: Literal["total_variation", "forward_kl"] = setting(
-        "total_variation",
+    divergence: Literal["auto", "total_variation", "forward_kl"] = setting(
+        "auto",
         "the divergence from the target's distribution: total_variation (the probability of a"
-        " rejection) or forward_kl",
+        " rejection) or forward_kl; auto: forward_kl for an EAGLE-3 draft, else total_variation",
         key="loss.divergence",
     )
     target_probs_budget: NonNegativeNumber = setting(
@@ -148,7 +149,7 @@ class Distillation(Training):
         from specheads.pair.initial_draft import NewFeatureDraft, TargetLayers
 
         if self.draft_kind != "stand_alone":
-            return NewFeatureDraft(self.draft_kind, self.target_layers, self.seed)
+            return NewFeatureDraft(self.draft_kind, self.target_layers, self.seed, self.form)
         return None if self.init_layers is None else TargetLayers(self.init_layers)
 
     @property
@@ -177,15 +178,25 @@ class Distillation(Training):
         if self.stored_dtype == "int8":
             raise UserError(
                 f"stored_dtype=int8 is of stand-alone drafts, and draft_kind={self.draft_kind} is"
-                " stored as speculators reads it; use bfloat16, float16 or float32."
+                " stored as other programs read it; use bfloat16, float16 or float32."
+            )
+        if self.form == "safeailab" and self.draft_kind != "eagle3":
+            raise UserError(
+                f"eagle3.format=safeailab has no norms of draft_kind={self.draft_kind}; use"
+                " draft_kind=eagle3, or eagle3.format=speculators."
             )
 
-    def cache_key(self, width: int, reads_target: bool = False) -> dict[str, object]:
-        """Return the settings that decide the result of a training for a draft of this width,
-        except for models and data.
+    def for_draft(self, width: int, reads_target: bool = False) -> "Distillation":
+        """Return settings with the learning rate and the divergence of a draft whose hidden states
+        have `width` numbers, where they leave these open.
         """
-        return (
-            cache_key(self)
-            | cache_key(self.optimizer.for_width(width, reads_target), "optimizer")
-            | self.trainer.cache_key()
+        lr = (LR_TIMES_WIDTH_OF_EAGLE3 if reads_target else LR_TIMES_WIDTH) / width
+        divergence = "forward_kl" if reads_target else "total_variation"
+        return self.but(
+            optimizer=self.optimizer.but(lr=self.optimizer.lr or lr),
+            divergence=divergence if self.divergence == "auto" else self.divergence,
         )
+
+    def cache_key(self) -> dict[str, object]:
+        """Return the settings that decide the result of a training, except for models and data."""
+        return cache_key(self) | self.trainer.cache_key()

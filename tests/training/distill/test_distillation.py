@@ -228,7 +228,7 @@ def test_a_draft_keeps_the_tokens_that_the_target_says_most(cfg, embedding, more
 
 def test_a_draft_that_reads_its_target_becomes_a_folder_of_speculators(cfg, tmp_path, capsys):
     words = ["draft_kind=eagle3", "draft_vocabulary=60", "eagle3.steps=2"]
-    folder = distill_draft(cfg(*words, "trainer.max_epochs=4", "loss.divergence=forward_kl")).folder
+    folder = distill_draft(cfg(*words, "trainer.max_epochs=4")).folder
     config = json.loads((folder / "config.json").read_text())
     assert config["speculators_model_type"] == "eagle3" and config["draft_vocab_size"] == 60
     assert config["eagle_aux_hidden_state_layer_ids"] == [1, 3, 4]
@@ -242,7 +242,9 @@ def test_a_draft_that_reads_its_target_becomes_a_folder_of_speculators(cfg, tmp_
     assert pair.stop_tokens <= set(kept_tokens(pair.draft).tolist())
     description = description_of(folder)
     assert pair.draft_lm.temperature == description["temperature"]
-    assert description["reads"] == {"layers": [1, 3, 4], "steps": 2, "step_decay": 1.0}
+    expected = {"layers": [1, 3, 4], "steps": 2, "step_decay": 1.0, "format": "speculators"}
+    assert description["reads"] == expected
+    assert description["loss"] == {"divergence": "forward_kl"}
     quality = description["test"]
     assert quality["after"]["kl"] < quality["before"]["kl"] - 0.1
     card = (folder / "README.md").read_text()
@@ -252,6 +254,10 @@ def test_a_draft_that_reads_its_target_becomes_a_folder_of_speculators(cfg, tmp_
     assert is_better != ("WARNING: the draft became worse" in printed)
     # The target is read for its states in any case
     assert not list(tmp_path.glob("data/target_probs/*"))
+    with pytest.raises(
+        UserError, match="cannot describe the draft, which has norm_before_residual"
+    ):
+        distill_draft(cfg(f"model.draft={folder}", "eagle3.format=safeailab"))
     # Trained further, it begins where it was
     again = [f"model.draft={folder}", "trainer.max_epochs=1", f"paths.run={tmp_path}/again"]
     more = description_of(distill_draft(cfg(*again)).folder)
@@ -454,3 +460,15 @@ def test_a_target_that_cannot_be_read_is_refused_before_responses_are_made(
     with pytest.raises(UserError, match=message):
         distill_draft(cfg("draft_kind=eagle3", *words))
     assert not list(tmp_path.glob("data/*"))
+
+
+def test_a_draft_becomes_a_folder_in_safeailabs_format(cfg):
+    words = ["draft_kind=eagle3", "draft_vocabulary=60", "eagle3.format=safeailab"]
+    folder = distill_draft(cfg(*words, "trainer.max_epochs=1")).folder
+    config = json.loads((folder / "config.json").read_text())
+    assert config["architectures"] == ["LlamaForCausalLMEagle3"]
+    # Of nano's six layers those of the paper are too near each other
+    assert config["eagle_config"] == {"eagle_aux_hidden_state_layer_ids": [0, 2, 3]}
+    assert load_pair("nano", draft=str(folder)).draft_lm.reads_layers == (1, 3, 4)
+    card = (folder / "README.md").read_text()
+    assert "| format | safeailab |" in card
