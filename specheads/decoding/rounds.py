@@ -253,8 +253,8 @@ class _FirstTokens:
                 self._pair.said.add(draft.described)
                 logger.warning(
                     "of the first tokens of %d drafts of %s, %d were accepted, about as many as by"
-                    " chance. It is %s; correct these keys in its config.json, or give the target"
-                    " that it was trained for",
+                    " chance. It is %s; name other layers (model.draft_layers=), correct the norms"
+                    " in its config.json, or give the target that it was trained for",
                     self._num_drafts,
                     self._pair.draft_id,
                     self._num_accepted,

@@ -12,7 +12,7 @@ from pydantic import BeforeValidator, InstanceOf
 
 from specheads.errors import UserError
 from specheads.pair.locations import check_available
-from specheads.settings import Flag, PositiveNumber, Settings, Text, config_folder, setting
+from specheads.settings import Count, Flag, PositiveNumber, Settings, Text, config_folder, setting
 
 # How weights are stored in fewer bits; quantization.py says what each needs
 QUANTIZATIONS = ("int8", "fp8", "int4", "nf4", "llm_int8")
@@ -114,6 +114,11 @@ class PairConfig(Settings):
         "divides the draft's logits before any warp, and not the target's: a sharper or flatter"
         " draft may agree more often, and the output stays the target's; null: the one in the"
         " draft's config, which a distillation writes, or 1",
+    )
+    draft_layers: tuple[Count, ...] | None = setting(
+        None,
+        "the target's layers whose inputs an EAGLE-3 draft reads, [2,18,33], in place of those that"
+        " its folder names: one that was converted may name others; null: the folder's",
     )
     trust_remote_code: Flag | Literal["draft", "target"] = setting(
         False,

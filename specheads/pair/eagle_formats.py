@@ -100,12 +100,14 @@ def read_feature_draft(
     target: PreTrainedConfig,
     revision: str | None = None,
     dtype: torch.dtype | None = None,
+    layers: Sequence[int] | None = None,
 ) -> FeatureDraft:
     """Return the EAGLE-3 draft of a folder or hub id, on the CPU, for inference.
 
     Args:
         target: the config of the model that the draft reads.
         dtype: of its weights; None: as stored.
+        layers: of the target, whose inputs it reads; None: those that its config names.
 
     One without embeddings must be given those of its target (`borrow_embedding`). Raises UserError
     for a folder of another kind, a config that does not agree with its tensors or with the target,
@@ -130,6 +132,8 @@ def read_feature_draft(
         )
     # vLLM takes it for true where speculators' config lacks it, and for false in a flat one.
     keys = _of_flat(stored, location) if is_flat else {"norm_before_residual": True} | stored
+    if layers is not None:
+        keys[_LAYERS] = list(layers)
     try:
         config = _config_of(keys, tensors[_INPUT], target, location)
         with no_init_weights():
@@ -296,8 +300,8 @@ def _layers_of(given: Any, count: int, location: str | Path) -> tuple[int, ...]:
     if not _are_counts(layers) or max(layers) >= count or len(set(layers)) < len(layers):
         raise UserError(
             f"{location} reads the inputs of the layers {layers}, but the target has the layers 0"
-            f" to {count - 1}; give the target that it was trained for, or name its layers in"
-            f" config.json: {_LAYERS}."
+            f" to {count - 1}; give the target that it was trained for, or name its layers:"
+            " model.draft_layers=."
         )
     return tuple(layers)
 

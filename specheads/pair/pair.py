@@ -45,6 +45,7 @@ from specheads.pair.revisions import (
     set_draft_temperature,
 )
 from specheads.pair.source import ModelSource, checked_dtype
+from specheads.settings import shown
 from specheads.storage.files import without_home
 
 Message = Mapping[str, object]  # of a conversation: its role, content and the like
@@ -433,6 +434,11 @@ def _load_pair(config: PairConfig, only_draft: bool, new_draft: NewDraft | None)
             f"the draft '{new_draft.name}' is made of a target whose weights are not quantized;"
             " leave out model.quantization and model.draft_quantization."
         )
+    if new_draft and config.draft_layers is not None:
+        raise UserError(
+            f"model.draft_layers={shown(config.draft_layers)} is of a draft that is loaded, and"
+            f" '{new_draft.name}' is made; leave it out, or use eagle3.target_layers=."
+        )
     config.check_available(draft=new_draft is None)
     tokenizer, known = _tokenizer(config, new_draft)
     draft, target = _models(config, only_draft, new_draft)
@@ -462,7 +468,7 @@ def _load_pair(config: PairConfig, only_draft: bool, new_draft: NewDraft | None)
         draft_revision=(
             f"{draft_id}, not saved"
             if new_draft
-            else revision_of(draft.config, draft_id, stored["draft"])
+            else revision_of(draft.config, draft_id, stored["draft"], config.draft_layers)
         ),
         chat=config.chat,
         instruction_format=config.instruction_format,
@@ -587,7 +593,7 @@ def _models(
 ) -> tuple[PreTrainedModel, PreTrainedModel]:
     # The draft first: a target that may be spread over devices takes what is left.
     source = ModelSource.of(config, "target")
-    draft = None if new_draft else _draft_model(ModelSource.of(config, "draft"), source)
+    draft = None if new_draft else _draft_model(config, source)
     target = weightless_model(source) if only_draft else load_model(source)
     if config.device_map and source.device.startswith("cuda"):
         _check_spread(getattr(target, "hf_device_map", {}), str(config.target))
@@ -598,24 +604,31 @@ def _models(
     return draft, target
 
 
-def _draft_model(source: ModelSource, target: ModelSource) -> PreTrainedModel:
+def _draft_model(config: PairConfig, target: ModelSource) -> PreTrainedModel:
     """Return a draft for inference; one that reads its target runs in the target's type.
 
     Raises UserError if it cannot be loaded.
     """
+    source = ModelSource.of(config, "draft")
     location = source.location
+    layers = config.draft_layers
     if not is_feature_draft(location, source.revision):
+        if layers is not None:
+            raise UserError(
+                f"model.draft_layers={shown(layers)}: the draft {location} reads no layers of its"
+                " target; leave it out, or give an EAGLE-3 draft."
+            )
         return load_model(source)
     if source.quantization is not None:
         raise UserError(
             f"draft_quantization={source.quantization}: the draft {location} reads its target, and"
             " such a draft is not quantized; leave model.draft_quantization out."
         )
-    config = stored_config(target)
+    of_target = stored_config(target)
     dtype = chosen_dtype(target)
     if dtype == "auto":
-        dtype = config.get_text_config().dtype
-    model = read_feature_draft(location, config, source.revision, dtype)
+        dtype = of_target.get_text_config().dtype
+    model = read_feature_draft(location, of_target, source.revision, dtype, layers)
     return cast(PreTrainedModel, model.to(source.device))
 
 

@@ -10,7 +10,7 @@ import json
 import logging
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -249,14 +249,19 @@ def set_draft_temperature(draft: PreTrainedModel, temperature: float) -> None:
 
 
 def revision_of(
-    config: PreTrainedConfig, location: str | Path, quantization: str | None = None
+    config: PreTrainedConfig,
+    location: str | Path,
+    quantization: str | None = None,
+    layers: Sequence[int] | None = None,
 ) -> str:
     """Return the version of a model by its config: `content_of` its files, its temperature, how its
-    weights are stored.
+    weights are stored, and which layers of its target it reads in place of those that these name.
     """
     revision = content_of(location, commit_of(config))
     temperature = draft_temperature(config)
     revision = revision if temperature == 1 else f"{revision} at temperature {temperature:g}"
+    if layers is not None:
+        revision = f"{revision} of layers {', '.join(map(str, layers))}"
     return revision if quantization is None else f"{revision}-{quantization}"
 
 

@@ -9,11 +9,10 @@ from feature_drafts import feature_draft
 from safetensors.torch import load_file, save_file
 
 from specheads import UserError, load_pair
-from specheads.data_gen.run import generate_data
-from specheads.data_gen.settings import DataGeneration
 from specheads.pair.config import PairConfig
 from specheads.pair.draft_vocabulary import borrows_embedding
 from specheads.pair.eagle_formats import is_feature_draft, write_speculators
+from specheads.pair.initial_draft import NewFeatureDraft
 from specheads.pair.needs import pair_needs
 from specheads.pair.pair import load_draft
 from specheads.pair.revisions import resolve
@@ -85,6 +84,38 @@ def test_a_flat_folder_is_the_same_draft(architecture, pickled, folder, draft):
     assert torch.equal(pair.draft.fc.weight, draft.fc.weight)
 
 
+def test_other_layers_may_be_named_than_a_folder_does(folder, nano):
+    """They are part of what the draft is: data of it with others is not taken for its."""
+    pair = load_pair("nano", draft=folder, draft_layers=[0, 2, 5])
+    assert pair.draft_lm.reads_layers == (0, 2, 5)
+    usual = load_pair("nano", draft=folder)
+    assert pair.draft_revision == f"{usual.draft_revision} of layers 0, 2, 5"
+    # A folder that was converted names numbers of another count
+    change(folder, eagle_aux_hidden_state_layer_ids=[1, 46, 90])
+    assert load_pair("nano", draft=folder, draft_layers=LAYERS).draft_lm.reads_layers == LAYERS
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({"draft_layers": [1, 3, 6]}, r"layers \[1, 3, 6\], but the target has the layers 0 to 5"),
+        ({"draft_layers": [1, 3]}, "columns of fc.weight=768, but expected 512"),
+        ({"draft_layers": [1, -3, 2]}, "model.draft_layers=-3 must be a non-negative integer"),
+        (
+            {"draft_layers": [1, 2], "draft": "embedded:nano/draft"},
+            r"model.draft_layers=\[1,2\]: the draft embedded:nano/draft reads no layers",
+        ),
+        (
+            {"draft_layers": [1, 2], "new_draft": NewFeatureDraft("eagle3")},
+            "'a new eagle3 draft' is made; leave it out, or use eagle3.target_layers=",
+        ),
+    ],
+)
+def test_layers_that_cannot_be_read_are_one_message(keys, message, folder):
+    with pytest.raises(UserError, match=message):
+        load_pair("nano", **{"draft": folder} | keys)
+
+
 @pytest.mark.parametrize("location", [TARGET, "embedded:nano/draft", "synthetic:llama3.2-1b"])
 def test_other_models_read_no_target(location):
     assert not is_feature_draft(location)
@@ -136,7 +167,5 @@ def test_what_is_not_made_for_such_drafts_says_so(nano, draft, tmp_path):
     recorder = Recorder(pair, Warp(), ResponseLimits(4), RecordSettings(1), 0, tmp_path)
     with pytest.raises(UserError, match="draft eagle reads the target's states, which replay"):
         recorder.record([[(Prompt("a", "dev", "def f"), [3, 4])]])
-    with pytest.raises(UserError, match="which labels of acceptance are not made for yet"):
-        generate_data(pair, [Prompt("a", "dev", "def f")], DataGeneration(), tmp_path)
     with pytest.raises(UserError, match="which the training of heads is not made for yet"):
         train_heads(pair, pytest.fail, HeadTraining(), tmp_path)
