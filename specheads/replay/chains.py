@@ -20,6 +20,7 @@ from specheads.pair.sampling import Warp, check_finite, sample
 from specheads.progress import Advance
 from specheads.replay.response_tree import (
     COLUMNS,
+    NodeStates,
     ResponseToRecord,
     columns_of,
     values_of,
@@ -161,8 +162,8 @@ class _Chains:
 @torch.no_grad()
 def chain_states(
     pair: Pair, prompt: Sequence[int], response: Sequence[int], chains: Branches
-) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield tokens (n,) of all drafts `chains` along a response in order, and the draft's hidden
+) -> Iterator[NodeStates]:
+    """Yield tokens (n,) of all drafts `chains` along a response in order, with the draft's hidden
     states (n, H) that they are predicted from.
     """
     lm = pair.draft_lm
@@ -188,4 +189,5 @@ def chain_states(
 
         begun = replace(some, tokens=tokens[:, :1])
         read.grow(begun, width, draw, stops=(), num_positions=MOST_NODES)
-        yield tokens[some.used], states[some.used]
+        _, depth = some.used.nonzero(as_tuple=True)
+        yield NodeStates(tokens[some.used], states[some.used], depth)

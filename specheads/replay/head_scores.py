@@ -156,11 +156,13 @@ def _head_values(pair: Pair, heads: Sequence[AcceptanceHead]) -> _Values:
     needs = frozenset[str]().union(*(head.config.inputs for head in heads))
     computed = needs - set(RECORDED)
 
-    def of_nodes(tokens: Tensor, hidden: Tensor, recorded: dict[str, Tensor]) -> list[Tensor]:
+    def of_nodes(
+        tokens: Tensor, hidden: Tensor, depth: Tensor | None, recorded: dict[str, Tensor]
+    ) -> list[Tensor]:
         logits = lm.logits(hidden) if reads_logits(computed) else hidden
         sums_of = active().softmax_sums
         features = drafting_features(
-            computed, logits, tokens, hidden, lm.embed, lm.kept_tokens, sums_of
+            computed, logits, tokens, hidden, lm.embed, lm.kept_tokens, sums_of, depth
         )
         return [head.to(lm.device)(features | recorded) for head in heads]
 
@@ -178,11 +180,12 @@ def _head_values(pair: Pair, heads: Sequence[AcceptanceHead]) -> _Values:
             if reader is None
             else node_states(reader, *text, branches)
         )
-        for tokens, hidden in nodes:
+        for tokens, hidden, depth in nodes:
             for piece in slices(len(tokens), lm.vocab_size, SLICE_ELEMENTS):
                 end = first + len(tokens[piece])
                 here = {name: values[first:end] for name, values in recorded.items()}
-                parts.append(of_nodes(tokens[piece], hidden[piece], here))
+                of_piece = None if depth is None else depth[piece]
+                parts.append(of_nodes(tokens[piece], hidden[piece], of_piece, here))
                 first = end
         return [torch.cat(values) for values in zip(*parts, strict=True)]
 

@@ -270,15 +270,22 @@ LEAST_SURVIVAL = 0.05
 DEPTHS = 1, 2, 3, 5, 8, 12
 
 
+class NodeStates(NamedTuple):
+    """Tokens (n,) of some nodes, and the hidden states (n, H) that they are predicted from."""
+
+    tokens: Tensor
+    hidden: Tensor
+    # (n,) long, how many tokens of the round were drafted before, where states depend on it
+    depth: Tensor | None = None
+
+
 def node_states(
     reader: TextReader, prompt: Sequence[int], response: Sequence[int], branches: Branches
-) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield tokens (n,) of all nodes of a response in order, and the hidden states (n, H) that a
-    model predicts them from.
-    """
+) -> Iterator[NodeStates]:
+    """Yield all nodes of a response in order, with the states of the reader's model."""
     device = reader.lm.device
     longest = branches.tokens.shape[1]
-    yield (
+    yield NodeStates(
         torch.tensor(list(response), device=device),
         reader.read([*prompt, *response][:-1])[len(prompt) - 1 :],
     )
@@ -287,7 +294,8 @@ def node_states(
     for rows in all_rows.split(NODES_AT_ONCE // longest) if len(all_rows) else ():
         number, depth = branches.used[rows].nonzero(as_tuple=True)
         reader.forget_branches()
-        yield branches.tokens[rows[number], depth], reader.states(branches, rows[number], depth)
+        states = reader.states(branches, rows[number], depth)
+        yield NodeStates(branches.tokens[rows[number], depth], states)
 
 
 @torch.no_grad()

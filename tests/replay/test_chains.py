@@ -15,6 +15,7 @@ from specheads.replay.response_tree import RecordSettings
 
 MAX_TOKENS = 6
 PROMPTS = [[4], [3, 1, 20], [7, 7, 2, 11, 5]]
+INPUTS = ("hidden", "embedding", "second_prob", "depth")
 KEPT = torch.arange(0, 29, 2)
 
 
@@ -33,7 +34,7 @@ def warp(request):
 @pytest.fixture(scope="module")
 def head(pair):
     torch.manual_seed(0)
-    head = AcceptanceHead(HeadConfig(32, 1, "next_token", width=8)).eval().requires_grad_(False)
+    head = AcceptanceHead(HeadConfig(32, 1, "next_token", INPUTS, 8)).eval().requires_grad_(False)
     torch.nn.init.normal_(head.readout.weight, std=2.0)
     return head
 
@@ -92,7 +93,12 @@ def test_every_token_has_the_features_and_predictions_of_a_plain_loop(pair, warp
         hidden = states_by_loop(pair, committed, tokens.tolist())
         logits = lm.logits(hidden)
         features = drafting_features(
-            {*RECORDED, *head.config.inputs}, logits, tokens, hidden, lm.embed
+            {*RECORDED, *INPUTS},
+            logits,
+            tokens,
+            hidden,
+            lm.embed,
+            depth=torch.arange(len(tokens)),
         )
         expected = {name: features[name] for name in RECORDED}
         expected[head_fingerprint(head)] = head(features)

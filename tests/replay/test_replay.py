@@ -58,11 +58,20 @@ def any_pair(request, pair):
 
 
 @pytest.fixture(scope="module")
-def heads(pair):
+def heads():
+    return made_heads()
+
+
+@pytest.fixture(scope="module")
+def any_heads(any_pair):
+    return made_heads(*(["depth"] if any_pair.draft_lm.reads_layers else []))
+
+
+def made_heads(*more):
     torch.manual_seed(0)
     looking = {
-        "next_token": ("hidden", "embedding", "second_prob"),
-        "input_token": ("hidden", "second_prob"),
+        "next_token": ("hidden", "embedding", "second_prob", *more),
+        "input_token": ("hidden", "second_prob", *more),
     }
     heads = [AcceptanceHead(HeadConfig(32, 1, predicts, width=8)) for predicts in looking]
     heads += [
@@ -145,18 +154,20 @@ def live_rounds(pair, rule, count):
     ]
 
 
-def test_in_greedy_mode_every_rule_has_exactly_the_rounds_of_decoding(any_pair, heads, tmp_path):
-    recording = recorded(any_pair, heads, tmp_path, Warp(0), 6)
+def test_in_greedy_mode_every_rule_has_exactly_the_rounds_of_decoding(
+    any_pair, any_heads, tmp_path
+):
+    recording = recorded(any_pair, any_heads, tmp_path, Warp(0), 6)
     assert recording.num_samples == 1 and 0.3 < recording.accepted.float().mean() < 0.95
     assert recording.finished.any() and not recording.finished.all()
-    rules = every_rule(heads)
+    rules = every_rule(any_heads)
     replayed = replay(recording, [rule for _, rule in rules])
     for (rule, _), rounds in zip(rules, replayed, strict=True):
         found = [rounds_of(rounds, number) for number in range(6)]
         assert found == live_rounds(any_pair, rule, 6), type(rule).__name__
 
 
-def test_in_sampling_counts_agree_with_decoding_in_the_mean(any_pair, heads, tmp_path):
+def test_in_sampling_counts_agree_with_decoding_in_the_mean(any_pair, any_heads, tmp_path):
     """Target calls and discards per prompt, 30 prompts x 2 responses each way.
 
     False alarm 1e-5 per comparison (4.4 errors).
@@ -171,10 +182,10 @@ def test_in_sampling_counts_agree_with_decoding_in_the_mean(any_pair, heads, tmp
         limits = ResponseLimits(length)
         recorder = Recorder(any_pair, warp, limits, RecordSettings(), 0, tmp_path)
         (folder,) = recorder.record([rows])
-        named = {head_fingerprint(head): head for head in heads}
+        named = {head_fingerprint(head): head for head in any_heads}
         add_predictions(folder, any_pair, named, ground_truth=False)
         parts.append(load_recording(folder, list(named)))
-    for rule, recorded_rule in every_rule(heads)[1::2]:
+    for rule, recorded_rule in every_rule(any_heads)[1::2]:
         offline = [replay(part, [recorded_rule])[0].per_prompt(count) for part in parts]
         decoder = SpeculativeDecoder(any_pair, stopping=rule, warp=warp, engine="eager")
         asked = [ids for _, ids in prompts(count)] * repeats
@@ -462,18 +473,18 @@ def test_a_rule_that_was_not_recorded_for_is_refused(pair, heads, tmp_path):
         replay(recording, [stopping.HeadThreshold(recorded_head(heads[1]))])
 
 
-def test_calibrated_heads_have_the_rounds_of_decoding_in_greedy_mode(any_pair, heads, tmp_path):
+def test_calibrated_heads_have_the_rounds_of_decoding_in_greedy_mode(any_pair, any_heads, tmp_path):
     """Rounds differ from those without the calibration.
 
     Heads that differ only in their calibration do not share rounds.
     """
-    recording = recorded(any_pair, heads, tmp_path, Warp(0), 4)
+    recording = recorded(any_pair, any_heads, tmp_path, Warp(0), 4)
     kinds = (
         (stopping.HeadThreshold, {"threshold": 0.6}),
         (stopping.OnlineHead, {"threshold": 0.6}),
     )
     values = (None, {"slope": [0.5, 2.0, 1.0], "intercept": [1.5, -0.5, 1.0]})
-    for head in heads[1:3]:  # of either kind
+    for head in any_heads[1:3]:  # of either kind
         copies = [copy.deepcopy(head) for _ in values]
         for each, calibration in zip(copies, values, strict=True):
             each.config = replace(each.config, calibration=calibration)

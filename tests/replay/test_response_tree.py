@@ -99,7 +99,8 @@ def test_states_of_nodes_are_those_of_plain_forward_passes(name):
     tokens = torch.from_numpy(generator.integers(29, size=(5, 6)))
     branches = Branches(start * 0, len(prompt) + start, tokens, lengths)
     nodes = list(node_states(TextReader(pair.target_lm), prompt, response, branches))
-    all_tokens, states = (torch.cat(part) for part in zip(*nodes, strict=True))
+    all_tokens = torch.cat([part.tokens for part in nodes])
+    states = torch.cat([part.hidden for part in nodes])
     texts = [prompt + response[:i] for i in range(len(response))]
     expected = list(response)
     for b in range(5):
