@@ -62,7 +62,7 @@ def features(pair, prompts, settings):
     row = {name: [1, 2] for name in ("prompt_ids", "response_ids", "draft_ids", "accept_prob")}
     rows = [{**row, "more_draft_ids": [], "more_accept_prob": []} for _ in prompts]
     data = {"train": MixedResponses(rows, "next_token", 1.0, settings["seed"], 1)}
-    return FeatureStore(folder, pair.draft_lm, data, frozenset({"hidden"})).provenance
+    return FeatureStore(folder, pair, data, frozenset({"hidden"})).provenance
 
 
 FOLDER = Path("data")

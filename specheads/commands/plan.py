@@ -25,6 +25,7 @@ from specheads.commands.verbs import Verb
 from specheads.data_gen.kept_states import MOST_BYTES, MOST_WORK
 from specheads.data_gen.settings import DataGeneration, OwnPrompts
 from specheads.decoding.engine.artefacts import folder as compiled_steps
+from specheads.decoding.stopping import MAX_TOKENS
 from specheads.errors import UserError
 from specheads.evaluation.keys import EvaluationKeys
 from specheads.evaluation.probe.settings import Probe
@@ -249,6 +250,7 @@ class _Context:
         target = weightless_model(source)
         self.target = _Model(target, rates)
         self.draft = _Model(_weightless_draft(config, target, new_draft), rates)
+        self.reads_target = isinstance(self.draft.lm.model, FeatureDraft)
         self.weights = self.target.num_bytes + self.draft.num_bytes + memory_in_use()
         self.counts, self.prompt_tokens = _prompts(cfg, config)
 
@@ -278,15 +280,30 @@ class _Context:
         """Return the most tokens of so many prompts with responses."""
         return num * (self.prompt_tokens + max_new_tokens)
 
+    def draft_seconds(self, num_tokens: float) -> float:
+        """Return the seconds in which the draft reads texts; where it reads its target, that does,
+        too, and the draft makes as many steps as a round has at most.
+        """
+        if not self.reads_target:
+            return self.draft.read_seconds(num_tokens)
+        steps = self.draft.read_seconds(MAX_TOKENS * num_tokens)
+        return self.target.read_seconds(num_tokens) + steps
+
+    def draft_memory(self) -> float:
+        """Return the bytes that this takes."""
+        if not self.reads_target:
+            return self.draft.memory()
+        return self.target.memory(rows=0) + self.draft.memory(MAX_TOKENS * BATCH_TOKENS)
+
     def labels(self, num: int) -> Stage:
         """Return the stage in which both models read the responses, the target those whose states
         were not kept.
         """
         most = self.data.max_new_tokens
         tokens = self.texts(num, most)
-        again = tokens * (1 - self._share_kept(num * most))
-        seconds = self.target.read_seconds(again) + self.draft.read_seconds(tokens)
-        memory = self.target.memory() + self.draft.memory()
+        again = 0.0 if self.reads_target else tokens * (1 - self._share_kept(num * most))
+        seconds = self.target.read_seconds(again) + self.draft_seconds(tokens)
+        memory = self.target.memory() + self.draft_memory()
         disk = num * most * self.data.samples_per_position * _LABEL_BYTES
         return Stage("labels", num, tokens, seconds, memory, disk)
 
@@ -385,14 +402,14 @@ def _of_train(context: _Context, cfg: DictConfig) -> list[Stage]:
         for spec in part.specs():
             weights += _num_weights(spec.config, hidden)
         trained = 6 * num * most * part.trainer.max_epochs * weights / context.rates.flops
-        seconds = context.draft.read_seconds(tokens * reads) + trained
+        seconds = context.draft_seconds(tokens * reads) + trained
         stages.append(
             Stage(
                 f"training, {part.heads}",
                 num,
                 tokens * part.trainer.max_epochs,
                 seconds,
-                context.draft.memory(),
+                context.draft_memory(),
                 disk if is_stored else 0.0,
             )
         )
@@ -421,7 +438,7 @@ def _of_distill(context: _Context, cfg: DictConfig) -> list[Stage]:
     epochs = settings.trainer.max_epochs
     stored = num * most * (6 * min(NUM_KEPT, context.target.lm.vocab_size) + 2)
     draft = context.draft.lm.model
-    is_unrolled = isinstance(draft, FeatureDraft)  # it reads the target in every epoch
+    is_unrolled = context.reads_target  # in every epoch
     is_stored = stored <= settings.target_probs_budget * _GIB and not is_unrolled
     seconds = context.target.read_seconds(tokens * (1 if is_stored else epochs))
     num_steps = settings.num_steps if is_unrolled else 1

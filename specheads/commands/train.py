@@ -20,6 +20,7 @@ from specheads.commands.compose import (
     source_of,
 )
 from specheads.commands.data import data_cache
+from specheads.pair.eagle_formats import is_feature_draft
 from specheads.pair.pair import Pair
 from specheads.processes import is_first_process
 from specheads.prompts.prompt import SPLITS, GeneratedData, unique
@@ -50,8 +51,13 @@ def train_head(cfg: DictConfig, pair: Pair | None = None) -> "TrainedHeads":
     ) as loggers:  # a failed login is reported before the models are loaded
         from specheads.training.heads.head_training import train_heads  # slow: imports lightning
 
-        # Only the first process makes data and calibrates, and needs the target for it.
-        pair = pair or load_configured_pair(cfg, only_draft=not is_first_process())
+        # The first process makes data and calibrates, and needs the target for it; others need it
+        # where their draft reads it.
+        if pair is None:
+            config = model_config(cfg)
+            draft = config.draft or ""
+            needs_target = is_first_process() or is_feature_draft(draft, config.draft_revision)
+            pair = load_configured_pair(cfg, only_draft=not needs_target)
         trained = train_heads(pair, partial(data_cache, cfg, pair), settings, run, loggers)
     if is_first_process():
         _print_heads(trained)
@@ -95,9 +101,7 @@ def distill_draft(cfg: DictConfig, pair: Pair | None = None) -> "DistilledDraft"
         print(f"draft: {distilled.folder}")
         print_log()
         if dev is None or dev.best >= dev.before:
-            # No heads are trained yet on drafts that read their target
-            verb = "generate" if distilled.reads_target else "train"
-            print(f"next: {next_command(verb, f'model.draft={distilled.folder}')}")
+            print(f"next: {next_command('train', f'model.draft={distilled.folder}')}")
         else:
             print(
                 "WARNING: the draft became worse: on dev prompts its overlap with the target is"

@@ -118,7 +118,7 @@ class ChainStep:
         Return the new state; see `draw`.
         """
         token, probs, state = self.draw(
-            output.logits[:, -1], output.hidden[:, -1], uniform, end_tokens, state
+            output.logits[:, -1], output.hidden[:, -1], index, uniform, end_tokens, state
         )
         self.memory.write(index, token, probs)
         return state
@@ -127,6 +127,7 @@ class ChainStep:
         self,
         logits: Tensor,
         hidden: Tensor,
+        index: Tensor,
         uniform: Tensor,
         end_tokens: Tensor,
         state: ChainState,
@@ -134,8 +135,9 @@ class ChainStep:
         """Return the tokens (B,) sampled from `logits` (B, V), their distributions (B, V), and the
         new state.
 
-        The logits are of the states `hidden` (B, H), `uniform` (B,) in [0, 1) samples, and tokens
-        of `end_tokens` (V,) bool end drafts.
+        The logits are of the states `hidden` (B, H), `index` (B,) says which tokens of their drafts
+        these are, `uniform` (B,) in [0, 1) samples, and tokens of `end_tokens` (V,) bool end
+        drafts.
         """
         probs = self.warp(logits)
         token = self.warp.draw(probs, uniform)
@@ -147,6 +149,7 @@ class ChainStep:
             self.lm.embed,
             self.lm.kept_tokens,
             active().softmax_sums,
+            index,
         )
         new, stop = self.rule.step(state.rule, features)
         kept = unless(state.stopped, state.rule, new)
@@ -179,7 +182,7 @@ class JoinedChainStep(ChainStep):
         logits = output.logits[last, -1]
         hidden = output.hidden[last, -1]
         before = tree_map(lambda part: part[rows], state)
-        token, probs, new = self.draw(logits, hidden, uniform, end_tokens, before)
+        token, probs, new = self.draw(logits, hidden, index, uniform, end_tokens, before)
         self.memory.write(index, token, probs, rows)
         return torch.stack([token, new.stopped.long()], dim=1), with_rows(state, rows, new)
 

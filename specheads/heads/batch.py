@@ -8,12 +8,13 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_map_only
 
 from specheads.heads.features import FEATURES, drafting_features, reads_logits
 from specheads.pair.language_model import LanguageModel
 from specheads.pair.padding import SLICE_ELEMENTS, right_padded, slices
-from specheads.pair.reading import GivenTexts, states_of
+from specheads.pair.pair import Pair
+from specheads.pair.reading import GivenTexts, draft_states
 from specheads.pair.sampling import active
 
 
@@ -31,21 +32,34 @@ class HeadBatch:
     label: Tensor  # (N,), the token's acceptance probability
     # (N, ...) by name, those that were stored
     features: dict[str, Tensor] = field(default_factory=dict)
+    # Of a draft that reads its target: the texts (B, T) long without drafted tokens, which the
+    # target has read, and at which depth (N,) long each drafted token was sampled
+    committed: Tensor | None = None
+    depth: Tensor | None = None
 
     def to(self, device: torch.device) -> "HeadBatch":
-        return HeadBatch(**tree_map(lambda value: value.to(device), vars(self)))
+        return HeadBatch(**tree_map_only(Tensor, lambda value: value.to(device), vars(self)))
 
     def read_by(self, predicts: str) -> GivenTexts:
         """Return the texts with the positions that heads read: the drafted tokens', or for
         `next_token` heads those that the tokens were sampled from, one before them.
         """
-        position = self.index if predicts == "input_token" else self.index - 1
-        return GivenTexts(self.tokens, self.row, position)
+        was_read = int(predicts == "input_token")
+        position = self.index - 1 + was_read
+        if self.depth is None or self.committed is None:
+            return GivenTexts(self.tokens, self.row, position)
+        depth = self.depth + was_read  # the draft has made one step more
+        return GivenTexts(self.committed, self.row, position, depth, self.tokens)
 
 
 def collate(items: Sequence[Mapping]) -> HeadBatch:
     """Return the items of one step as a HeadBatch, right-padded."""
-    names = ("index", "drafted", "label")
+    names = ["index", "drafted", "label"]
+    tokens = right_padded([item["tokens"] for item in items])
+    committed = None
+    if "committed" in items[0]:
+        names.append("depth")
+        committed = right_padded([item["committed"] for item in items])
     joined = {
         name: torch.from_numpy(np.concatenate([item[name] for item in items])) for name in names
     }
@@ -54,28 +68,35 @@ def collate(items: Sequence[Mapping]) -> HeadBatch:
         name: torch.cat([item["features"][name] for item in items])
         for name in items[0].get("features", {})
     }
-    return HeadBatch(
-        right_padded([item["tokens"] for item in items]), row, features=features, **joined
-    )
+    return HeadBatch(tokens, row, features=features, committed=committed, **joined)
 
 
 def head_features(
-    lm: LanguageModel, batch: HeadBatch, predicts: str, needs: frozenset[str]
+    pair: Pair, batch: HeadBatch, predicts: str, needs: frozenset[str]
 ) -> dict[str, Tensor]:
     """Return the draft's features in `needs` of every drafted token, (N, ...) by name, as the
     decoder computes them.
     """
-    hidden = states_of(lm, batch.read_by(predicts)).to(batch.tokens.device)
-    (features,) = sample_features(lm, hidden, needs, [batch.drafted])
+    texts = batch.read_by(predicts)
+    lm = pair.draft_lm
+    if all(not FEATURES[name].stored for name in needs):  # none is of a state
+        hidden = texts.position[:, None]
+    else:
+        hidden = draft_states(pair, texts).to(batch.tokens.device)
+    (features,) = sample_features(lm, hidden, needs, [batch.drafted], texts.depth)
     return features
 
 
 @torch.no_grad()
 def sample_features(
-    lm: LanguageModel, hidden: Tensor, needs: frozenset[str], samples: Sequence[Tensor]
+    lm: LanguageModel,
+    hidden: Tensor,
+    needs: frozenset[str],
+    samples: Sequence[Tensor],
+    depth: Tensor | None = None,
 ) -> list[dict[str, Tensor]]:
     """Return the features in `needs` for each of `samples`, token ids (N,) that the draft may
-    sample where its states are `hidden` (N, H).
+    sample where its states are `hidden` (N, H), at `depth` (N,).
 
     Features that do not depend on the token are computed for the first sample only, and are left
     out for the others.
@@ -95,6 +116,7 @@ def sample_features(
                     lm.embed,
                     lm.kept_tokens,
                     active().softmax_sums,
+                    None if depth is None else depth[piece],
                 )
             )
     return [

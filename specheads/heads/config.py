@@ -21,7 +21,7 @@ DEFAULT_INPUTS = {
 # training does not know: an `input_token` head may read only the state and the distribution of the
 # next token. features.py computes each.
 KNOWN_INPUTS = {
-    "input_token": ("hidden", "max_prob", "entropy", "second_prob"),
+    "input_token": ("hidden", "max_prob", "entropy", "second_prob", "depth"),
     "next_token": (
         "hidden",
         "embedding",
@@ -29,8 +29,11 @@ KNOWN_INPUTS = {
         "max_prob",
         "entropy",
         "second_prob",
+        "depth",
     ),
 }
+# Of a draft that reads its target, next to the default ones
+READING_INPUTS = ("depth",)
 # A look-ahead head is projected down to an eighth of the draft's width, within these bounds: it
 # runs in every draft step, and widths from 8 to 40 decided equally well on nano
 # (docs/measurements/archive.md, kinds of heads).

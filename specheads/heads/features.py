@@ -26,6 +26,7 @@ class DraftedToken(NamedTuple):
     embed: Callable[[Tensor], Tensor]  # the draft's input embedding
     logits: Tensor  # (..., V), float32 or wider
     softmax: SoftmaxSums  # sums over the draft's logits
+    depth: Tensor  # (...) long, how many tokens of the round were drafted before
 
 
 @dataclass(frozen=True)
@@ -89,6 +90,11 @@ FEATURES = {
         recorded=True,
     ),
     "second_prob": Feature(second_prob, transform=log_prob, reads_logits=True),
+    # Of drafts that read their target: how many steps of its own made the state. It is known
+    # everywhere, so it is not stored.
+    "depth": Feature(
+        lambda drafted: drafted.depth.float(), transform=lambda depth: depth.log1p(), stored=False
+    ),
     # The token's id, for stopping rules only.
     "token": Feature(lambda drafted: drafted.token, of_token=True, stored=False),
 }
@@ -103,6 +109,7 @@ def drafting_features(
     embed: Callable[[Tensor], Tensor] | None = None,
     kept_tokens: Tensor | None = None,
     sums_of: Callable[[Tensor], SoftmaxSums] = softmax_sums,
+    depth: Tensor | None = None,
 ) -> dict[str, Tensor]:
     """Return by name the features in `needs` of drafted tokens, (...) or (..., size).
 
@@ -115,13 +122,14 @@ def drafting_features(
         kept_tokens: (V_kept,) long, those that the draft's output has; None: all. Sums without the
             others are faster.
         sums_of: computes the sums; a device may have a faster way.
+        depth: (...) long, how many tokens of the round were drafted before, if a feature needs it.
     """
     softmax = None
     if reads_logits(needs):
         kept = logits if kept_tokens is None else logits.index_select(-1, kept_tokens)
         softmax = sums_of(at_least_float32(kept))
         logits = at_least_float32(logits)
-    drafted = DraftedToken(token, hidden, embed, logits, softmax)  # type: ignore[arg-type]  # None where no feature reads it
+    drafted = DraftedToken(token, hidden, embed, logits, softmax, depth)  # type: ignore[arg-type]  # None where no feature reads it
     return {name: feature.compute(drafted) for name, feature in FEATURES.items() if name in needs}
 
 

@@ -317,7 +317,7 @@ def training_features(pair, prefix, drafted, predicts, shift=0):
         if predicts == "next_token"
         else frozenset({"hidden", "max_prob", "entropy", "second_prob"})
     )
-    return head_features(pair.draft_lm, batch, predicts, needs)
+    return head_features(pair, batch, predicts, needs)
 
 
 @pytest.mark.parametrize(("fixture", "tolerance"), [("nano64", 1e-12), ("nano", 1e-5)])

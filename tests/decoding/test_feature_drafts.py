@@ -18,7 +18,10 @@ from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config
 
 from specheads import SpeculativeDecoder, UserError, Warp, generate_baseline, stopping, verification
+from specheads.heads.batch import HeadBatch, head_features
+from specheads.heads.config import KNOWN_INPUTS
 from specheads.pair.eagle_formats import read_feature_draft
+from specheads.pair.padding import right_padded
 from specheads.pair.pair import Pair
 from specheads.pair.unrolled import unrolled
 from specheads.prompts.sources import NanoSource
@@ -78,6 +81,118 @@ def test_sampled_drafts_are_those_of_a_plain_loop(rule):
     decoder = SpeculativeDecoder(pair, stopping=rule, warp=SAMPLED, engine="eager")
     for prompt, seed in itertools.product(PROMPTS, range(3)):
         check_rounds(pair, decoder.generate(prompt, NUM_TOKENS, seed), SAMPLED, seed)
+
+
+class Spy(stopping.FixedLength):
+    """A fixed length that keeps every step's features."""
+
+    needs = frozenset(KNOWN_INPUTS["next_token"])
+    compile_key = "a spy"
+
+    def __init__(self, num_tokens):
+        super().__init__(num_tokens)
+        self.seen = []
+
+    def step(self, state, features):
+        self.seen.append(features)
+        return super().step(state, features)
+
+
+def as_in_training(pair, out, drafts, predicts):
+    """Return what training computes of the tokens that were drafted in the rounds of an output, in
+    texts with the drafts of one round each.
+    """
+    text = [*out.prompt_ids.tolist(), *out.tokens.tolist(), *[0] * 8]
+    mixed = []
+    depths = []
+    indices = []
+    start = len(out.prompt_ids)
+    for each, draft in zip(out.rounds, drafts, strict=True):
+        mixed.append([*text[:start], *draft, *text[start + len(draft) :]])
+        depths += range(len(draft))
+        indices += range(start, start + len(draft))
+        start += len(each.tokens)
+    tokens = right_padded(mixed)
+    index = torch.tensor(indices)
+    row = torch.arange(len(drafts)).repeat_interleave(
+        torch.tensor([len(draft) for draft in drafts])
+    )
+    drafted = tokens[row, index]
+    batch = HeadBatch(
+        tokens,
+        row,
+        index,
+        drafted,
+        label=torch.zeros(len(row)),
+        committed=right_padded([text] * len(drafts)),
+        depth=torch.tensor(depths),
+    )
+    return head_features(pair, batch, predicts, frozenset(KNOWN_INPUTS[predicts]))
+
+
+@pytest.mark.parametrize("predicts", ["next_token", "input_token"])
+@pytest.mark.parametrize("name", ["reduced", "eagle 3.1"])
+def test_a_head_gets_the_training_features_in_the_decoder(name, predicts):
+    """A head on the state after a token predicts it in the step after that which drafted it."""
+    pair = small_pair(**DRAFTS[name])
+    weight = pair.draft.get_input_embeddings().weight
+    lag = int(predicts == "input_token")
+    spy = Spy(4)
+    decoder = SpeculativeDecoder(pair, stopping=spy, warp=SAMPLED, engine="eager")
+    compared = set()
+    for prompt, seed in itertools.product(PROMPTS[1:], range(3)):
+        spy.seen.clear()
+        out = decoder.generate(prompt, NUM_TOKENS, seed)
+        steps = iter(spy.seen)
+        drafts = []
+        seen = []
+        for each in out.rounds:
+            of_round = list(itertools.islice(steps, each.num_drafted))
+            tokens = [int((weight - step["embedding"]).abs().sum(1).argmin()) for step in of_round]
+            assert tokens[: each.num_accepted] == list(each.tokens[: each.num_accepted])
+            drafts.append(tokens[: len(tokens) - lag])
+            seen += of_round[lag:]
+        expected = as_in_training(pair, out, drafts, predicts)
+        assert expected.keys() == set(KNOWN_INPUTS[predicts])
+        for feature, values in expected.items():
+            found = torch.cat([step[feature] for step in seen])
+            torch.testing.assert_close(found, values, atol=1e-10, rtol=0, msg=feature)
+        compared |= set(expected["depth"].tolist())
+    assert compared == set(range(lag, 4))
+
+
+@pytest.mark.parametrize(
+    "engine",
+    [
+        "eager",
+        "cuda_graph",
+        pytest.param("compiled", marks=[needs_compiler, pytest.mark.full]),
+    ],
+)
+@pytest.mark.parametrize("max_batch", [1, 3])
+def test_a_rule_reads_the_depth_in_every_engine(engine, max_batch):
+    pair = small_pair()
+    if engine == "compiled":
+        pair.target.float()
+        pair.draft.float()
+    decoder = SpeculativeDecoder(pair, stopping=Deep(6), warp=GREEDY, engine=engine)
+    prompts = [*PROMPTS[1:], [3, 3]]
+    for out in decoder.generate_batch(prompts, max_batch=max_batch, max_new_tokens=NUM_TOKENS):
+        left = NUM_TOKENS
+        for each in out.rounds:
+            assert each.num_drafted == min(3, left - 1)
+            left -= len(each.tokens)
+
+
+class Deep(stopping.FixedLength):
+    """Stops at the first token that is two steps deep."""
+
+    needs = frozenset({"depth"})
+    compile_key = "deep"
+
+    def step(self, state, features):
+        state, stop = super().step(state, features)
+        return state, stop | (features["depth"] >= 2)
 
 
 @pytest.mark.parametrize("family", CONFIGS)

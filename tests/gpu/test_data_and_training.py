@@ -106,8 +106,8 @@ def test_features(exact_pairs, device, predicts):
         ["hidden", "max_prob", "entropy"] + ["embedding", "draft_prob"] * (predicts == "next_token")
     )
     batch = head_batch()
-    here = head_features(exact_pairs[0].draft_lm, batch, predicts, needs)
-    there = head_features(exact_pairs[1].draft_lm, batch.to(device), predicts, needs)
+    here = head_features(exact_pairs[0], batch, predicts, needs)
+    there = head_features(exact_pairs[1], batch.to(device), predicts, needs)
     assert here.keys() == there.keys() == needs
     for name, expected in here.items():
         torch.testing.assert_close(there[name].cpu(), expected, rtol=1e-9, atol=1e-12)
@@ -118,7 +118,7 @@ def test_a_training_step_of_heads(exact_pairs, device):
     for pair, place in zip(exact_pairs, (CPU, device), strict=True):
         bank = HeadBank(specs(pair.draft_lm.hidden_size), seed=0).double().to(place)
         batch = head_batch().to(place)
-        features = head_features(pair.draft_lm, batch, bank.predicts, bank.needs)
+        features = head_features(pair, batch, bank.predicts, bank.needs)
         bank.standardise(features)
         before = copy.deepcopy(bank.state_dict())
         sums, weights = bank.losses(bank(features), batch.label)

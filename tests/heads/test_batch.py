@@ -1,6 +1,7 @@
 import numpy as np
 import pytest
 import torch
+from feature_drafts import by_loop, features_of, reading_pair
 
 from specheads.heads import batch as batch_module
 from specheads.heads.batch import collate, head_features
@@ -175,7 +176,7 @@ def test_features_are_the_drafts_output_over_the_tokens_that_are_known_when_the_
 ):
     data = mixed(rows, predicts, 0.3)
     batch = collate([data[0, i] for i in range(4)])
-    actual = head_features(nano64.draft_lm, batch, predicts, ALL)
+    actual = head_features(nano64, batch, predicts, ALL)
     assert len(batch.row) >= 15
     for n in range(len(batch.row)):
         row = int(batch.row[n])
@@ -186,27 +187,75 @@ def test_features_are_the_drafts_output_over_the_tokens_that_are_known_when_the_
         assert_features(actual, expected, n)
 
 
+@pytest.fixture(scope="module")
+def reading(nano64):
+    return reading_pair(nano64, layers=(1, 3, 4))
+
+
+def with_depths(rows):
+    """Return rows with rounds of up to three tokens."""
+    generator = np.random.default_rng(1)
+    found = []
+    for row in rows:
+        lengths = generator.integers(1, 4, size=len(row["response_ids"]))
+        depths = np.concatenate([np.arange(length) for length in lengths])
+        found.append(row | {"draft_depth": depths[: len(lengths)].tolist()})
+    return found
+
+
+@pytest.mark.parametrize(
+    ("predicts", "share"), [("input_token", 0.3), ("next_token", 1.0), ("next_token", 0.5)]
+)
+def test_features_of_a_draft_that_reads_its_target_are_those_of_its_steps(
+    reading, rows, predicts, share
+):
+    """The first step of a round reads the response, later ones its drafted tokens."""
+    rows = with_depths(rows)[:3]  # before the first token of a text without prompt is no state
+    data = mixed(rows, predicts, share)
+    batch = collate([data[0, number] for number in range(3)])
+    found = head_features(reading, batch, predicts, ALL | {"depth"})
+    after = int(predicts == "input_token")
+    number = 0
+    for place, row in enumerate(rows):
+        text = torch.tensor([*row["prompt_ids"], *row["response_ids"]])
+        assert batch.committed[place, : len(text)].tolist() == text.tolist()
+        tokens = batch.tokens[place, : len(text)]
+        features = features_of(reading.target, text, reading.draft_lm.reads_layers)
+        states = by_loop(reading.draft, text, features, 4, tokens)
+        for index in batch.index[batch.row == place].tolist():
+            depth = row["draft_depth"][index - len(row["prompt_ids"])]
+            hidden = states[depth + after, index - 1 + after]
+            torch.testing.assert_close(found["hidden"][number], hidden, atol=1e-10, rtol=0)
+            probs = reading.draft_lm.logits(hidden).softmax(-1)
+            drafted = probs[batch.drafted[number]]
+            torch.testing.assert_close(found["draft_prob"][number], drafted, atol=1e-10, rtol=0)
+            assert found["depth"][number] == depth + after
+            number += 1
+    assert number == len(batch.index) >= 15
+    assert batch.depth.unique().tolist() == [0, 1, 2]
+
+
 @pytest.mark.parametrize("predicts", KINDS)
 def test_features_of_a_padded_batch_equal_those_of_each_row_alone(nano64, rows, predicts):
     items = [mixed(rows, predicts, 0.3)[0, i] for i in range(4)]
-    together = head_features(nano64.draft_lm, collate(items), predicts, ALL)
-    alone = [head_features(nano64.draft_lm, collate([item]), predicts, ALL) for item in items]
+    together = head_features(nano64, collate(items), predicts, ALL)
+    alone = [head_features(nano64, collate([item]), predicts, ALL) for item in items]
     assert_features(together, {name: torch.cat([part[name] for part in alone]) for name in ALL})
 
 
 @pytest.mark.parametrize("elements", [1, 2048 * 7])
 def test_features_in_slices_equal_those_in_one(nano64, rows, monkeypatch, elements):
     batch = collate([mixed(rows)[0, i] for i in range(4)])
-    whole = head_features(nano64.draft_lm, batch, "next_token", ALL)
+    whole = head_features(nano64, batch, "next_token", ALL)
     monkeypatch.setattr(batch_module, "SLICE_ELEMENTS", elements)
-    assert_features(head_features(nano64.draft_lm, batch, "next_token", ALL), whole)
+    assert_features(head_features(nano64, batch, "next_token", ALL), whole)
 
 
 @pytest.mark.parametrize("needs", [{"hidden"}, {"embedding", "token"}, {"hidden", "entropy"}])
 def test_only_the_features_that_are_needed_are_computed(nano64, rows, needs):
     batch = collate([mixed(rows)[0, i] for i in range(4)])
-    everything = head_features(nano64.draft_lm, batch, "next_token", ALL) | {"token": batch.drafted}
-    actual = head_features(nano64.draft_lm, batch, "next_token", frozenset(needs))
+    everything = head_features(nano64, batch, "next_token", ALL) | {"token": batch.drafted}
+    actual = head_features(nano64, batch, "next_token", frozenset(needs))
     assert needs == actual.keys()
     for name in needs:
         torch.testing.assert_close(actual[name], everything[name], atol=1e-12, rtol=0)
@@ -216,7 +265,7 @@ def test_only_the_features_that_are_needed_are_computed(nano64, rows, needs):
 def test_a_batch_without_drafted_tokens_has_features_of_no_tokens(nano64, rows, predicts):
     size = nano64.draft_lm.hidden_size
     batch = collate([item(rows[0]["prompt_ids"], [], [], [])])
-    actual = head_features(nano64.draft_lm, batch, predicts, ALL)
+    actual = head_features(nano64, batch, predicts, ALL)
     assert {name: tuple(value.shape) for name, value in actual.items()} == {
         "hidden": (0, size),
         "embedding": (0, size),

@@ -66,7 +66,7 @@ def attempt(nano, rows, folder, predicts, moment=None, request=None, **changes):
     spec = HeadSpec(
         "head", HeadConfig(hidden_size=nano.draft_lm.hidden_size, predicts=predicts, depth=1)
     )
-    module = HeadModule(HeadBank([spec], seed=0), nano.draft_lm, Optimizer(lr=1e-2))
+    module = HeadModule(HeadBank([spec], seed=0), nano, Optimizer(lr=1e-2))
     checkpoints = Checkpoints(folder / "last.ckpt", EVERY, {"data": "rows"})
     checkpoints.request = request or Request()
     killer = KillAt(moment, request)

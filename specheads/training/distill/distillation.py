@@ -71,14 +71,13 @@ class DevOverlap(NamedTuple):
 @dataclass(frozen=True)
 class DistilledDraft:
     """The folder of a distilled draft, its quality on test prompts before and after, and its
-    overlap on dev prompts, which only the first process has; whether it reads its target.
+    overlap on dev prompts, which only the first process has.
     """
 
     folder: Path
     before: Mapping[str, float] = field(default_factory=dict)
     after: Mapping[str, float] = field(default_factory=dict)
     dev: DevOverlap | None = None
-    reads_target: bool = False
 
 
 def distill(
@@ -156,7 +155,7 @@ def distill(
     metrics = {f"test/{name}": value for name, value in after.items()}
     for each in trainer.loggers:
         each.log_metrics(metrics, trainer.global_step)
-    return DistilledDraft(run / "draft", before, after, dev, bool(pair.draft_lm.reads_layers))
+    return DistilledDraft(run / "draft", before, after, dev)
 
 
 def _check(pair: Pair, settings: Distillation) -> None:

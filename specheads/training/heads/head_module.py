@@ -1,4 +1,6 @@
-"""Training heads with Lightning: a bank on a frozen draft, which is in no checkpoint."""
+"""Training heads with Lightning: a bank on a frozen draft, and on its target where the draft reads
+that; they are in no checkpoint.
+"""
 
 from collections.abc import Mapping, Sequence
 from itertools import chain, islice
@@ -13,7 +15,7 @@ from specheads.heads.features import RECORDED
 from specheads.heads.head import LEAST_SPREAD
 from specheads.heads.metrics import auroc, binary_kl, fit_logistic, prediction_metrics
 from specheads.heads.portable.network import assemble
-from specheads.pair.language_model import LanguageModel
+from specheads.pair.pair import Pair
 from specheads.training.curve_module import CurveModule
 from specheads.training.heads.bank import HeadBank, constant_loss
 from specheads.training.settings import Optimizer
@@ -25,11 +27,11 @@ RIVAL_BATCHES = 16  # and the logistic of rules without a head, four numbers, is
 class HeadModule(CurveModule):
     """A bank of heads, their weighted loss, and the metrics of their predictions."""
 
-    def __init__(self, bank: HeadBank, draft: LanguageModel, optimizer: Optimizer) -> None:
+    def __init__(self, bank: HeadBank, pair: Pair, optimizer: Optimizer) -> None:
         super().__init__()
         self.bank = bank
         self.optimizer = optimizer
-        self.lm = draft  # no module, so that its weights are not registered as this one's
+        self.pair = pair  # no module, so that its weights are not registered as this one's
         self._collected: list[tuple[Tensor, Tensor, Tensor]] = []  # see `_collect`
         self.test_results: dict[str, dict[str, float]] = {}
         # Each head's KL on train and dev prompts (SpecDec++, table 3).
@@ -49,20 +51,18 @@ class HeadModule(CurveModule):
         features = {}
         if predicts == self.bank.predicts:
             features = {name: batch.features[name] for name in needs & batch.features.keys()}
-        missing = needs - features.keys()
-        if missing == {"embedding"}:  # it is looked up, not computed
-            with torch.no_grad():
-                features["embedding"] = self.lm.embed(batch.drafted)
-        elif missing:
-            features |= head_features(self.lm, batch, predicts, missing)
+        if missing := needs - features.keys():
+            features |= head_features(self.pair, batch, predicts, missing)
         return features
 
     def on_fit_start(self) -> None:
-        """Move the draft to the device of the heads.
+        """Move the draft, and a target that it reads, to the device of the heads.
 
         Fix the scale of look-ahead inputs from the first batches.
         """
-        self.lm.model.to(self.device)
+        self.pair.draft.to(self.device)
+        if self.pair.draft_lm.reads_layers and self.pair.target.device != self.device:
+            self.pair.target.to(self.device)
         if self.bank.predicts == "next_token" and self.trainer.ckpt_path is None:
             batches = self.trainer.datamodule.batches("train", shared=False)
             parts = [self.features(batch.to(self.device)) for batch in islice(batches, 8)]

@@ -14,12 +14,12 @@ import torch
 from lightning import Trainer
 from lightning.pytorch.loggers import Logger
 
+from specheads.decoding.stopping import MAX_TOKENS
 from specheads.heads.batch import HeadBatch, collate
 from specheads.heads.head import NUM_GOLDEN, save_head
 from specheads.heads.train_prompts import TrainPrompts
 from specheads.interrupts import deferred
-from specheads.pair.language_model import LanguageModel
-from specheads.pair.needs import memory_of, memory_parts
+from specheads.pair.needs import memory_of, memory_to_read
 from specheads.pair.pair import Pair
 from specheads.progress import stage
 from specheads.prompts.prompt import SPLITS, GeneratedData, encode_prompts
@@ -82,7 +82,8 @@ def train_heads(
     one of the splits, and for heads that learned nothing.
     """
     pair.check_merged()
-    pair.check_draft_alone("the training of heads is")
+    if settings.calibration is not None:
+        pair.check_draft_alone("the calibration of heads is")
     run = Path(run)
     settings = settings.for_pair(pair)
     kinds = settings.kinds()
@@ -150,8 +151,8 @@ def _train_kind(
     )
     folder = made().folder
     checkpoints.provenance["data"] = folder.name
-    module = HeadModule(HeadBank(specs, settings.seed), draft, settings.optimizer)
-    data = _data(folder, settings, draft, module.bank.needs)
+    module = HeadModule(HeadBank(specs, settings.seed), pair, settings.optimizer)
+    data = _data(folder, settings, pair, module.bank.needs)
     train = load_split(folder, "train")
     counts = {"num_prompts": len(set(train["prompt_id"][:])), "num_responses": len(train)}
     earlier = checkpoint_to_resume(checkpoints)
@@ -163,7 +164,8 @@ def _train_kind(
             counts["num_prompts"],
             run,
             f", resumed from {earlier}" if earlier else "",
-            memory_of("training", draft, memory_parts(draft)),  # it reads the test texts
+            # The test texts are read
+            memory_of("training", draft, *memory_to_read(pair, MAX_TOKENS + 1)),
         )
         trainer.fit(module, data, ckpt_path=earlier)
         module.load_weights(checkpoints.read_best(trainer))
@@ -191,7 +193,7 @@ def _dev_losses(module: HeadModule, best: Mapping[str, Best]) -> dict[str, DevLo
 
 
 def _data(
-    folder: Path, settings: HeadTraining, draft: LanguageModel, needs: frozenset[str]
+    folder: Path, settings: HeadTraining, pair: Pair, needs: frozenset[str]
 ) -> ResumableData[HeadBatch]:
     """Return the batches of all splits of a data set.
 
@@ -204,7 +206,7 @@ def _data(
         num_mixes = settings.num_mixes if split == "train" else 1
         splits[split] = MixedResponses(rows, settings.predicts, share, settings.seed, num_mixes)
     read_in_every_epoch = {split: splits[split] for split in ("train", "dev")}
-    FeatureStore(folder, draft, read_in_every_epoch, needs).store(settings.features_budget)
+    FeatureStore(folder, pair, read_in_every_epoch, needs).store(settings.features_budget)
     return ResumableData(splits, settings.loader.batch_size, settings.seed, collate)
 
 
@@ -219,7 +221,7 @@ def _export(
 
     Raises UserError for one whose predictions do not vary.
     """
-    device = module.lm.device
+    device = module.pair.draft_lm.device
     module.to(device)  # Lightning leaves the heads on the CPU
     with torch.no_grad():
         features = module.features(next(iter(data.batches("dev", shared=False))).to(device))

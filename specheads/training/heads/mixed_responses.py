@@ -17,11 +17,13 @@ from torch import Tensor
 
 from specheads.decoding.branches import ReadTexts
 from specheads.decoding.engine import bulk_operations, bytes_to_pack
+from specheads.decoding.stopping import MAX_TOKENS
 from specheads.heads.batch import collate, sample_features
 from specheads.heads.features import FEATURES, RECORDED
-from specheads.pair.language_model import LanguageModel
-from specheads.pair.needs import memory_of, memory_parts
+from specheads.pair.needs import memory_of, memory_parts, memory_to_read
 from specheads.pair.padding import BATCH_TOKENS
+from specheads.pair.pair import Pair
+from specheads.pair.reading import draft_states
 from specheads.pair.sampling import check_numbers, computing_with
 from specheads.storage.row_store import SHARD_BYTES, RowStore
 from specheads.training.heads.settings import checked_share
@@ -34,6 +36,7 @@ COLUMNS = (
     "accept_prob",
     "more_draft_ids",
     "more_accept_prob",
+    "draft_depth",  # data sets of earlier versions have none
 )
 # Rows that stay in memory, about 10 KiB each: reading one takes longer than a step takes for it
 MOST_KEPT = 10_000
@@ -79,7 +82,8 @@ class MixedResponses:
         # Without drafted tokens all mixes are one.
         self.num_mixes = 1 if self.response_share == 1 else num_mixes
         if isinstance(rows, Dataset):
-            rows = rows.with_format("numpy", columns=list(COLUMNS))
+            columns = [name for name in COLUMNS if name in rows.column_names]
+            rows = rows.with_format("numpy", columns=columns)
         self.rows = rows
         self._kept: dict[int, ResponseRow] = {}
         # Of a mix and a row, where they are stored: see FeatureStore.
@@ -111,18 +115,22 @@ class MixedResponses:
         uniform = np.random.default_rng([self.seed, mix, number]).random(len(response))
         kept = uniform < self.response_share
         mixed_in, _ = samples[mix % len(samples)]
-        text = np.concatenate([row["prompt_ids"], np.where(kept, response, mixed_in)])
+        committed = np.concatenate([row["prompt_ids"], response]).astype(np.int64)
+        text = committed.copy()
+        text[len(row["prompt_ids"]) :] = np.where(kept, response, mixed_in)
         # The draft must have read the token for an input_token head; a next_token head needs only
         # the prefix.
         is_read = self.predicts == "input_token"
         predicted = ~kept if is_read else np.ones_like(kept)
         drafted, accept_prob = samples[(mix if is_read else epoch) % len(samples)]
         item = {
-            "tokens": text.astype(np.int64),
+            "tokens": text,
             "index": len(row["prompt_ids"]) + np.flatnonzero(predicted),
             "drafted": drafted[predicted].astype(np.int64),
             "label": accept_prob[predicted].astype(np.float32),
         }
+        if len(depth := np.asarray(row.get("draft_depth", ()))):
+            item |= {"committed": committed, "depth": depth[predicted].astype(np.int64)}
         if self.features is not None:
             features = dict(self.features(mix, number))
             for name, values in features.items():
@@ -141,14 +149,15 @@ class FeatureStore(RowStore):
     def __init__(
         self,
         folder: Path,
-        draft: LanguageModel,
+        pair: Pair,
         splits: Mapping[str, MixedResponses],
         needs: frozenset[str],
     ) -> None:
         """Plan the store of the data set in `folder`: of what heads `needs`, those features that
         the feature table stores. The splits are for heads of one kind, and of counted mixes.
         """
-        self.draft = draft
+        self.pair = pair
+        self.draft = pair.draft_lm
         (self.predicts,) = {data.predicts for data in splits.values()}
         if self.predicts == "next_token":
             # The test compares heads with rules that need no head.
@@ -170,7 +179,7 @@ class FeatureStore(RowStore):
                 sizes[_start(name, mix)] = row_bytes
         provenance = {
             "data": folder.name,
-            "dtype": str(draft.model.dtype),
+            "dtype": str(self.draft.model.dtype),
             "features": sorted(self.needs),
             "predicts": self.predicts,
             "texts": texts,
@@ -182,11 +191,14 @@ class FeatureStore(RowStore):
         if not self.fits(budget):
             return
         with computing_with(bulk_operations(self.draft.device)):
-            parts = memory_parts(self.draft, positions=BATCH_TOKENS)
-            parts["a shard"] = 2 * min(self.num_bytes, SHARD_BYTES)
-            if self.draft.placement == "float32 on cpu":  # else there are none
-                parts["packed copies"] = bytes_to_pack(self.draft)
-            self.fill(self._computed, memory_of("features", self.draft, parts), self._batches)
+            parts = memory_to_read(self.pair, MAX_TOKENS + 1)
+            more = {"a shard": 2.0 * min(self.num_bytes, SHARD_BYTES)}
+            if not self.draft.reads_layers:
+                parts = [memory_parts(self.draft, positions=BATCH_TOKENS)]
+                if self.draft.placement == "float32 on cpu":  # else there are none
+                    more["packed copies"] = bytes_to_pack(self.draft)
+            memory = memory_of("features", self.draft, *parts, more)
+            self.fill(self._computed, memory, self._batches)
         for name, data in self.splits.items():
             data.features = partial(self._features_of, name)
 
@@ -219,8 +231,11 @@ class FeatureStore(RowStore):
             samples = []
             for ids in zip(*(data.sampled_tokens(row) for row in rows), strict=True):
                 samples.append(torch.from_numpy(np.concatenate(ids)).to(self.draft.device))
-        read = ReadTexts.of(self.draft, batch.tokens)
-        hidden = batch.read_by(self.predicts).at(read.hidden)
+        texts = batch.read_by(self.predicts)
+        if self.draft.reads_layers:
+            hidden = draft_states(self.pair, texts)
+        else:
+            hidden = texts.at(ReadTexts.of(self.draft, batch.tokens).hidden)
         features, *others = sample_features(self.draft, hidden, self.needs, samples)
         for name, values in features.items():
             if FEATURES[name].of_token:

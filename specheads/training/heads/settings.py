@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 from pydantic import AfterValidator, model_validator
 
 from specheads.errors import UserError
-from specheads.heads.config import DEFAULT_INPUTS, KNOWN_INPUTS, HeadConfig
+from specheads.heads.config import DEFAULT_INPUTS, KNOWN_INPUTS, READING_INPUTS, HeadConfig
 from specheads.settings import (
     Count,
     NonNegativeNumber,
@@ -92,8 +92,8 @@ class _HeadShape(Settings):
         (),
         f"a list of {', '.join(KNOWN_INPUTS['input_token'])} and, for lookahead,"
         f" {', '.join(_LOOKAHEAD_ONLY)}; []: {', '.join(DEFAULT_INPUTS['input_token'])} for"
-        f" specdecpp, {', '.join(DEFAULT_INPUTS['next_token'])} for lookahead; or a list of such"
-        " lists",
+        f" specdecpp, {', '.join(DEFAULT_INPUTS['next_token'])} for lookahead, and depth for drafts"
+        " that read their target, which alone have it; or a list of such lists",
     )
 
 
@@ -174,6 +174,10 @@ class HeadTraining(Training):
                 specs_of_kinds += part.specs(pair)
             return specs_of_kinds
         inputs = self.head.inputs
+        default = DEFAULT_INPUTS[self.predicts]
+        reads_target = pair is not None and bool(pair.draft_lm.reads_layers)
+        if reads_target:
+            default += READING_INPUTS
         several_inputs = bool(inputs) and not isinstance(inputs[0], str)
         choices: dict[str, tuple] = {
             "head.depth": _choices(self.head.depth),
@@ -189,11 +193,16 @@ class HeadTraining(Training):
             config = HeadConfig(
                 depth=depth,
                 width=width,
-                inputs=names or DEFAULT_INPUTS[self.predicts],
+                inputs=names or default,
                 predicts=self.predicts,
                 warp=self.warp.values(),
                 **_properties(pair),
             )
+            if pair is not None and not reads_target and "depth" in config.inputs:
+                raise UserError(
+                    f"head.inputs names 'depth', but the draft {pair.draft_id} does not read its"
+                    " target, so its states have none; leave it out."
+                )
             weight = given_weight or REJECT_WEIGHT[self.predicts]
             name = f"{self.heads}-d{depth}-r{weight:g}"
             if len(choices["head.width"]) > 1:

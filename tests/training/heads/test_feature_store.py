@@ -7,6 +7,7 @@ import logging
 import numpy as np
 import pytest
 import torch
+from feature_drafts import reading_pair
 
 from specheads.heads.batch import collate, head_features
 from specheads.training.heads.mixed_responses import FeatureStore, MixedResponses
@@ -50,7 +51,7 @@ def mixed(rows, predicts="next_token", share=None, num_mixes=1):
 
 def stored(folder, nano64, splits, budget=1.0):
     (predicts,) = {data.predicts for data in splits.values()}
-    FeatureStore(folder, nano64.draft_lm, splits, NEEDS_OF[predicts]).store(budget)
+    FeatureStore(folder, nano64, splits, NEEDS_OF[predicts]).store(budget)
     return splits
 
 
@@ -59,7 +60,7 @@ def assert_equals_online(nano64, dataset, keys):
     items = [dataset[key] for key in keys]
     batch = collate(items)
     needs = NEEDS_OF[dataset.predicts] - {"embedding"}
-    expected = head_features(nano64.draft_lm, batch, dataset.predicts, needs)
+    expected = head_features(nano64, batch, dataset.predicts, needs)
     assert len(batch.drafted) > 0 and batch.features.keys() >= expected.keys()
     for name, value in expected.items():
         torch.testing.assert_close(
@@ -102,6 +103,20 @@ def test_each_mix_has_its_features_in_the_epochs_that_take_it(
     assert "1 of 4 shards to do" in caplog.text  # those of fewer mixes are there
 
 
+@pytest.mark.parametrize(("predicts", "share"), [("input_token", 0.5), ("next_token", 1.0)])
+def test_features_of_a_draft_that_reads_its_target_are_stored(
+    nano64, rows, tmp_path, predicts, share
+):
+    pair = reading_pair(nano64, layers=(1, 3, 4))
+    rows = [row | {"draft_depth": [*range(3)] * 10} for row in rows]
+    for row in rows:
+        row["draft_depth"] = row["draft_depth"][: len(row["response_ids"])]
+    data = stored(tmp_path, pair, mixed(rows, predicts, share, NUM_MIXES))
+    for epoch in range(2 * NUM_MIXES):
+        assert_equals_online(pair, data["train"], [(epoch, number) for number in range(7)])
+    assert_equals_online(pair, data["dev"], [(0, number) for number in range(3)])
+
+
 def test_a_complete_store_is_not_made_again_and_a_damaged_shard_alone_is(
     nano64, rows, tmp_path, monkeypatch, caplog
 ):
@@ -121,7 +136,7 @@ def test_a_complete_store_is_not_made_again_and_a_damaged_shard_alone_is(
 
 def test_other_features_texts_or_data_have_another_store(nano64, rows, tmp_path):
     def folder(splits, needs=NEEDS, where=tmp_path):
-        return FeatureStore(where, nano64.draft_lm, splits, needs).folder
+        return FeatureStore(where, nano64, splits, needs).folder
 
     folders = [
         folder(mixed(rows)),

@@ -74,7 +74,7 @@ def spec(nano, predicts="next_token", name="head", reject_weight=1.0, **kwargs):
 
 
 def new_module(nano, *specs, lr=1e-3):
-    return HeadModule(HeadBank(list(specs), seed=0), nano.draft_lm, Optimizer(lr=lr))
+    return HeadModule(HeadBank(list(specs), seed=0), nano, Optimizer(lr=lr))
 
 
 @torch.no_grad()

@@ -4,11 +4,14 @@ import json
 
 import pytest
 import torch
+from feature_drafts import reading_pair
 
 import specheads
 from specheads.data_gen.run import generate_data
 from specheads.data_gen.settings import DataGeneration
+from specheads.errors import UserError
 from specheads.heads.batch import collate
+from specheads.heads.config import DEFAULT_INPUTS
 from specheads.prompts.sources import NanoSource
 from specheads.storage.data_set import load_split
 from specheads.training.heads.bank import HeadBank, constant_loss, weighted_bce
@@ -80,7 +83,7 @@ def test_the_epoch_with_the_smallest_dev_loss_is_exported(nano, data, tmp_path, 
     )
     head = specheads.load_head(trained.folder)
     specs = settings.specs(nano)
-    module = HeadModule(HeadBank(specs, 0), nano.draft_lm, settings.optimizer)
+    module = HeadModule(HeadBank(specs, 0), nano, settings.optimizer)
     module.load_weights({name: head.state_dict()})
     rows = MixedResponses(
         load_split(data.folder, "dev"), settings.predicts, settings.response_share, settings.seed
@@ -92,6 +95,38 @@ def test_the_epoch_with_the_smallest_dev_loss_is_exported(nano, data, tmp_path, 
         total += sums.item()
         weight += weights.item()
     assert total / weight == pytest.approx(min(losses), rel=1e-4)
+
+
+def test_heads_of_a_draft_that_reads_its_target_know_the_depth(nano, tmp_path):
+    pair = reading_pair(nano, layers=(1, 3, 4), borrows=True)
+    source = NanoSource(12, 4, 4)
+    generation = DataGeneration(max_new_tokens=12, max_prompt_tokens=256)
+    folder = generate_data(pair, source, generation, tmp_path)
+    data = specheads.GeneratedData(folder, list(source.load(chats=False)), generation.limits)
+    settings = specheads.HeadTraining(head={"depth": 1}, **(ONE_EPOCH | {"calibration": None}))
+    trained = specheads.train_heads(pair, data, settings, run=tmp_path / "stored")
+    again = specheads.train_heads(
+        pair, data, settings.but(features_budget=0), run=tmp_path / "computed"
+    )
+    inputs = {
+        "lookahead-d1-r1": (*DEFAULT_INPUTS["next_token"], "depth"),
+        "specdecpp-d1-r6": (*DEFAULT_INPUTS["input_token"], "depth"),
+    }
+    for name, expected in inputs.items():
+        head = specheads.load_head(trained.folder / name)
+        assert head.config.inputs == expected
+        assert again.test[name] == pytest.approx(trained.test[name], rel=1e-4)
+        rule = specheads.stopping.HeadThreshold(head, 0.5)
+        decoder = specheads.SpeculativeDecoder(pair, stopping=rule)
+        out = decoder.generate([5, 6, 7], 20)
+        assert out.stats.num_drafted > 0
+    for path in (tmp_path / "stored").rglob("*.ckpt"):
+        state = torch.load(path, weights_only=True)["state_dict"]
+        assert all(name.startswith("bank.") for name in state)
+    with pytest.raises(UserError, match="names 'depth', but the draft .* does not read its target"):
+        specheads.train_heads(
+            nano, data, settings.but(head={"inputs": ["depth"]}), run=tmp_path / "alone"
+        )
 
 
 def test_the_constant_loss_is_the_smallest_of_all_constants():

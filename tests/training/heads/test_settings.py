@@ -103,7 +103,7 @@ def test_a_share_of_response_tokens_is_checked_by_kind(predicts, usual, largest)
             {"head": {"inputs": ["embedding"]}},
             (
                 "head.inputs names 'embedding'; a head with predicts=input_token can read hidden,"
-                " max_prob, entropy, second_prob."
+                " max_prob, entropy, second_prob, depth."
             ),
         ),
         (
