@@ -43,6 +43,10 @@ class Model:
             self._probs[prefix] = probs / probs.sum()
         return self._probs[prefix]
 
+    def in_round(self, start: tuple[int, ...]) -> "Model":
+        """Return the model as it drafts in a round that begins after `start`."""
+        return self
+
     def joint(self, tokens: tuple[int, ...], prefix: tuple[int, ...] = ()) -> float:
         return math.prod(
             self((*prefix, *tokens[:i]))[token].item() for i, token in enumerate(tokens)
@@ -75,6 +79,7 @@ def block_after(
 ) -> tuple[Block, Tensor]:
     """Return every drafted block after `prefix` as one batch, and the probability of each (B,)."""
     blocks = list(itertools.product(range(target.vocab_size), repeat=num_drafted))
+    draft = draft.in_round(prefix)
     distributions = [
         torch.stack(
             [torch.stack([model((*prefix, *block[:i])) for i in range(count)]) for block in blocks]

@@ -72,6 +72,8 @@ SHARED = {
     "fsdp2_stopped": (FSDP2, True, None),
     "two_resumed": (BASE, False, "one_stopped_target"),
     "fsdp2_resumed": (FSDP2, False, "one_stopped_target"),
+    "fsdp2_cut_stopped": (FSDP2_CUT, True, None),
+    "fsdp2_cut_resumed": (FSDP2_CUT, False, "one_stopped_cut"),
 }
 
 

@@ -43,7 +43,7 @@ from specheads.progress import finished
 from specheads.prompts.prompt import Prompt, unique
 from specheads.prompts.sources import DatasetSource
 from specheads.storage.files import amount, space_of
-from specheads.training.distill.memory import trained_bytes
+from specheads.training.distill.memory import TrainedWeights
 from specheads.training.distill.samples import NUM_KEPT
 from specheads.training.distill.settings import Distillation
 from specheads.training.heads.settings import HeadTraining
@@ -443,14 +443,15 @@ def _of_distill(context: _Context, cfg: DictConfig) -> list[Stage]:
     seconds = context.target.read_seconds(tokens * (1 if is_stored else epochs))
     num_steps = settings.num_steps if is_unrolled else 1
     seconds += 3 * num_steps * context.draft.read_seconds(tokens * epochs)
+    weights = TrainedWeights.of(draft, settings)
     stages.append(
         Stage(
             "distilling",
             num,
             tokens * epochs,
             seconds,
-            trained_bytes(draft) + num_steps * context.draft.memory(),
-            (stored if is_stored else 0.0) + 14.0 * context.draft.num_weights,
+            weights.num_bytes + num_steps * context.draft.memory(),
+            (stored if is_stored else 0.0) + weights.written_bytes(2),
         )
     )
     return stages

@@ -160,8 +160,8 @@ def stored_as(
     """
     kept = kept_tokens(model)
     stored = {name: weight.to(dtype) for name, weight in weights.items()}
-    if borrows_embedding(model):
-        del stored[_embedding_name(model)]
+    if (borrowed := borrowed_weight(model)) is not None:
+        stored.pop(borrowed, None)
     for name in [name for name in stored if form is not None and fits_lattice(weights[name])]:
         lattice = lattice_of(weights[name], str(form))
         stored |= {name + _BYTES: lattice.q.flatten(-2), name + _STEPS: lattice.d.squeeze(-1)}
@@ -176,6 +176,11 @@ def borrows_embedding(draft: nn.Module) -> bool:
     with it.
     """
     return getattr(draft, BORROWS, False)
+
+
+def borrowed_weight(draft: PreTrainedModel) -> str | None:
+    """Return the name of the weight that a draft borrows of its target; None: it borrows none."""
+    return _embedding_name(draft) if borrows_embedding(draft) else None
 
 
 def _embedding_name(model: PreTrainedModel) -> str:

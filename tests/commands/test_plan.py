@@ -62,6 +62,15 @@ def test_more_of_anything_takes_more_disk():
     assert [stage.disk for stage in unstored] == [0, 0]
 
 
+def test_a_draft_with_fewer_tokens_takes_less_of_both():
+    words = ["draft_kind=eagle3", "target_probs_budget=0"]
+    whole = planned("distill", *words).stages[1]
+    few = planned("distill", *words, "draft_vocabulary=48").stages[1]
+    num_rows = 2_000 * 256  # of nano's output, which are trained by AdamW
+    assert whole.memory - few.memory == 16 * num_rows
+    assert whole.disk - few.disk == 18 * num_rows
+
+
 def test_a_data_set_of_the_hub_is_not_loaded_for_a_plan():
     plan = planned("distill", "data=alpaca", "data.num_train=40000")
     assert plan.stages[0].prompts == 40_008 and plan.stages[1].prompts == 40_000

@@ -7,11 +7,12 @@ from dataclasses import replace
 import architectures
 import pytest
 import torch
+from chains import Model, difference, emitted_distribution
 from commands import ROOT
 from draftings import DRAFTINGS
 from fakes import CountingTokenizer, needs_compiler, tiny_pair
 from families import CONFIGS, VOCAB_SIZE, family_pair
-from feature_drafts import check_rounds, feature_draft, reading_pair
+from feature_drafts import check_rounds, feature_draft, features_of, reading_pair
 from statistics_helper import chi_square_p_value
 from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config
@@ -22,6 +23,7 @@ from specheads.heads.config import KNOWN_INPUTS
 from specheads.pair.eagle_formats import read_feature_draft
 from specheads.pair.padding import right_padded
 from specheads.pair.pair import Pair
+from specheads.pair.unrolled import unrolled
 from specheads.prompts.sources import NanoSource
 
 FIXTURES = ROOT / "tests" / "fixtures" / "eagle3"
@@ -234,6 +236,62 @@ def test_sampled_output_follows_the_targets_distribution(rule):
         counts[paths.index(tuple(out.tokens.tolist()))] += 1
     assert sum(out.stats.num_accepted for out in outs) > 40
     assert chi_square_p_value(counts, distribution) > 1e-6
+
+
+class TargetAlone(Model):
+    """The warped distributions of a pair's target after a prompt."""
+
+    def __init__(self, pair, prompt, warp):
+        super().__init__(pair.vocab_size, seed=0)
+        self.pair = pair
+        self.prompt = prompt
+        self.warp = warp
+
+    def __call__(self, prefix):
+        if prefix not in self._probs:
+            tokens = torch.tensor([[*self.prompt, *prefix]])
+            self._probs[prefix] = self.warp(self.logits(tokens))
+        return self._probs[prefix]
+
+    def logits(self, tokens):
+        """Return the logits (V,) after `tokens` (1, T)."""
+        return self.pair.target_lm.logits(self.pair.target_lm.hidden_states(tokens)[0, -1])
+
+
+class InRound(TargetAlone):
+    """The distributions of a draft that has read the target's states up to a round's start."""
+
+    def __init__(self, pair, prompt, warp, start=()):
+        super().__init__(pair, prompt, warp)
+        self.start = start
+
+    def in_round(self, start):
+        return InRound(self.pair, self.prompt, self.warp, start)
+
+    @torch.no_grad()
+    def logits(self, tokens):
+        draft = self.pair.draft
+        depth = tokens.shape[1] - len(self.prompt) - len(self.start)
+        features = features_of(self.pair.target, tokens[0], draft.config.target_layers)
+        steps = unrolled(draft, tokens, features[None], tokens)
+        hidden = next(itertools.islice(steps, depth, None))
+        return self.pair.draft_lm.logits(hidden[0, -1])
+
+
+@pytest.mark.parametrize("warp", [Warp(1.0), Warp(0.7, top_k=2)], ids=str)
+@pytest.mark.parametrize(
+    "rule", [verification.TokenVerification(), verification.BlockVerification()]
+)
+def test_every_output_has_the_targets_probability(rule, warp):
+    """By enumeration of drafts, acceptances and the rounds after them."""
+    pair = reading_pair(tiny_pair(3), kept=torch.tensor([0, 2]), gain=1.0, norm_output=True)
+    target = TargetAlone(pair, [0, 1], warp)
+    draft = InRound(pair, [0, 1], warp)
+    emitted = emitted_distribution(rule, target, draft, num_drafted=2, num_tokens=3)
+    assert difference(emitted, target) < 1e-9
+    # What it drafts after the same tokens depends on where the round began
+    both = torch.stack([draft.in_round(start)((2,)) for start in ((), (2,))])
+    assert (both[0] - both[1]).abs().max() > 0.01
 
 
 def drafted(out):

@@ -167,5 +167,5 @@ def test_what_is_not_made_for_such_drafts_says_so(nano, draft, tmp_path):
     recorder = Recorder(pair, Warp(), ResponseLimits(4), RecordSettings(1), 0, tmp_path)
     with pytest.raises(UserError, match="draft eagle reads the target's states, which replay"):
         recorder.record([[(Prompt("a", "dev", "def f"), [3, 4])]])
-    with pytest.raises(UserError, match="which the training of heads is not made for yet"):
+    with pytest.raises(UserError, match="which the calibration of heads is not made for yet"):
         train_heads(pair, pytest.fail, HeadTraining(), tmp_path)

@@ -1,13 +1,13 @@
 """Training a draft with Lightning, to propose what its target would say.
 
-The target is in no checkpoint.
+The target is in no checkpoint, nor what a draft borrows of it.
 
 The weights of a draft may be spread over processes. FSDP2 (torch's fully_shard) gathers them while
 the forward pass of a class runs; `within_forward` makes one of a function.
 """
 
 from collections.abc import Callable, Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from lightning.pytorch.strategies import (
@@ -22,6 +22,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method
 from transformers import PreTrainedModel
 
+from specheads.pair.draft_vocabulary import borrowed_weight
 from specheads.pair.feature_draft import FeatureDraft
 from specheads.pair.padding import SLICE_ELEMENTS, slices
 from specheads.pair.pair import Pair
@@ -60,6 +61,8 @@ class DistillModule(CurveModule):
         draft = pair.draft_lm
         self.settings = settings.for_draft(draft.hidden_size, bool(draft.reads_layers))
         self.pair = pair  # no module, so Lightning does not count its weights as this one's
+        self._borrowed = borrowed_weight(pair.draft)
+        self.strict_loading = self._borrowed is None
         self._quality_sums: list[Tensor] = []
         self.before: dict[str, float] = {}  # quality on dev prompts before the first step
 
@@ -72,6 +75,10 @@ class DistillModule(CurveModule):
             self.draft, FSDPModule
         ):
             shard(self.draft, self.trainer.strategy.device_mesh["data_parallel"])
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        super().on_save_checkpoint(checkpoint)
+        checkpoint["state_dict"].pop(f"{DRAFT}.{self._borrowed}", None)
 
     def on_train_start(self) -> None:
         self.log_history()
@@ -143,7 +150,8 @@ class DistillModule(CurveModule):
 
     def configure_optimizers(self) -> OptimizerLRScheduler:
         settings = Optimizer(**self.settings.optimizer.values())
-        weights = [weight for weight in self.draft.parameters() if weight.requires_grad]
+        # Frozen ones too: FSDP2 finds the state of a checkpoint by the order of all weights
+        weights = list(self.draft.parameters())
         matrices = matrices_of_layers(self.draft)
         if isinstance(self.trainer.strategy, FSDPStrategy | DeepSpeedStrategy):
             matrices = []  # these split weights without regard to matrices
@@ -169,8 +177,8 @@ class DistillModule(CurveModule):
     def trained_weights(self, names: Sequence[str]) -> dict[str, dict[str, Tensor]]:
         weights = {}
         for name, weight in self.trainer.strategy.lightning_module_state_dict().items():
-            if name.startswith("draft."):
-                weights[name.removeprefix("draft.")] = weight
+            if name.startswith(f"{DRAFT}.") and name != f"{DRAFT}.{self._borrowed}":
+                weights[name.removeprefix(f"{DRAFT}.")] = weight
         return {name: weights for name in names}
 
 

@@ -39,7 +39,7 @@ from specheads.settings import shown
 from specheads.storage.files import space_of, write_json
 from specheads.training.distill.distill_module import DRAFT, DistillModule, shards_weights
 from specheads.training.distill.draft_quality import draft_quality, with_fitted_temperature
-from specheads.training.distill.memory import check_trainable, trained_bytes
+from specheads.training.distill.memory import TrainedWeights, check_trainable
 from specheads.training.distill.samples import Samples, load_splits, train_samples
 from specheads.training.distill.settings import Distillation
 from specheads.training.loaders import ResumableData
@@ -224,7 +224,7 @@ def _needs(pair: Pair, train: Samples, settings: Distillation, trainer: Trainer,
     """Return how much memory and disk training takes, for the log."""
     draft = pair.draft_lm
     batch = settings.loader.batch_size / trainer.world_size
-    num_weights = pair.draft.num_parameters()
+    weights = TrainedWeights.of(pair.draft, settings)
     itemsize = pair.draft.dtype.itemsize
     longest_response = max(map(len, chain.from_iterable(train.answers)))
     longest_prompt = max(map(len, train.prompts))
@@ -241,7 +241,7 @@ def _needs(pair: Pair, train: Samples, settings: Distillation, trainer: Trainer,
         more = memory_parts(pair.target_lm, rows=0) | {"the target's states": features}
     parts = trainer.world_size if shards_weights(trainer.strategy) else 1
     # The weights themselves are there.
-    state = (trained_bytes(pair.draft) - num_weights * itemsize) / parts
+    state = (weights.num_bytes - weights.num * itemsize) / parts
     memory = memory_of(
         "distilling",
         draft,
@@ -249,8 +249,7 @@ def _needs(pair: Pair, train: Samples, settings: Distillation, trainer: Trainer,
         more,
         {"gradients and the optimizer's state": state},
     )
-    # A checkpoint with the optimizer's state in float32, and the draft.
-    return f"{memory}, {space_of('distilling', num_weights * (12 + itemsize), run)}"
+    return f"{memory}, {space_of('distilling', weights.written_bytes(itemsize), run)}"
 
 
 def _chosen(settings: Distillation, pair: Pair) -> Distillation:

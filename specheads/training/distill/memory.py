@@ -3,6 +3,7 @@ anything is loaded.
 """
 
 from dataclasses import replace
+from typing import NamedTuple
 
 import torch
 from transformers import PreTrainedModel
@@ -21,15 +22,41 @@ GIB = 2**30
 SHARDED = "fsdp", "deepspeed", "model_parallel"
 
 
-def trained_bytes(draft: PreTrainedModel) -> int:
-    """Return the bytes of a draft's weights in training, with gradients and the optimizer's state
-    (Rajbhandari et al. 2020).
+class TrainedWeights(NamedTuple):
+    """How many weights a draft has in training, how many of them are borrowed, and how many move by
+    Muon.
     """
-    # Which has one moment in float32, and AdamW two
-    by_muon = sum(weight.numel() for weight in matrices_of_layers(draft))
-    borrowed = draft.get_input_embeddings().weight.numel() if borrows_embedding(draft) else 0
-    num_weights = sum(weight.numel() for weight in draft.parameters())
-    return 16 * num_weights - 4 * by_muon - 12 * borrowed
+
+    num: int
+    num_borrowed: int
+    num_by_muon: int
+
+    @classmethod
+    def of(cls, draft: PreTrainedModel, settings: Distillation) -> "TrainedWeights":
+        """Return those of a draft whose output may still have all tokens."""
+        table = draft.get_input_embeddings().weight
+        output = draft.get_output_embeddings().weight
+        num = sum(weight.numel() for weight in draft.parameters())
+        borrows = borrows_embedding(draft)
+        if settings.draft_vocabulary is not None:
+            num_kept = min(settings.draft_vocabulary, len(output))
+            num_before = 0 if output is table else len(output)
+            num += (num_kept - num_before) * output.shape[1]
+            borrows = borrows or settings.embedding == "target"
+        num_by_muon = sum(weight.numel() for weight in matrices_of_layers(draft))
+        return cls(num, table.numel() if borrows else 0, num_by_muon)
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of weights, gradients and the optimizer's state (Rajbhandari et al. 2020)."""
+        # Muon has one moment in float32, AdamW two, and what is borrowed none
+        return 16 * self.num - 4 * self.num_by_muon - 12 * self.num_borrowed
+
+    def written_bytes(self, itemsize: float) -> float:
+        """Bytes on disk: a checkpoint and the best weights in float32, and the draft's folder with
+        weights of `itemsize` bytes.
+        """
+        return (16 + itemsize) * (self.num - self.num_borrowed) - 4 * self.num_by_muon
 
 
 def check_trainable(quantized: bool, draft_id: str) -> None:
@@ -70,7 +97,7 @@ def check_config(config: PairConfig, settings: Distillation) -> None:
     target_bytes = width * target.num_parameters()
     # What its layers keep for the gradient comes on top; where that does not fit,
     # `errors.user_error` says what makes it smaller.
-    state = trained_bytes(draft)
+    state = TrainedWeights.of(draft, settings).num_bytes
     needed = state + target_bytes
     free = torch.cuda.mem_get_info(device)[0]
     if needed > free:

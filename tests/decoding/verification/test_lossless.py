@@ -94,6 +94,7 @@ class Same:
         return self.probs
 
     joint = Model.joint
+    in_round = Model.in_round
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ import pytest
 import torch
 from fakes import tiny_pair
 from feature_drafts import by_loop, features_of, reading_pair
+from safetensors.torch import load_file
 from training_runs import KillAt, Killed, curves_of, quiet_trainer, with_curves
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
@@ -297,6 +298,19 @@ def test_a_run_that_is_killed_at_any_moment_is_resumed_to_the_same_numbers(kind,
         history, weights, csv = attempt(folder, kind=kind)
         assert (history, csv) == (whole[0], whole[2]), moment
         assert all(torch.equal(weight, whole[1][name]) for name, weight in weights.items())
+
+
+@both_kinds
+def test_a_checkpoint_has_all_weights_but_borrowed_ones(kind, tmp_path):
+    attempt(tmp_path, kind=kind)
+    pair = pair_of(kind)
+    expected = {f"draft.{name}" for name, _ in pair.draft.named_parameters()}
+    if kind != "alone":
+        expected.remove("draft.embed_tokens.weight")
+    stored = torch.load(tmp_path / "last.ckpt", weights_only=True)["state_dict"]
+    assert set(stored) == expected
+    best = load_file(tmp_path / "last.best.safetensors")
+    assert {name.replace("/", ".") for name in best} == expected
 
 
 def test_the_same_with_accumulated_batches(tmp_path):

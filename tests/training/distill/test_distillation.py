@@ -250,7 +250,7 @@ def test_a_draft_that_reads_its_target_becomes_a_folder_of_speculators(cfg, tmp_
     card = (folder / "README.md").read_text()
     assert "the inputs of the target's layers 1, 3, 4" in card and "| overlap_3 |" in card
     printed = capsys.readouterr().out
-    is_better = f"next: specheads generate model.draft={folder}" in printed
+    is_better = f"next: specheads train model.draft={folder}" in printed
     assert is_better != ("WARNING: the draft became worse" in printed)
     # The target is read for its states in any case
     assert not list(tmp_path.glob("data/target_probs/*"))

@@ -22,7 +22,11 @@ LAYER_STATE = 16 * (TARGET - 31 * LAYER) - 4 * (LAYER - 2 * 4_096)
 WIDER = 4_096 * (4_096 + 2 * 1_024)
 READING_MATRICES = LAYER - 2 * 4_096 + WIDER + 3 * 4_096**2
 TABLE = 128_256 * 4_096
-READING_STATE = 16 * (READING_MATRICES + TABLE + 4 * 4_096) + 4 * TABLE
+READING = READING_MATRICES + 4 * 4_096
+READING_STATE = 16 * (READING + TABLE) + 4 * TABLE
+FEW = 32_000 * 4_096  # of a reduced output
+CUT = DRAFT + 8_192 * 2_048 - 128_256 * 2_048  # without embeddings, which were the output too
+CUT_STATE = 16 * CUT + 4 * 128_256 * 2_048 - 4 * (DRAFT - 128_256 * 2_048 - NORMS)
 
 
 @pytest.fixture
@@ -45,6 +49,13 @@ def gpu(monkeypatch):
         ({"device_map": "auto"}, {}, STATE, 0),
         ({}, {"init_layers": 1}, LAYER_STATE, 2 * TARGET),
         ({}, {"draft_kind": "eagle3"}, READING_STATE, 2 * TARGET),
+        (
+            {},
+            {"draft_kind": "eagle3", "draft_vocabulary": 32_000},
+            READING_STATE + 16 * (FEW - TABLE),
+            2 * TARGET,
+        ),
+        ({}, {"draft_vocabulary": 8_192, "embedding": "target"}, CUT_STATE, 2 * TARGET),
     ],
     ids=str,
 )

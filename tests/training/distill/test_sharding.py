@@ -9,7 +9,7 @@ import socket
 import process_curves
 import pytest
 from commands import ROOT
-from process_curves import BASE, SETTINGS, checkpoint_of, curve
+from process_curves import SETTINGS, checkpoint_of, curve
 from warm_processes import server
 
 pytestmark = pytest.mark.filterwarnings("ignore:The .*dataloader.*does not have many workers")
@@ -20,10 +20,9 @@ EXACT = {"abs": 1e-9, "rel": 1e-9}  # the draft is in float64
 def folder(tmp_path_factory):
     """Curves of two processes, which also resume runs that one process began."""
     folder = tmp_path_factory.mktemp("curves")
-    assert (
-        curve(folder, "one_stopped_target", BASE, stops=True) is None
-        and checkpoint_of(folder, "one_stopped_target").is_file()
-    )
+    for name in ("target", "cut"):
+        assert curve(folder, f"one_stopped_{name}", SETTINGS[name], stops=True) is None
+        assert checkpoint_of(folder, f"one_stopped_{name}").is_file()
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1])}
@@ -65,16 +64,21 @@ def assert_same(found, expected):
         ("fsdp2_reading", "reading"),
         ("two_resumed", "target"),
         ("fsdp2_resumed", "target"),
+        ("fsdp2_cut_resumed", "cut"),
     ],
 )
 def test_two_processes_have_the_curve_of_one(folder, whole, name, settings):
     assert_same(json.loads((folder / f"{name}.json").read_text()), whole[settings])
 
 
-@pytest.mark.parametrize("stopped", ["two_stopped", "fsdp2_stopped"])
-def test_one_process_resumes_what_two_began(folder, whole, stopped):
+@pytest.mark.parametrize(
+    ("stopped", "settings"),
+    [("two_stopped", "target"), ("fsdp2_stopped", "target"), ("fsdp2_cut_stopped", "cut")],
+)
+def test_one_process_resumes_what_two_began(folder, whole, stopped, settings):
     assert checkpoint_of(folder, stopped).is_file()
-    assert_same(curve(folder, f"one_after_{stopped}", BASE, resumes=stopped), whole["target"])
+    found = curve(folder, f"one_after_{stopped}", SETTINGS[settings], resumes=stopped)
+    assert_same(found, whole[settings])
 
 
 def test_the_curves_differ_where_the_settings_do(whole):
