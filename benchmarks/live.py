@@ -1,5 +1,5 @@
-"""What is a rule worth when it decodes? From reports of `specheads evaluate` that decoded their
-prompts, for each temperature and instruction set one of each seed.
+"""What are drafts and rules worth when they decode? From reports of `specheads evaluate` that
+decoded their prompts, for each draft, temperature and instruction set one of each seed.
 
     specheads train heads=lookahead warp.temperature=T seed=S
     specheads evaluate warp.temperature=T seed=S split=final data.final_part=P num_live_prompts=98
@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.results import Column, Table, Value, add_keep_option, text_of, write_result
+from specheads.replay.information import LOGISTIC
 
 COMMAND = (
     "specheads evaluate warp.temperature=T seed=S split=final data.final_part=P num_live_prompts=98"
@@ -34,9 +35,10 @@ ORACLE = "oracle"
 MEASURED = "measured"
 TOKEN = "token"
 BLOCK = "block"
+PLACE = [Column("draft"), Column("instructions"), Column("T")]
+LENGTHS = (1, 2, 4, 8)  # of drafts, whose tokens per call the table has
 COLUMNS = [
-    Column("instructions"),
-    Column("T"),
+    *PLACE,
     Column("target alone, tokens/s", "fixed:0"),
     Column("best fixed length"),
     Column("times the target alone", "ratio"),
@@ -50,9 +52,16 @@ COLUMNS = [
     Column("predicted", "ratio"),
     Column("decoded", "ratio"),
 ]
+DRAFT_COLUMNS = [
+    *PLACE,
+    Column("a step, of the target's", "percent:0"),
+    *(Column(f"tokens per call, {length} drafted", "fixed:2") for length in LENGTHS),
+    Column("reducible, nats", "fixed:3"),
+    Column("known without training", "percent:0"),
+    Column("known to the head", "percent:0"),
+]
 COST_COLUMNS = [
-    Column("instructions"),
-    Column("T"),
+    *PLACE,
     Column("best without training", "signed_percent"),
     Column("head", "signed_percent"),
     Column("head free of charge", "signed_percent"),
@@ -68,14 +77,14 @@ def main() -> None:
     add_keep_option(parser, "live")
     given = parser.parse_args()
     reports = [json.loads(path.read_text()) for path in given.reports]
-    groups: dict[tuple[str, float], list[Mapping[str, Any]]] = {}
+    groups: dict[Sequence[Value], list[Mapping[str, Any]]] = {}
     for report in reports:
-        context = report["context"]
-        key = (isa_of(report), context["warp"]["temperature"])
-        groups.setdefault(key, []).append(report)
+        groups.setdefault(tuple(place_of(report)), []).append(report)
     in_order = [group for _, group in sorted(groups.items())]
     rows = [row_of(group) for group in in_order]
+    drafts = [draft_of(group) for group in in_order]
     tables = [
+        Table("drafts", "The drafts, by replay", DRAFT_COLUMNS, drafts),
         Table("live", "Decoded prompts: gains over the best fixed length", COLUMNS, rows),
         Table("costs", "By replay, at the costs of steps", COST_COLUMNS, costs_of(in_order)),
     ]
@@ -94,9 +103,41 @@ def main() -> None:
     )
 
 
-def isa_of(report: Mapping[str, Any]) -> str:
-    """Return the vector instructions of a report's processor."""
-    return str(report["context"]["device"].split(", ")[-1])
+def place_of(report: Mapping[str, Any]) -> list[Value]:
+    """Return what PLACE names: a draft by the folder of its run, and the vector instructions of the
+    processor.
+    """
+    context = report["context"]
+    draft = context["draft"].removesuffix("/draft").split("/")[-1]
+    isa = context["device"].split(", ")[-1]
+    return [draft, isa, f"{context['warp']['temperature']:g}"]
+
+
+def draft_of(reports: Sequence[Mapping[str, Any]]) -> list[Value]:
+    """Return a row of DRAFT_COLUMNS: means over reports."""
+    rows = []
+    for report in reports:
+        costs = report["steps"]["costs"]
+        tested = tested_of(report)
+        lengths = {}
+        for row in tested["rules"]:
+            if row["rule_name"] == FIXED:
+                lengths[row["parameters"]["num_tokens"]] = row["block_efficiency"]
+        known = tested["information"]
+        of_heads = [
+            share["value"] for name, share in known["explained"].items() if name != LOGISTIC
+        ]
+        rows.append(
+            [
+                costs["draft_seconds"] / costs["target_seconds"],
+                *(lengths[length] for length in LENGTHS),
+                known["reducible"]["value"],
+                known["explained"][LOGISTIC]["value"],
+                max(of_heads, default=math.nan),
+            ]
+        )
+    means = [sum(column) / len(column) for column in zip(*rows, strict=True)]
+    return [*place_of(reports[0]), *(None if math.isnan(mean) else mean for mean in means)]
 
 
 def prompts_of(reports: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, object]]:
@@ -122,8 +163,7 @@ def row_of(reports: Sequence[Mapping[str, Any]]) -> list[Value]:
     fixed = [found["fixed", TOKEN] for found in rows]
     decoded = [answer["decoded"]["speedup"] for answer in answers if answer["decoded"]]
     return [
-        isa_of(reports[0]),
-        f"{reports[0]['context']['warp']['temperature']:g}",
+        *place_of(reports[0]),
         sum(alone) / len(alone),
         most_frequent([row["name"] for row in fixed]),
         pooled([row["speedup"] for row in fixed]),
@@ -144,6 +184,8 @@ def costs_of(groups: Sequence[Sequence[Mapping[str, Any]]]) -> list[list[Value]]
     rows = []
     for reports in groups:
         winners = [winners_of(report) for report in reports]
+        if any("head" not in found for found in winners):
+            continue
         heads = [found["head"] for found in winners]
         free = pooled([found["free"]["gain"] for found in winners])
         charged = pooled([row["gain"] for row in heads])
@@ -154,8 +196,7 @@ def costs_of(groups: Sequence[Sequence[Mapping[str, Any]]]) -> list[list[Value]]
         wins_below = share * (uncharged["value"] - free["value"]) / lost
         rows.append(
             [
-                isa_of(reports[0]),
-                f"{reports[0]['context']['warp']['temperature']:g}",
+                *place_of(reports[0]),
                 share_of(free),
                 share_of(charged),
                 share_of(uncharged),
@@ -169,9 +210,8 @@ def costs_of(groups: Sequence[Sequence[Mapping[str, Any]]]) -> list[list[Value]]
 
 def winners_of(report: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
     """Return by kind of rule the replayed row that was the fastest on dev prompts."""
-    [reported] = [each for each in report["data_sets"] if each["role"] == "test"]
     found: dict[str, Mapping[str, Any]] = {}
-    for row in sorted(reported["winners"], key=lambda row: -row["dev_speedup"]):
+    for row in sorted(tested_of(report)["winners"], key=lambda row: -row["dev_speedup"]):
         if row["ratio"] != MEASURED or row["name"] == ORACLE:
             continue
         kind = "head" if row["head"] else "free"
@@ -181,6 +221,12 @@ def winners_of(report: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
             kind = "fixed"
         found.setdefault(kind, row)
     return found
+
+
+def tested_of(report: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return what a report has on the prompts that settings were not chosen on."""
+    [tested] = [each for each in report["data_sets"] if each["role"] == "test"]
+    return tested
 
 
 def rows_by_kind(report: Mapping[str, Any]) -> dict[tuple[str, str], Mapping[str, Any]]:
