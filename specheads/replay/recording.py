@@ -23,7 +23,7 @@ from specheads.errors import UserError
 from specheads.heads.calibration import Indices
 from specheads.heads.features import RECORDED
 from specheads.load import threads_by_load
-from specheads.pair.needs import memory_of, memory_parts
+from specheads.pair.needs import memory_of, memory_parts, memory_to_read
 from specheads.pair.padding import BATCH_TOKENS, batches_of_tokens
 from specheads.pair.pair import Pair
 from specheads.pair.sampling import Warp, computing_with, naming_rows
@@ -312,7 +312,9 @@ class Recorder:
         branches = memory_parts(
             draft, num_positions + BATCH_TOKENS, rows=rows, most=LOGITS_ELEMENTS
         )
-        logger.info("recording: %s", memory_of("recording", draft, responder.memory(), branches))
+        of_target = memory_to_read(self.pair, num_steps=1)[1:]  # none where the draft reads alone
+        memory = memory_of("recording", draft, responder.memory(), branches, *of_target)
+        logger.info("recording: %s", memory)
         in_bulk = bulk_operations(draft.device)
         with computing_with(in_bulk):
             responses = self._respond(responder, unfinished)
