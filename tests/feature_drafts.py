@@ -3,12 +3,15 @@
 from dataclasses import replace
 
 import torch
+from torch.nn.functional import cross_entropy
 from transformers import DynamicCache, LlamaConfig, PreTrainedModel
 
 from specheads.pair.draft_vocabulary import borrow_embedding, set_output
 from specheads.pair.feature_draft import FeatureDraft, FeatureDraftConfig
 from specheads.pair.pair import Pair
+from specheads.pair.reading import read_features
 from specheads.pair.sampling import Uniforms
+from specheads.pair.unrolled import unrolled
 
 
 def feature_draft(
@@ -64,6 +67,27 @@ def reading_pair(pair: Pair, **choices: object) -> Pair:
     """Return a pair whose draft reads its target."""
     draft = feature_draft(pair.target, **choices)
     return replace(pair, draft=draft, draft_id="reads-its-target", draft_revision="r3", said=set())
+
+
+def taught(pair: Pair, texts: torch.Tensor, num_steps: int = 60) -> Pair:
+    """Return a pair whose draft that reads its target has learned from the target along `texts` (B,
+    T), at depths up to two.
+    """
+    target_lm = pair.target_lm
+    draft = pair.draft.requires_grad_(True)
+    hidden, features = read_features(target_lm, texts, draft.config.target_layers)
+    expected = target_lm.logits(hidden).softmax(dim=-1)
+    optimizer = torch.optim.Adam(draft.parameters(), lr=1e-2)
+    for _ in range(num_steps):
+        loss = torch.zeros(())
+        for step, states in zip(range(3), unrolled(draft, texts, features, texts), strict=False):
+            logits = draft.lm_head(states[:, step + 1 :])
+            loss = loss + cross_entropy(logits.flatten(0, 1), expected[:, step + 1 :].flatten(0, 1))
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    draft.requires_grad_(False)
+    return pair
 
 
 def by_loop(draft: FeatureDraft, tokens, features, num_steps, drafted=None):

@@ -2,11 +2,12 @@
 forward pass over each text.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from specheads.decoding.engine import EagerEngine, WholeTexts, cache_of, packed_reader
 from specheads.decoding.engine.reading import branches_reading
@@ -14,8 +15,7 @@ from specheads.load import adapt_threads
 from specheads.pair.language_model import LanguageModel
 from specheads.pair.padding import SLICE_ELEMENTS, batches_of_tokens, right_padded
 from specheads.pair.pair import Pair
-from specheads.pair.reading import whole_states
-from specheads.pair.sampling import Warp, check_finite
+from specheads.pair.reading import read_features, whole_states
 
 # Of the draft's memory of branches that are drafted together, unless a caller asks for more
 GROWN_BYTES = 2**26
@@ -45,7 +45,9 @@ class Branches:
         return torch.arange(self.tokens.shape[1], device=self.tokens.device) < self.lengths[:, None]
 
 
-Seen = Callable[[Tensor, int, Tensor, Tensor, Tensor], None]
+# Returns the next tokens (b,) of branches from their rows (b,), the depth of these tokens, and the
+# states (b, H) and logits (b, V) there
+Draw = Callable[[Tensor, int, Tensor, Tensor], Tensor]
 
 
 @dataclass(frozen=True)
@@ -56,6 +58,10 @@ class ReadTexts:
 
     engine: EagerEngine | WholeTexts
     hidden: Tensor
+    # Of a draft that reads its target: the target's states (T, N, H_target), and its own
+    # (T, N, H), which a step after each of the tokens reads
+    of_target: Tensor | None = None
+    own: Tensor | None = None
 
     @classmethod
     @torch.no_grad()
@@ -66,33 +72,50 @@ class ReadTexts:
         engine = EagerEngine(packed_reader(lm), tokens.shape[1], num_rows=len(tokens))
         return cls(engine, engine.forward(tokens.to(lm.device), num_logits=0).hidden)
 
+    @classmethod
+    @torch.no_grad()
+    def of_draft(cls, pair: Pair, tokens: Tensor) -> "ReadTexts":
+        """Read `tokens` (T, N) long by a pair's draft, and by its target if the draft reads that:
+        the state after a token is then that of a round's first step, zeros after the first token.
+        """
+        lm = pair.draft_lm
+        if not lm.reads_layers:
+            return cls.of(lm, tokens)
+        draft: Any = lm.model
+        tokens = nn.functional.pad(tokens, (0, max(0, 2 - tokens.shape[1])))
+        of_target, features = read_features(pair.target_lm, tokens, lm.reads_layers)
+        engine = EagerEngine(lm, tokens.shape[1], num_rows=len(tokens))
+        states = draft.first_states(features[:, :-1].to(draft.fc.weight))
+        read = draft(tokens[:, 1:].to(lm.device), states, past_key_values=engine.cache)
+        hidden, own = (nn.functional.pad(part, (0, 0, 1, 0)) for part in read)
+        return cls(engine, hidden, of_target, own)
+
     @torch.no_grad()
     def grow(
         self,
-        pair: Pair,
         begun: Branches,
-        uniform: Tensor,
-        warp: Warp,
+        width: int,
+        draw: Draw,
+        stops: Collection[int],
         num_positions: int,
-        seen: Seen = lambda rows, depth, logits, probs, tokens: None,
         advance: Callable[[float], object] = lambda share: None,
     ) -> Branches:
-        """Return branches that grow from their first tokens to their lengths, or to a token that
-        ends a response.
+        """Return branches that grow from their first tokens to their lengths, `width` at most, or
+        to one of the tokens `stops`.
 
-        Branches `begun` have their first tokens (B, 1); `uniform` (B, K) in [0, 1) samples the
-        others. Those of similar size are drafted together, in `num_positions` of memory. `seen` is
-        called with rows (b,), their depth, logits and probabilities (b, V) there and the sampled
-        tokens (b,), `advance` with the share of the work that is done since the last call.
+        Branches `begun` have their first tokens (B, 1); `draw` chooses the others. Those of similar
+        size are drafted together, in `num_positions` of memory. `advance` is called with the share
+        of the work that is done since the last call.
         """
-        count, width = uniform.shape
+        count = len(begun.lengths)
         if not count:
             advance(1.0)
+        lm = self.engine.lm
         tokens = begun.tokens.new_zeros((count, width))
         tokens[:, :1] = begun.tokens
         lengths = begun.lengths.clone()
-        stops = torch.tensor(sorted(pair.stop_tokens), dtype=torch.long, device=tokens.device)
-        most_rows = max(1, LOGITS_ELEMENTS // pair.vocab_size)
+        ends = torch.tensor(sorted(stops), dtype=torch.long, device=tokens.device)
+        most_rows = max(1, LOGITS_ELEMENTS // lm.vocab_size)
         bytes_per_position = self.engine.memory_bytes / self.hidden.shape[:2].numel()
         num_positions = max(num_positions, int(GROWN_BYTES / bytes_per_position))
         batches = batches_of_tokens((begun.prefix + width).tolist(), num_positions)
@@ -102,29 +125,38 @@ class ReadTexts:
             for part in torch.tensor(batch, device=tokens.device).split(most_rows)
         ):
             prefix = begun.prefix[rows]
-            fork, mask = self.engine.fork(begun.text[rows], prefix, width)
+            fork, mask = self._fork(begun.text[rows], prefix, width)
             share = len(rows) / count
             steps = 0
             for depth in range(1, int(lengths[rows].max())):
                 adapt_threads()
-                ended = torch.isin(tokens[rows, depth - 1], stops)
+                ended = torch.isin(tokens[rows, depth - 1], ends)
                 lengths[rows] = torch.where(ended, lengths[rows].clamp_max(depth), lengths[rows])
                 if int(lengths[rows].max()) <= depth:
                     break
-                mask = torch.nn.functional.pad(mask, (0, 1), value=1)
-                positions = (prefix + depth - 1)[:, None]
-                logits = fork.forward(
+                mask = nn.functional.pad(mask, (0, 1), value=1)
+                positions = (prefix + depth - 1 - lm.num_skipped)[:, None]
+                output = fork.forward(
                     tokens[rows, depth - 1, None], positions=positions, attention_mask=mask
-                ).logits[:, -1]
-                probs = warp(logits)
-                check_finite(pair.draft_id, probs)
-                tokens[rows, depth] = warp.draw(probs, uniform[rows, depth])
-                seen(rows, depth, logits, probs, tokens[rows, depth])
+                )
+                tokens[rows, depth] = draw(rows, depth, output.hidden[:, -1], output.logits[:, -1])
                 advance(share / width)
                 steps += 1
             advance(share - share * steps / width)
             del fork  # before the next one is allocated
         return replace(begun, tokens=tokens, lengths=lengths)
+
+    def _fork(
+        self, rows: Tensor, prefix: Tensor, width: int
+    ) -> tuple[EagerEngine | WholeTexts, Tensor]:
+        """Return what goes on after the first `prefix` (b,) tokens of texts `rows` (b,) by up to
+        `width` tokens, and its mask.
+        """
+        fork, mask = self.engine.fork(rows, prefix - self.engine.lm.num_skipped, width)
+        if self.own is not None:
+            assert isinstance(fork, EagerEngine)
+            fork.carried_states[:, fork.length] = self.own[rows, prefix - 1]
+        return fork, mask
 
 
 class TextReader:

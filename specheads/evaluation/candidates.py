@@ -274,19 +274,20 @@ class Tuning:
         """Return the weights of a logistic of the draft's confidence; see `Fitting`."""
         key = tuple(names)
         if key not in self._weights:
-            node, _, accepted, _ = self.recording.labels()
+            tokens = self.recording.labels()
             features = dict[str, Tensor]()
             for name in ("draft_prob", "max_prob", "entropy"):
-                features[name] = self.recording.features[name][node]
+                features[name] = self.recording.features[name][tokens.node]
             inputs = [name for name in names if name != "bias"]
-            weights = fit_logistic(logistic_inputs(inputs, features), accepted.double()).tolist()
+            labels = tokens.accepted.double()
+            weights = fit_logistic(logistic_inputs(inputs, features), labels).tolist()
             self._weights[key] = dict(zip([*inputs, "bias"], weights, strict=True))
         return self._weights[key]
 
     @cached_property
     def mean_acceptance(self) -> float:
         """The share of proposed tokens that are accepted."""
-        return self.recording.labels()[2].double().mean().item()
+        return self.recording.labels().accepted.double().mean().item()
 
     def auto_threshold(self, head: RecordedHead, max_tokens: int, costs: StepCosts) -> float:
         """Return the threshold at which one more draft step yields no more than the throughput.

@@ -23,7 +23,7 @@ from specheads.evaluation.report import (
     rule_fields,
 )
 from specheads.evaluation.sweep import FEWEST_GROUPS, Measured
-from specheads.heads.calibration import IndexCalibration, in_rounds
+from specheads.heads.calibration import IndexCalibration
 from specheads.heads.metrics import auroc, calibration
 from specheads.pair.pair import Pair
 from specheads.replay.intervals import (
@@ -208,19 +208,19 @@ def reliability(recording: Recording, heads: Mapping[str, RecordedHead]) -> list
     """
     rows = []
     for name, head in heads.items():
-        logits, accepted, furthest, _ = head_logits(recording, head)
-        token, index = in_rounds(furthest)
-        labels = accepted[token].double()
+        logits, tokens = head_logits(recording, head)
+        token, index = tokens.indices.pairs()
+        labels = tokens.accepted[token].double()
         rows.append(_reliability(name, torch.sigmoid(logits[token]), labels))
         if head.config.calibration is not None:
             fitted = IndexCalibration.from_dict(head.config.calibration)(logits[token], index)
             rows.append(_reliability(f"{name}, calibrated", torch.sigmoid(fitted), labels))
-    node, _, accepted, furthest = recording.labels()
-    token, _ = in_rounds(furthest)
-    labels = accepted[token].double()
+    tokens = recording.labels()
+    token, _ = tokens.indices.pairs()
+    labels = tokens.accepted[token].double()
     features = {"draft probability": "draft_prob", "largest probability": "max_prob"}
     for name, feature in features.items():
-        probs = recording.features[feature][node[token]].double()
+        probs = recording.features[feature][tokens.node[token]].double()
         rows.append(_reliability(name, probs, labels))
     return rows
 
@@ -243,6 +243,7 @@ def text_samples(
     """Return the first responses in pieces: accepted, rejected or emitted by the target in the
     rounds of the first sample.
     """
+    drafts = recording.drafts()
     samples = []
     for number in range(min(NUM_TEXTS, recording.num_prompts)):
         rows = np.flatnonzero((rounds.prompt == number) & (rounds.sample == 0))
@@ -254,8 +255,8 @@ def text_samples(
             drafted = int(rounds.drafted[row])
             accepted = int(rounds.accepted[row])
             middle = start + accepted
-            branch = int(recording.branch_first[0, first + middle])
-            rejected = recording.tokens[branch : branch + drafted - accepted].tolist()
+            branch = int(drafts.branch[first + start])
+            rejected = recording.tokens[branch + accepted : branch + drafted].tolist()
             emitted = response[middle : start + int(rounds.tokens[row])]
             parts = (
                 ("accepted", response[start:middle]),

@@ -7,7 +7,7 @@ more at a later index.
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -29,6 +29,33 @@ FORMS = {
 PRIOR_SAMPLES = 1000.0
 
 
+class Indices(NamedTuple):
+    """The indices that tokens can have in rounds, (n,) long each: each token is a sample of all
+    from its nearest to its furthest.
+    """
+
+    nearest: Tensor
+    furthest: Tensor
+
+    @classmethod
+    def up_to(cls, furthest: Tensor) -> "Indices":
+        return cls(torch.zeros_like(furthest), furthest)
+
+    def limited(self, num_indices: int) -> "Indices":
+        """Return what counts of them: the last index is also that of all later tokens."""
+        return Indices(*(each.clamp_max(num_indices - 1) for each in self))
+
+    def pairs(self, num_indices: int = NUM_INDICES) -> tuple[Tensor, Tensor]:
+        """Return every pair of a token and an index that it can have: numbers and indices, (pairs,)
+        long each.
+        """
+        nearest, furthest = self.limited(num_indices)
+        index = torch.arange(num_indices, device=nearest.device)
+        can_have = (nearest[:, None] <= index) & (index <= furthest[:, None])
+        token, index = can_have.nonzero(as_tuple=True)
+        return token, index
+
+
 @dataclass(frozen=True)
 class IndexCalibration:
     """`slope[j] x logit + intercept[j]` is the calibrated logit of token j of a round.
@@ -48,7 +75,7 @@ class IndexCalibration:
         cls,
         logits: Tensor,
         accepted: Tensor,
-        furthest: Tensor,
+        indices: Indices,
         num_indices: int = NUM_INDICES,
         intercepts: bool = True,
         prior: float = PRIOR_SAMPLES,
@@ -58,8 +85,7 @@ class IndexCalibration:
         `accepted` (n,) is whether each token was accepted.
 
         Args:
-            furthest: the largest index that each token can have in a round, (n,) long; the token is
-                a sample of all indices up to it. With `num_indices=1` it counts as often.
+            indices: those that each token can have. With `num_indices=1` it counts as often.
             intercepts: without them there are slopes alone, inverse temperatures.
             prior: a positive number, the weight in samples of two assumptions: that an index is
                 like all tokens, and that the head is right about all tokens. Source: Platt 1999,
@@ -71,12 +97,13 @@ class IndexCalibration:
         inputs = logits.double()
         share = prior / len(logits)
         prior_labels = (labels + share * torch.sigmoid(inputs)) / (1 + share)
+        nearest, furthest = indices.limited(num_indices if num_indices > 1 else NUM_INDICES)
         fitted = []
         for index in range(num_indices):
             at_index = (
-                (furthest >= index).double()
+                ((nearest <= index) & (index <= furthest)).double()
                 if num_indices > 1
-                else 1 + furthest.clamp_max(NUM_INDICES - 1).double()
+                else 1 + (furthest - nearest).double()
             )
             weights = at_index + share
             outcomes = (at_index * labels + share * prior_labels) / weights
@@ -116,13 +143,3 @@ def calibrated(logits: Tensor, index: Tensor, slope: Tensor, intercept: Tensor) 
     """
     place = index.clamp(0, slope.shape[1] - 1)[:, None]
     return slope.gather(1, place).squeeze(1) * logits + intercept.gather(1, place).squeeze(1)
-
-
-def in_rounds(furthest: Tensor, num_indices: int = NUM_INDICES) -> tuple[Tensor, Tensor]:
-    """Return every pair of a token and an index up to its `furthest` (n,) in a round: numbers and
-    indices, (pairs,) long each.
-    """
-    token, index = (torch.arange(num_indices, device=furthest.device) <= furthest[:, None]).nonzero(
-        as_tuple=True
-    )
-    return token, index

@@ -90,8 +90,8 @@ FEATURES = {
         recorded=True,
     ),
     "second_prob": Feature(second_prob, transform=log_prob, reads_logits=True),
-    # Of drafts that read their target: how many steps of its own made the state. It is known
-    # everywhere, so it is not stored.
+    # Of drafts that read their target: how many steps before the state's read the draft's states in
+    # place of the target's. It is known everywhere, so it is not stored.
     "depth": Feature(
         lambda drafted: drafted.depth.float(), transform=lambda depth: depth.log1p(), stored=False
     ),

@@ -230,17 +230,6 @@ class Pair:
                     " (merge_and_unload), save the model, and load that."
                 )
 
-    def check_draft_alone(self, what: str) -> None:
-        """Raise UserError for a draft that reads its target, where `what` ("replay is") not made
-        for such drafts.
-        """
-        if self.draft_lm.reads_layers:
-            raise UserError(
-                f"the draft {self.draft_id} reads the target's states, which {what} not made for"
-                " yet; decode with it (specheads generate), or give a draft that reads tokens"
-                " alone."
-            )
-
     def origin(self, role: str) -> dict[str, str]:
         """Return id and revision of the draft or the target, and its commit if it is of the hub."""
         commit = commit_of(getattr(self, role).config)

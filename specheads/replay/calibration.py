@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits
 
-from specheads.heads.calibration import FORMS, IndexCalibration, in_rounds
+from specheads.heads.calibration import FORMS, IndexCalibration, Indices
 from specheads.heads.metrics import calibration_error
 from specheads.replay.intervals import Groups, halves, interval, resample_counts
 
@@ -31,7 +31,7 @@ class Calibrated:
 def compared(
     logits: Tensor,
     accepted: Tensor,
-    furthest: Tensor,
+    indices: Indices,
     prompt: Tensor,
     groups: Groups,
     earlier: IndexCalibration | None = None,
@@ -44,10 +44,10 @@ def compared(
     because their calibrations err in opposite directions; that makes it a little larger, which
     favours the head without a new one.
 
-    `logits`, `accepted`, `furthest` are (n,) as in `IndexCalibration.fit`, `prompt` (n,) has the
+    `logits`, `accepted`, `indices` are (n,) as in `IndexCalibration.fit`, `prompt` (n,) has the
     number of each token's prompt.
     """
-    token, index = in_rounds(furthest)
+    token, index = indices.pairs()
     labels = accepted[token].double()
     owner = prompt[token]
     first = torch.from_numpy(halves(groups)).to(prompt.device)
@@ -67,7 +67,7 @@ def compared(
         values = torch.empty_like(predictions["raw"])
         for half in (first, ~first):
             other = ~half[prompt]
-            given = logits[other], accepted[other], furthest[other]
+            given = logits[other], accepted[other], Indices(*(each[other] for each in indices))
             fitted = IndexCalibration.fit(*given, num_indices, intercepts)
             here = half[owner]
             values[here] = fitted(logits[token[here]], index[here])

@@ -27,6 +27,7 @@ from specheads.pair.pair import Pair
 from specheads.pair.sampling import Warp, accept_prob, active, check_numbers, computing_with
 from specheads.progress import Advance, progress
 from specheads.prompts.prompt import EncodedPrompt
+from specheads.replay.chains import chain_states
 from specheads.replay.recording import (
     GROUND_TRUTH,
     Recorder,
@@ -62,20 +63,20 @@ def add_predictions(
     stores = {name: _store(folder, name) for name in heads}
     missing = {name: store for name, store in stores.items() if not store.is_complete()}
     if missing:
-        values_of = _head_values([heads[name] for name in missing])
+        values_of = _head_values(pair, [heads[name] for name in missing])
         _predict(folder, list(missing.values()), pair.draft_lm, values_of, advance)
     elif heads:
         advance(num_rows)
     target_store = _store(folder, GROUND_TRUTH)
     if ground_truth and not target_store.is_complete():
-        _predict(folder, [target_store], pair.target_lm, _ground_truth(warp), advance)
+        _predict(folder, [target_store], pair.target_lm, _ground_truth(pair, warp), advance)
     elif ground_truth:
         advance(num_rows)
     return [*heads, *([GROUND_TRUTH] if ground_truth else [])]
 
 
-# The values of each predictor, from a stored response and its branches, by a reader of one model.
-_Values = Callable[[TextReader, StoredResponse, Branches], list[Tensor]]
+# The values of each predictor, from a stored response and its branches
+_Values = Callable[[StoredResponse, Branches], list[Tensor]]
 
 
 def record_sets(
@@ -126,7 +127,6 @@ def _predict(
         len(shards),
         folder,
     )
-    reader = TextReader(lm)
     with computing_with(bulk_operations(lm.device)), threads_by_load(), ExitStack() as stack:
         missing = set[str]()  # by any of the stores
         for store in sorted(stores, key=lambda each: each.folder):
@@ -138,7 +138,7 @@ def _predict(
             predictions: list[list[dict[str, object]]] = [[] for _ in stores]
             for row in pq.read_table(folder / shard, columns=columns).to_pylist():
                 adapt_threads()
-                found = values_of(reader, row, branches_of(row, max_tokens))
+                found = values_of(row, branches_of(row, max_tokens))
                 check_numbers(lm.name, *found)
                 for rows, values in zip(predictions, found, strict=True):
                     rows.append({"values": values.float().cpu().numpy()})
@@ -149,51 +149,62 @@ def _predict(
             store.complete(sorted(shards))
 
 
-def _head_values(heads: Sequence[AcceptanceHead]) -> _Values:
+def _head_values(pair: Pair, heads: Sequence[AcceptanceHead]) -> _Values:
     """Return what computes logits of heads, one for every node."""
+    lm = pair.draft_lm
+    reader = None if lm.reads_layers else TextReader(lm)
     needs = frozenset[str]().union(*(head.config.inputs for head in heads))
     computed = needs - set(RECORDED)
 
     def of_nodes(
-        lm: LanguageModel, tokens: Tensor, hidden: Tensor, recorded: dict[str, Tensor]
+        tokens: Tensor, hidden: Tensor, depth: Tensor | None, recorded: dict[str, Tensor]
     ) -> list[Tensor]:
         logits = lm.logits(hidden) if reads_logits(computed) else hidden
         sums_of = active().softmax_sums
         features = drafting_features(
-            computed, logits, tokens, hidden, lm.embed, lm.kept_tokens, sums_of
+            computed, logits, tokens, hidden, lm.embed, lm.kept_tokens, sums_of, depth
         )
         return [head.to(lm.device)(features | recorded) for head in heads]
 
     @torch.no_grad()
-    def of_row(reader: TextReader, row: StoredResponse, branches: Branches) -> list[Tensor]:
-        lm = reader.lm
+    def of_row(row: StoredResponse, branches: Branches) -> list[Tensor]:
         columns: Mapping[str, object] = row
         recorded = dict[str, Tensor]()
         for name in needs - computed:
             recorded[name] = torch.tensor(columns[name], device=lm.device)
         parts = list[list[Tensor]]()
         first = 0
-        for tokens, hidden in node_states(reader, row["prompt_ids"], row["response_ids"], branches):
+        text = row["prompt_ids"], row["response_ids"]
+        nodes = (
+            chain_states(pair, *text, branches)
+            if reader is None
+            else node_states(reader, *text, branches)
+        )
+        for tokens, hidden, depth in nodes:
             for piece in slices(len(tokens), lm.vocab_size, SLICE_ELEMENTS):
                 end = first + len(tokens[piece])
                 here = {name: values[first:end] for name, values in recorded.items()}
-                parts.append(of_nodes(lm, tokens[piece], hidden[piece], here))
+                of_piece = None if depth is None else depth[piece]
+                parts.append(of_nodes(tokens[piece], hidden[piece], of_piece, here))
                 first = end
         return [torch.cat(values) for values in zip(*parts, strict=True)]
 
     return of_row
 
 
-def _ground_truth(warp: Warp) -> _Values:
+def _ground_truth(pair: Pair, warp: Warp) -> _Values:
     """Return what computes the chance that token verification accepts each node after all nodes
     before it were accepted.
     """
+    reader = TextReader(pair.target_lm)
 
-    def of_row(reader: TextReader, row: StoredResponse, branches: Branches) -> list[Tensor]:
+    def of_row(row: StoredResponse, branches: Branches) -> list[Tensor]:
         draft_prob = torch.tensor(row["law_prob"])
-        probs = target_probs(
-            reader, warp, row["prompt_ids"], row["response_ids"], branches, draft_prob
+        count = len(draft_prob) - int(branches.lengths.sum())  # of the response's own nodes
+        of_response, of_branches = target_probs(
+            reader, warp, row["prompt_ids"], row["response_ids"], branches, draft_prob[count:]
         )
+        probs = torch.cat([of_response[:count], of_branches])
         return [accept_prob(probs, draft_prob.to(probs))]
 
     return of_row

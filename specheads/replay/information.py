@@ -103,17 +103,17 @@ _Inputs = tuple[Tensor, Tensor]  # of a recording's tokens (n, k), and the token
 
 
 def _logistic(recording: Recording) -> _Inputs:
-    node = recording.labels()[0]
+    node = recording.labels().node
     features = {name: recording.features[name][node] for name in _SOURCES}
     return logistic_inputs(_INPUTS, features), node
 
 
 def _head(recording: Recording, head: RecordedHead) -> _Inputs:
-    node, after, _, _ = recording.labels()
-    logits = head_logits(recording, head)[0]
+    logits, _ = head_logits(recording, head)
+    tokens = recording.labels()
     if head.config.predicts == "input_token":
-        node = node[after >= 0]
-    return logits[:, None], node
+        tokens = tokens.chosen(tokens.after >= 0)
+    return logits[:, None], tokens.node
 
 
 def _joined(recordings: Sequence[Recording], inputs: Sequence[_Inputs]) -> _Tokens:

@@ -7,18 +7,20 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TypedDict
+from typing import NamedTuple, TypedDict
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_map
 
 from specheads.decoding.branches import LOGITS_ELEMENTS, Branches
 from specheads.decoding.engine import bulk_operations
 from specheads.decoding.responses import Responder, row_uniforms
 from specheads.errors import UserError
+from specheads.heads.calibration import Indices
 from specheads.heads.features import RECORDED
 from specheads.load import threads_by_load
 from specheads.pair.needs import memory_of, memory_parts
@@ -27,6 +29,7 @@ from specheads.pair.pair import Pair
 from specheads.pair.sampling import Warp, computing_with, naming_rows
 from specheads.progress import Advance, progress
 from specheads.prompts.prompt import EncodedPrompt, ResponseLimits, response_provenance
+from specheads.replay.chains import record_chains
 from specheads.replay.response_tree import (
     COLUMNS,
     RecordSettings,
@@ -58,6 +61,8 @@ SCHEMA = pa.schema(
         **dict.fromkeys(COLUMNS, pa.list_(pa.float32())),
     }
 )
+# Where each branch is a whole draft: how many of its first tokens are accepted
+CHAIN_SCHEMA = SCHEMA.append(pa.field("branch_accepted", pa.list_(pa.int16())))
 GROUND_TRUTH = "ground_truth"  # the predictor that knows the acceptance probabilities
 
 
@@ -68,7 +73,8 @@ class Recording:
     Then the nodes of all branches.
 
     Each of Q samples has at each position an accepted token or a branch of nodes, none where
-    decoding would not have drafted.
+    decoding would not have drafted. Where drafts depend on where their round began, it has a branch
+    at each position that is the whole draft from there; the response's own nodes are then empty.
     """
 
     prompts: list[list[int]]
@@ -83,6 +89,9 @@ class Recording:
     # (nodes,) each: the features of a node, and by name the predictions for it
     features: dict[str, Tensor]
     max_tokens: int  # the longest draft that can be replayed
+    # (Q, N) long, how many of the first tokens of a branch that is a whole draft are accepted;
+    # None: branches begin with a rejected token
+    branch_accepted: Tensor | None = None
 
     @property
     def num_samples(self) -> int:
@@ -105,14 +114,38 @@ class Recording:
         ends = torch.cat([self.first + self.lengths, self.accepted.shape[1] + branches])
         return torch.searchsorted(ends, node, right=True) % self.num_prompts
 
-    def labels(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Return the draft's token at every position of every sample, drafted after the tokens that
-        were emitted before it.
-
-        Returns, (n,) each: their nodes; those of the tokens that the draft proposes after them (-1:
-        none recorded); whether they are accepted; and the largest index, from 0, that each can have
-        in any round.
+    def drafts(self) -> "Drafts":
+        """Return the longest draft from every position of every sample (Q N,), one sample after
+        another.
         """
+        num_tokens = self.accepted.shape[1]
+        position = torch.arange(num_tokens)
+        ends = (self.first + self.lengths).repeat_interleave(self.lengths)
+        limits = (self.first + self.limits).repeat_interleave(self.lengths)
+        if self.branch_accepted is not None:
+            first = branch = self.branch_first
+            num_accepted = self.branch_accepted
+            most = self.branch_length
+        else:
+            first = position
+            # The first position from each on that is rejected, or the response's end.
+            rejected = torch.where(self.accepted, num_tokens, position)
+            rejected = rejected.flip(1).cummin(dim=1).values.flip(1).minimum(ends)
+            num_accepted = rejected - position
+            place = rejected.clamp_max(num_tokens - 1)
+            in_branch = self.branch_length.gather(1, place)
+            most = num_accepted + torch.where(rejected < ends, in_branch, 0)
+            most = most.minimum(limits - 1 - position)
+            branch = self.branch_first.gather(1, place) - num_accepted
+        columns = (first, num_accepted, branch, most, ends - position)
+        return Drafts(*(column.expand_as(most).flatten() for column in columns))
+
+    def labels(self) -> "LabelledTokens":
+        """Return the tokens that the draft proposes after accepted ones, at every position of every
+        sample.
+        """
+        if self.branch_accepted is not None:
+            return self._labels_of_chains()
         branched = self.branch_length > 0
         position = torch.arange(self.accepted.shape[1]).expand_as(self.accepted)
         ends = self.first + self.lengths - 1
@@ -130,7 +163,49 @@ class Recording:
         )
         # As many accepted tokens as are right before a position, a round can have drafted there.
         furthest = _accepted_before(self.accepted, self.first).clamp_max(self.max_tokens - 1)
-        return node[known], after[known], self.accepted[known], furthest[known]
+        tokens = LabelledTokens(node, after, self.accepted, Indices.up_to(furthest))
+        return tokens.chosen(known)
+
+    def _labels_of_chains(self) -> "LabelledTokens":
+        drafts = self.drafts()
+        # As far as the first rejected token
+        counts = (drafts.num_accepted + 1).minimum(drafts.most)
+        row = torch.arange(len(counts)).repeat_interleave(counts)
+        index = torch.arange(len(row)) - (counts.cumsum(0) - counts)[row]
+        node = drafts.first[row] + index
+        after = torch.where(index + 1 < drafts.most[row], node + 1, -1)
+        accepted = index < drafts.num_accepted[row]
+        return LabelledTokens(node, after, accepted, Indices(index, index))
+
+
+class Drafts(NamedTuple):
+    """The longest draft from each start, (n,) long: the response's tokens from there on while they
+    are accepted, and then the branch.
+    """
+
+    first: Tensor  # the node of its first token, if that is accepted
+    num_accepted: Tensor
+    branch: Tensor  # the node of its first token in the branch, less the accepted tokens
+    most: Tensor  # its tokens
+    left: Tensor  # tokens of the response that are left, which the target emits or accepts
+
+    def node(self, index: int | Tensor) -> Tensor:
+        """Return the nodes (n,) of the drafts' tokens at an index, or at one (n,) each."""
+        return index + torch.where(index < self.num_accepted, self.first, self.branch)
+
+
+class LabelledTokens(NamedTuple):
+    """Drafted tokens (n,) of which it is known whether they are accepted."""
+
+    node: Tensor
+    after: Tensor  # the nodes of the tokens that the draft proposes after them; -1: none recorded
+    accepted: Tensor
+    indices: Indices
+
+    def chosen(self, which: Tensor) -> "LabelledTokens":
+        """Return those tokens of which `which` (n,) bool is true."""
+        chosen: LabelledTokens = tree_map(lambda column: column[which], self)
+        return chosen
 
 
 def _accepted_before(accepted: Tensor, first: Tensor) -> Tensor:
@@ -205,14 +280,17 @@ class Recorder:
         return folders
 
     def _store(self, prompts: Sequence[EncodedPrompt]) -> ShardStore:
-        self.pair.check_draft_alone("replay (evaluate, probe) is")
         of_prompts = [prompt for prompt, _ in prompts]
         provenance = response_provenance(self.pair, of_prompts, self.warp, self.seed) | {
             "generation": [self.limits.max_new_tokens, self.limits.batch_size],
             "settings": asdict(self._settings),
             "recording": FORMAT_VERSION,
         }
-        return ShardStore(self.folder / "recordings" / fingerprint(provenance), provenance, SCHEMA)
+        schema = SCHEMA
+        if self.pair.draft_lm.reads_layers:
+            provenance["chains"] = True
+            schema = CHAIN_SCHEMA
+        return ShardStore(self.folder / "recordings" / fingerprint(provenance), provenance, schema)
 
     @property
     def _settings(self) -> RecordSettings:
@@ -306,10 +384,11 @@ class Recorder:
                 )
             )
         columns = dict[int, dict[str, object]]()  # by the row's number
+        recorded = record_chains if self.pair.draft_lm.reads_layers else record_responses
 
         def record(batch: Sequence[int]) -> list[dict[str, object]]:
             of_batch = [texts[row] for row in batch]
-            return record_responses(self.pair, of_batch, self.warp, num_positions, advance)
+            return recorded(self.pair, of_batch, self.warp, num_positions, advance)
 
         for batch in batches_of_tokens([len(text.read) for text in texts], BATCH_TOKENS):
             made = naming_rows(record, batch, lambda row: prompts[row][0].where)
@@ -372,6 +451,8 @@ def load_recording(folder: Path, predictors: Sequence[str] = ()) -> Recording:
     accepted = np.concatenate(flags, axis=1)
     branch_first = np.zeros(accepted.shape, dtype=np.int64)
     branch_length = np.zeros(accepted.shape, dtype=np.int64)
+    branch_accepted = np.zeros(accepted.shape, dtype=np.int64)
+    are_chains = "branch_accepted" in table.column_names
     samples = _lists(table, "branch_draw")
     positions = _lists(table, "branch_start")
     branch_lengths = _lists(table, "branch_length")
@@ -380,12 +461,19 @@ def load_recording(folder: Path, predictors: Sequence[str] = ()) -> Recording:
         place = samples[number], first[number] + positions[number]
         branch_first[place] = nodes_before[number] + length.cumsum() - length
         branch_length[place] = length
-    features = dict[str, Tensor]()
-    for name in RECORDED:
-        features[name] = _responses_first(_lists(table, name), lengths)
+        if are_chains:
+            branch_accepted[place] = table.column("branch_accepted")[number].values.to_numpy()
+    columns = {name: _lists(table, name) for name in RECORDED}
     for name in predictors:
-        values = _read_shards(folder / "predictions" / name, shards)
-        features[name] = _responses_first(_lists(values, "values"), lengths)
+        columns[name] = _lists(_read_shards(folder / "predictions" / name, shards), "values")
+    features = dict[str, Tensor]()
+    for name, parts in columns.items():
+        if are_chains:  # there are none of the responses' own nodes
+            features[name] = _joined([np.zeros(first[-1]), *parts])
+            continue
+        of_responses = [part[:length] for part, length in zip(parts, lengths, strict=True)]
+        of_branches = [part[length:] for part, length in zip(parts, lengths, strict=True)]
+        features[name] = _joined([*of_responses, *of_branches])
     return Recording(
         prompts=[ids.tolist() for ids in _lists(table, "prompt_ids")],
         first=torch.from_numpy(first[:-1]),
@@ -398,6 +486,7 @@ def load_recording(folder: Path, predictors: Sequence[str] = ()) -> Recording:
         tokens=torch.from_numpy(np.concatenate([*responses, *branch_ids]).astype(np.int64)),
         features=features,
         max_tokens=settings["max_tokens"],
+        branch_accepted=torch.from_numpy(branch_accepted) if are_chains else None,
     )
 
 
@@ -411,13 +500,5 @@ def _lists(table: pa.Table, name: str) -> list[np.ndarray]:
     return np.split(column.values.to_numpy(zero_copy_only=False), column.offsets.to_numpy()[1:-1])
 
 
-def _responses_first(parts: Sequence[np.ndarray], lengths: np.ndarray) -> Tensor:
-    """Return values in a recording's order from `parts` by response: those of its tokens
-    (`lengths`), then of its branches.
-    """
-    of_responses = list[np.ndarray]()
-    of_branches = list[np.ndarray]()
-    for part, length in zip(parts, lengths, strict=True):
-        of_responses.append(part[:length])
-        of_branches.append(part[length:])
-    return torch.from_numpy(np.concatenate(of_responses + of_branches).astype(np.float32))
+def _joined(parts: Sequence[np.ndarray]) -> Tensor:
+    return torch.from_numpy(np.concatenate(parts).astype(np.float32))

@@ -6,10 +6,11 @@ rejected token. This is exact for token verification, because its output does no
 length of drafts.
 """
 
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from types import SimpleNamespace
-from typing import NamedTuple, cast
+from typing import cast
 
 import numpy as np
 import torch
@@ -21,7 +22,7 @@ from specheads.decoding.stopping.rule import State
 from specheads.errors import UserError
 from specheads.heads.head import AcceptanceHead
 from specheads.replay.head_scores import head_fingerprint
-from specheads.replay.recording import GROUND_TRUTH, Recording
+from specheads.replay.recording import GROUND_TRUTH, Drafts, LabelledTokens, Recording
 
 ROWS_AT_ONCE = 2**14  # drafts of a rule, so that its state stays in a CPU's cache
 
@@ -128,21 +129,18 @@ class Ceiling(HeadThreshold):
         super().__init__(_as_head(head), threshold, min_tokens=1, max_tokens=max_tokens)
 
 
-def head_logits(recording: Recording, head: RecordedHead) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def head_logits(recording: Recording, head: RecordedHead) -> tuple[Tensor, LabelledTokens]:
     """Return a head's predictions, before calibration, for the draft's token at every position and
     sample.
 
-    Returns, (n,) each: logits; whether each token was accepted; its largest index in a round; and
-    the nodes of the predictions.
+    Returns logits (n,), and the tokens with the nodes of the predictions.
     """
-    node, after, accepted, furthest = recording.labels()
+    tokens = recording.labels()
     # It predicts after it has read the token, which no round does with its last one
     if head.config.predicts == "input_token":
-        read = after >= 0
-        node = after[read]
-        accepted = accepted[read]
-        furthest = furthest[read]
-    return recording.features[head.name][node].double(), accepted, furthest, node
+        tokens = tokens.chosen(tokens.after >= 0)
+        tokens = tokens._replace(node=tokens.after)
+    return recording.features[head.name][tokens.node].double(), tokens
 
 
 def replay(recording: Recording, rules: Sequence[StoppingRule]) -> list[Replayed]:
@@ -175,53 +173,16 @@ def replay_each(
     alike: dict[Hashable, list[int]] = {}  # numbers of rules by compile key
     for number, rule in enumerate(rules):
         alike.setdefault(rule.compile_key, []).append(number)
-    drafts = _Drafts.of(recording)
+    drafts = recording.drafts()
     for numbers in alike.values():
         rounds = _Rounds(recording, drafts, [rules[number] for number in numbers])
         yield from zip(numbers, rounds.of_rules(), strict=True)
 
 
-class _Drafts(NamedTuple):
-    """The longest draft from each start, (n,) long: the response's tokens from there on while they
-    are accepted, and then the branch.
-    """
-
-    first: Tensor  # the node of its first token, if that is accepted
-    num_accepted: Tensor
-    branch: Tensor  # the node of its first token in the branch, less the accepted tokens
-    most: Tensor  # its tokens
-    left: Tensor  # tokens of the response that are left, which the target emits or accepts
-
-    @classmethod
-    def of(cls, recording: Recording) -> "_Drafts":
-        """Return those from every position of every sample (Q N,), one sample after another."""
-        num_tokens = len(recording.accepted[0])
-        position = torch.arange(num_tokens)
-        ends = (recording.first + recording.lengths).repeat_interleave(recording.lengths)
-        limits = (recording.first + recording.limits).repeat_interleave(recording.lengths)
-        # The first position from each on that is rejected, or the response's end.
-        rejected = torch.where(recording.accepted, num_tokens, position)
-        rejected = rejected.flip(1).cummin(dim=1).values.flip(1).minimum(ends)
-        num_accepted = rejected - position
-        place = rejected.clamp_max(num_tokens - 1)
-        in_branch = recording.branch_length.gather(1, place)
-        most = num_accepted + torch.where(rejected < ends, in_branch, 0)
-        most = most.minimum(limits - 1 - position)
-        branch = recording.branch_first.gather(1, place) - num_accepted
-        columns = (position, num_accepted, branch, most, ends - position)
-        return cls(*(column.expand_as(most).flatten() for column in columns))
-
-    def node(self, index: int) -> Tensor:
-        """Return the nodes (n,) of the drafts' tokens at an index."""
-        return index + torch.where(index < self.num_accepted, self.first, self.branch)
-
-
 class _Rounds:
     """The rounds of rules with one compile key, each of which begins where the one before ended."""
 
-    def __init__(
-        self, recording: Recording, drafts: _Drafts, rules: Sequence[StoppingRule]
-    ) -> None:
+    def __init__(self, recording: Recording, drafts: Drafts, rules: Sequence[StoppingRule]) -> None:
         self.recording = recording
         self.drafts = drafts
         self.rules = rules
@@ -230,37 +191,15 @@ class _Rounds:
     @torch.no_grad()
     def of_rules(self) -> list[Replayed]:
         """Return the rounds of each rule."""
-        num_samples, num_tokens = self.recording.accepted.shape
-        first = self.recording.first
-        starts = (first + num_tokens * torch.arange(num_samples)[:, None]).flatten()
-        which = torch.arange(len(self.rules)).repeat_interleave(len(starts))
-        start = starts.repeat(len(self.rules))
         walk = self._remembering if self.rule.remembers else self._looked_up
-        columns = list[np.ndarray]()
-        for parts in zip(*walk(which, start), strict=True):
-            columns.append(torch.cat(parts).int().numpy())
-        of_rule, place, *counts = columns
-        position = place % num_tokens
-        prompt = np.searchsorted(first.numpy(), position, side="right") - 1
-        within = position - first.numpy()[prompt]
-        order = np.argsort(of_rule, kind="stable")
-        cuts = np.searchsorted(of_rule[order], np.arange(1, len(self.rules)))
-        split = list[list[np.ndarray]]()
-        for column in (prompt, place // num_tokens, within, *counts):
-            split.append(np.split(column[order], cuts))
-        return [Replayed(*of_one) for of_one in zip(*split, strict=True)]
+        return _collected(self.recording, len(self.rules), walk)
 
     def _looked_up(self, which: Tensor, start: Tensor) -> Iterator[tuple[Tensor, ...]]:
         """Yield rounds of rules that remember nothing: how much each drafts from every start does
         not depend on how it came there, so it is computed for all of them at once.
         """
-        table = torch.cat([self._from_everywhere(rule) for rule in self.rules])
-        num_starts = len(self.drafts.first)
-        while len(start):
-            drafted = table.index_select(0, which * num_starts + start).long()
-            accepted, tokens, stay = self._outcomes(start, drafted)
-            yield which, start, drafted, accepted, tokens
-            which, start = _of_rows((which, start + tokens), stay)
+        lengths = torch.stack([self._from_everywhere(rule) for rule in self.rules])
+        yield from _with_lengths(self.drafts, lengths, which, start)
 
     def _from_everywhere(self, rule: StoppingRule) -> Tensor:
         """Return how many tokens (Q N,) int a rule drafts in a round from every start."""
@@ -281,20 +220,10 @@ class _Rounds:
         while len(start):
             state = rule.start_round(state)
             drafted, state = self._drafted(start, most_tokens[which], state)
-            accepted, tokens, stay = self._outcomes(start, drafted)
+            accepted, tokens, stay = _outcomes(self.drafts, start, drafted)
             yield which, start, drafted, accepted, tokens
             state = rule.end_round(state, drafted, accepted)
             which, start, state = _of_rows((which, start + tokens, state), stay)
-
-    def _outcomes(self, start: Tensor, drafted: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the accepted tokens (n,) of rounds, the emitted ones (n,), and the rows (m,) whose
-        responses go on.
-        """
-        left = self.drafts.left.index_select(0, start)
-        accepted = drafted.minimum(self.drafts.num_accepted.index_select(0, start))
-        tokens = (accepted + 1).minimum(left)
-        (stay,) = (tokens < left).nonzero(as_tuple=True)
-        return accepted, tokens, stay
 
     def _drafted(
         self, start: Tensor, max_tokens: Tensor | int, state: State
@@ -336,31 +265,67 @@ class _Rounds:
         return drafted, state
 
 
+_Walk = Callable[[Tensor, Tensor], Iterator[tuple[Tensor, ...]]]
+
+
+def _collected(recording: Recording, num_rules: int, walk: _Walk) -> list[Replayed]:
+    """Return the rounds of each rule, which `walk` yields in parts from the number of a rule and
+    the start of a response, (n,) long each: these, and the drafted, accepted and emitted tokens.
+    """
+    num_samples, num_tokens = recording.accepted.shape
+    first = recording.first
+    starts = (first + num_tokens * torch.arange(num_samples)[:, None]).flatten()
+    which = torch.arange(num_rules).repeat_interleave(len(starts))
+    columns = list[np.ndarray]()
+    for parts in zip(*walk(which, starts.repeat(num_rules)), strict=True):
+        columns.append(torch.cat(parts).int().numpy())
+    of_rule, place, *counts = columns
+    position = place % num_tokens
+    prompt = np.searchsorted(first.numpy(), position, side="right") - 1
+    within = position - first.numpy()[prompt]
+    order = np.argsort(of_rule, kind="stable")
+    cuts = np.searchsorted(of_rule[order], np.arange(1, num_rules))
+    split = list[list[np.ndarray]]()
+    for column in (prompt, place // num_tokens, within, *counts):
+        split.append(np.split(column[order], cuts))
+    return [Replayed(*of_one) for of_one in zip(*split, strict=True)]
+
+
+def _with_lengths(
+    drafts: Drafts, lengths: Tensor, which: Tensor, start: Tensor
+) -> Iterator[tuple[Tensor, ...]]:
+    """Yield rounds of rules that draft as many tokens from each start as `lengths` (rules, starts)
+    say.
+    """
+    table = lengths.flatten()
+    while len(start):
+        drafted = table.index_select(0, which * lengths.shape[1] + start).long()
+        accepted, tokens, stay = _outcomes(drafts, start, drafted)
+        yield which, start, drafted, accepted, tokens
+        which, start = _of_rows((which, start + tokens), stay)
+
+
+def _outcomes(drafts: Drafts, start: Tensor, drafted: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the accepted tokens (n,) of rounds, the emitted ones (n,), and the rows (m,) whose
+    responses go on.
+    """
+    left = drafts.left.index_select(0, start)
+    accepted = drafted.minimum(drafts.num_accepted.index_select(0, start))
+    tokens = (accepted + 1).minimum(left)
+    (stay,) = (tokens < left).nonzero(as_tuple=True)
+    return accepted, tokens, stay
+
+
 def _of_rows(tree: State, rows: Tensor) -> State:
     """Return a tree of tensors in some `rows` (n,) long."""
     return tree_map(lambda value: value.index_select(0, rows), tree)
 
 
 def oracle(recording: Recording) -> Replayed:
-    """Return the rounds of the rule that stops exactly before the first rejection, without a
-    longest draft (Lemma 2.1).
+    """Return the rounds of the rule that stops exactly before the first rejection, with the longest
+    drafts that are recorded (Lemma 2.1).
     """
-    parts = []
-    for number in range(recording.num_prompts):
-        first = int(recording.first[number])
-        length = int(recording.lengths[number])
-        for sample in range(recording.num_samples):
-            accepted = recording.accepted[sample, first : first + length].numpy()
-            emitted = ~accepted  # positions that the target emits itself
-            if not recording.finished[number]:
-                emitted[-1] = True
-            # A last round may end without a token of the target
-            ends = np.append(np.flatnonzero(emitted), length)
-            starts = np.append(0, ends[:-1] + 1)
-            drafted = (ends - starts)[starts < length]
-            starts = starts[starts < length]
-            tokens = np.minimum(drafted + 1, length - starts)
-            where = np.full(len(starts), number), np.full(len(starts), sample)
-            parts.append((*where, starts, drafted, drafted, tokens))
-    columns = map(np.concatenate, zip(*parts, strict=True))
-    return Replayed(*columns)
+    drafts = recording.drafts()
+    lengths = drafts.num_accepted.minimum(drafts.most)
+    (rounds,) = _collected(recording, 1, partial(_with_lengths, drafts, lengths[None]))
+    return rounds

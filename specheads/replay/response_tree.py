@@ -7,7 +7,7 @@ there, from `norm((d - t)+)`, and how the draft continues after it: a *branch*. 
 drafted token: first the response's in order, then those of one branch after another.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import NamedTuple
@@ -110,19 +110,27 @@ def record_responses(
         starts.append(_start(pair, number, text, of_draft[number], of_target[number], warp))
     columns_of_branches = zip(*(vars(start.begun).values() for start in starts), strict=True)
     begun = Branches(*map(torch.cat, columns_of_branches))
+    uniform = torch.cat([start.uniform for start in starts])
     first_values = torch.cat([start.first_values for start in starts], dim=1)
-    branch_values = first_values.new_zeros((*first_values.shape, texts[0].branch.shape[-1]))
+    width = uniform.shape[1]
+    branch_values = first_values.new_zeros((*first_values.shape, width))
     branch_values[:, :, 0] = first_values
 
-    def keep(
-        rows: Tensor, depth: int, logits: Tensor, distribution: Tensor, sampled: Tensor
-    ) -> None:
-        branch_values[:, rows, depth] = _values(pair.draft_lm, logits, distribution, sampled)
+    def draw(rows: Tensor, depth: int, hidden: Tensor, logits: Tensor) -> Tensor:
+        probs = warp(logits)
+        check_finite(pair.draft_id, probs)
+        tokens = warp.draw(probs, uniform[rows, depth])
+        branch_values[:, rows, depth] = values_of(pair.draft_lm, logits, probs, tokens)
+        return tokens
 
-    uniform = torch.cat([start.uniform for start in starts])
     num_tokens = sum(len(text.response) for text in texts)
     grown = draft_read.grow(
-        pair, begun, uniform, warp, num_positions, keep, lambda share: advance(share * num_tokens)
+        begun,
+        width,
+        draw,
+        pair.stop_tokens,
+        num_positions,
+        lambda share: advance(share * num_tokens),
     )
     columns: list[dict[str, object]] = []
     ends = np.cumsum([len(start.sample) for start in starts]).tolist()
@@ -137,14 +145,21 @@ def record_responses(
             "branch_ids": branches.tokens[branches.used],
             **dict(zip(COLUMNS, values, strict=True)),
         }
-        response: dict[str, object] = {
-            "response_ids": list(text.response),
-            "limit": text.limit,
-            "finished": text.response[-1] in pair.stop_tokens,
-        }
-        for name, column in tensors.items():
-            response[name] = column.cpu().numpy()
-        columns.append(response)
+        columns.append(columns_of(pair, text, tensors))
+    return columns
+
+
+def columns_of(
+    pair: Pair, text: ResponseToRecord, tensors: Mapping[str, Tensor]
+) -> dict[str, object]:
+    """Return the columns of one response, of which `tensors` has those of its drafts."""
+    columns: dict[str, object] = {
+        "response_ids": list(text.response),
+        "limit": text.limit,
+        "finished": text.response[-1] in pair.stop_tokens,
+    }
+    for name, column in tensors.items():
+        columns[name] = column.cpu().numpy()
     return columns
 
 
@@ -187,17 +202,12 @@ def _start(
         check_finite(pair.draft_id, draft_probs)
         check_finite(pair.target_id, target_probs)
         emitted = tokens[piece]
-        # The share of the target's probability of a token that comes from an accepted draft token:
-        # min(d, t) / t.
-        came_from_draft = accept_prob(_of(draft_probs, emitted), _of(target_probs, emitted))
-        residual = (draft_probs - target_probs).clamp_min(0)
-        # Where rounding leaves nothing that could have been rejected, the two distributions are the
-        # same.
-        accepted = (accept[:, piece] < came_from_draft) | (residual.sum(dim=1) <= 0)
+        came_from_draft, residual = verified(draft_probs, target_probs, emitted)
+        accepted = accept[:, piece] < came_from_draft
         draft_sample, row = (~accepted & (piece < text.limit - 1)).nonzero(as_tuple=True)
         rejected = sample(residual[row], reject[draft_sample, piece[row]])
-        columns = _values(pair.draft_lm, draft_logits, draft_probs, emitted)
-        rejected_columns = _values(pair.draft_lm, draft_logits[row], draft_probs[row], rejected)
+        columns = values_of(pair.draft_lm, draft_logits, draft_probs, emitted)
+        rejected_columns = values_of(pair.draft_lm, draft_logits[row], draft_probs[row], rejected)
         parts.append((accepted, columns, draft_sample, piece[row], rejected, rejected_columns))
     accepted, values, draft_sample, start, first, first_values = (
         torch.cat(part, dim=-1) for part in zip(*parts, strict=True)
@@ -214,12 +224,25 @@ def _start(
     )
 
 
+def verified(draft_probs: Tensor, target_probs: Tensor, emitted: Tensor) -> tuple[Tensor, Tensor]:
+    """Return, for tokens `emitted` (n,), the chance (n,) that each came from an accepted draft
+    token, and the weights (n, V) of the token that was rejected in its place otherwise.
+    """
+    # The share of the target's probability of a token that comes from an accepted draft token:
+    # min(d, t) / t.
+    came_from_draft = accept_prob(_of(draft_probs, emitted), _of(target_probs, emitted))
+    residual = (draft_probs - target_probs).clamp_min(0)
+    # Where rounding leaves nothing that could have been rejected, the two distributions are the
+    # same.
+    return came_from_draft.where(residual.sum(dim=1) > 0, 1), residual
+
+
 def _of(probs: Tensor, tokens: Tensor) -> Tensor:
     """Return the probability (n,) of each of `tokens` (n,) in its distribution (n, V)."""
     return probs.gather(1, tokens[:, None]).squeeze(1)
 
 
-def _values(draft: LanguageModel, logits: Tensor, distribution: Tensor, tokens: Tensor) -> Tensor:
+def values_of(draft: LanguageModel, logits: Tensor, distribution: Tensor, tokens: Tensor) -> Tensor:
     """Return COLUMNS (C, n) of `tokens` (n,) sampled from draft `logits` and their warped
     `distribution` (n, V).
     """
@@ -247,15 +270,22 @@ LEAST_SURVIVAL = 0.05
 DEPTHS = 1, 2, 3, 5, 8, 12
 
 
+class NodeStates(NamedTuple):
+    """Tokens (n,) of some nodes, and the hidden states (n, H) that they are predicted from."""
+
+    tokens: Tensor
+    hidden: Tensor
+    # (n,) long, how many tokens of the round were drafted before, where states depend on it
+    depth: Tensor | None = None
+
+
 def node_states(
     reader: TextReader, prompt: Sequence[int], response: Sequence[int], branches: Branches
-) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield tokens (n,) of all nodes of a response in order, and the hidden states (n, H) that a
-    model predicts them from.
-    """
+) -> Iterator[NodeStates]:
+    """Yield all nodes of a response in order, with the states of the reader's model."""
     device = reader.lm.device
     longest = branches.tokens.shape[1]
-    yield (
+    yield NodeStates(
         torch.tensor(list(response), device=device),
         reader.read([*prompt, *response][:-1])[len(prompt) - 1 :],
     )
@@ -264,7 +294,8 @@ def node_states(
     for rows in all_rows.split(NODES_AT_ONCE // longest) if len(all_rows) else ():
         number, depth = branches.used[rows].nonzero(as_tuple=True)
         reader.forget_branches()
-        yield branches.tokens[rows[number], depth], reader.states(branches, rows[number], depth)
+        states = reader.states(branches, rows[number], depth)
+        yield NodeStates(branches.tokens[rows[number], depth], states)
 
 
 @torch.no_grad()
@@ -275,12 +306,11 @@ def target_probs(
     response: Sequence[int],
     branches: Branches,
     draft_prob: Tensor,
-) -> Tensor:
-    """Return the target's probability (nodes,) of the token of each node of a response.
+) -> tuple[Tensor, Tensor]:
+    """Return the target's probabilities of a response's tokens (N,), and of its branches' (n,).
 
-    It is zero for the nodes of a branch from where on the tokens before them survive with less than
-    LEAST_SURVIVAL, by the draft's `draft_prob` (nodes,) and the target's. `reader` reads the
-    target.
+    These are zero from where on the tokens before them survive with less than LEAST_SURVIVAL, by
+    the draft's `draft_prob` (n,) and the target's. `reader` reads the target.
     """
     lm = reader.lm
     device = reader.lm.device
@@ -298,7 +328,7 @@ def target_probs(
     longest = branches.tokens.shape[1]
     depths = [0, *(depth for depth in DEPTHS if depth < longest), longest]
     of_draft, of_target = of_response.new_zeros((2, *branches.tokens.shape))
-    of_draft[branches.used] = draft_prob[len(ids) :].to(of_draft)
+    of_draft[branches.used] = draft_prob.to(of_draft)
     alive = torch.arange(len(branches.lengths), device=device)
     for rows in alive.split(MOST_NODES // longest) if len(alive) else ():
         reader.forget_branches()
@@ -315,4 +345,4 @@ def target_probs(
             )
             accepted = accept_prob(of_target[rows, first:end], of_draft[rows, first:end])
             survival = survival * accepted.where(branches.used[rows, first:end], 1.0).prod(dim=1)
-    return torch.cat([of_response, of_target[branches.used]])
+    return of_response, of_target[branches.used]

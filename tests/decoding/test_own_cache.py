@@ -102,7 +102,12 @@ def test_branches_of_texts_are_read_without_memory(pair):
         torch.tensor([[3], [4], [5]]),
         torch.tensor([4, 3, 4]),
     )
-    grown = read.grow(pair, begun, uniform, GREEDY, 40)
+
+    def draw(rows, depth, hidden, logits):
+        torch.testing.assert_close(lm.logits(hidden), logits)
+        return GREEDY.draw(GREEDY(logits), uniform[rows, depth])
+
+    grown = read.grow(begun, 4, draw, pair.stop_tokens, 40)
     for row, (text, prefix, length) in enumerate(
         zip(begun.text, begun.prefix, begun.lengths, strict=True)
     ):

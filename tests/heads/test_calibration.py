@@ -11,7 +11,7 @@ from torch import Tensor
 
 from specheads.decoding.stopping import HeadThreshold
 from specheads.errors import UserError
-from specheads.heads.calibration import NUM_INDICES, IndexCalibration, in_rounds
+from specheads.heads.calibration import NUM_INDICES, IndexCalibration, Indices
 from specheads.heads.head import AcceptanceHead, HeadConfig
 from specheads.heads.metrics import fit_logistic
 from specheads.replay.head_scores import head_fingerprint
@@ -50,8 +50,8 @@ def test_each_index_gets_a_separate_slope_and_intercept():
             20_000,
             IndexCalibration(TRUE.slope[index : index + 1], TRUE.intercept[index : index + 1]),
         )
-        furthest = torch.full((20_000,), index)
-        fitted = IndexCalibration.fit(logits, accepted, furthest, num_indices=4, prior=1.0)
+        indices = Indices.up_to(torch.full((20_000,), index))
+        fitted = IndexCalibration.fit(logits, accepted, indices, num_indices=4, prior=1.0)
         assert len(fitted.slope) == len(fitted.intercept) == 4
         assert fitted.slope[index] == pytest.approx(TRUE.slope[index], abs=0.15)
         assert fitted.intercept[index] == pytest.approx(TRUE.intercept[index], abs=0.15)
@@ -62,7 +62,8 @@ def test_a_token_is_a_sample_of_every_index_that_it_can_have():
     index.
     """
     logits, accepted, furthest = samples(4000)
-    fitted = IndexCalibration.fit(logits, accepted, furthest, num_indices=4, prior=1e-6)
+    indices = Indices.up_to(furthest)
+    fitted = IndexCalibration.fit(logits, accepted, indices, num_indices=4, prior=1e-6)
     for index in range(4):
         at_index = furthest >= index
         slope, intercept = fit_logistic(
@@ -76,11 +77,12 @@ def test_a_token_is_a_sample_of_every_index_that_it_can_have():
 
 def test_a_form_without_indices_counts_a_token_at_every_index_that_it_can_have():
     logits, accepted, index = samples(4000)
-    token, _ = in_rounds(3 * index)  # up to 9, of which the last indices are one
-    fitted = IndexCalibration.fit(logits, accepted, 3 * index, num_indices=1, prior=1e-6)
+    indices = Indices.up_to(3 * index)  # up to 9, of which the last are one
+    token, _ = indices.pairs()
+    fitted = IndexCalibration.fit(logits, accepted, indices, num_indices=1, prior=1e-6)
     expected = fit_logistic(logits[token, None], accepted[token].double()).tolist()
     assert [*fitted.slope, *fitted.intercept] == pytest.approx(expected, abs=1e-5)
-    two = IndexCalibration.fit(logits, accepted, index, num_indices=2, prior=1e-6)
+    two = IndexCalibration.fit(logits, accepted, Indices.up_to(index), num_indices=2, prior=1e-6)
     later = fit_logistic(logits[index > 0, None], accepted[index > 0].double()).tolist()
     assert [two.slope[1], two.intercept[1]] == pytest.approx(later, abs=1e-4)
 
@@ -90,7 +92,8 @@ def test_an_index_with_few_samples_stays_close_to_all_tokens_and_without_samples
     # Twelve tokens reach index 2, none of them accepted
     few = torch.where(torch.arange(4000) < 12, 2, 0)
     accepted = accepted & (few == 0)
-    fitted = IndexCalibration.fit(logits, accepted, few, num_indices=4, prior=1000)
+    indices = Indices.up_to(few)
+    fitted = IndexCalibration.fit(logits, accepted, indices, num_indices=4, prior=1000)
     alone = fit_logistic(logits[few == 2, None], accepted[few == 2].double())
     assert abs(alone[1]) > 10  # what twelve rejections say by themselves
     assert (
@@ -100,7 +103,7 @@ def test_an_index_with_few_samples_stays_close_to_all_tokens_and_without_samples
     assert (fitted.slope[3], fitted.intercept[3]) == pytest.approx(
         (fitted.slope[0], fitted.intercept[0]), abs=0.1
     )
-    believed = IndexCalibration.fit(logits, accepted, furthest, prior=1e9)
+    believed = IndexCalibration.fit(logits, accepted, Indices.up_to(furthest), prior=1e9)
     assert believed.slope == pytest.approx([1.0] * NUM_INDICES, abs=1e-4)
     assert believed.intercept == pytest.approx([0.0] * NUM_INDICES, abs=1e-4)
 
@@ -115,7 +118,7 @@ def with_calibration(predicts: str, values: dict | None, prob: float = 0.8):
 
 
 def test_tokens_are_counted_at_every_index_up_to_their_largest():
-    row, index = in_rounds(torch.tensor([0, 2, 9]), num_indices=4)
+    row, index = Indices.up_to(torch.tensor([0, 2, 9])).pairs(num_indices=4)
     assert list(zip(row.tolist(), index.tolist(), strict=True)) == [
         (0, 0),
         (1, 0),

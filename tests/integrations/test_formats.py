@@ -12,7 +12,10 @@ from specheads.heads.head import AcceptanceHead, HeadConfig, load_head, save_hea
 from specheads.integrations import formats
 from specheads.integrations.formats import write_onnx
 
-KINDS = KINDS | {"one number": {"predicts": "next_token", "depth": 0, "inputs": ("max_prob",)}}
+KINDS = KINDS | {
+    "one number": {"predicts": "next_token", "depth": 0, "inputs": ("max_prob",)},
+    "depth": {"predicts": "input_token", "depth": 1, "inputs": ("hidden", "depth")},
+}
 CALIBRATION = {"slope": [1.2, 0.8, 0.7], "intercept": [0.1, 0.0, -0.2]}
 
 

@@ -1,7 +1,6 @@
 """Pairs whose draft reads its target, loaded from folders in both formats."""
 
 import json
-from dataclasses import replace
 
 import pytest
 import torch
@@ -16,12 +15,6 @@ from specheads.pair.initial_draft import NewFeatureDraft
 from specheads.pair.needs import pair_needs
 from specheads.pair.pair import load_draft
 from specheads.pair.revisions import resolve
-from specheads.pair.sampling import Warp
-from specheads.prompts.prompt import Prompt, ResponseLimits
-from specheads.replay.recording import Recorder
-from specheads.replay.response_tree import RecordSettings
-from specheads.training.heads.head_training import train_heads
-from specheads.training.heads.settings import HeadTraining
 
 TARGET = "embedded:nano/target"
 LAYERS = (1, 3, 4)
@@ -161,12 +154,3 @@ def test_a_file_that_is_cut_is_named(pickled, folder):
     file.write_bytes(file.read_bytes()[:1000])
     with pytest.raises(UserError, match=f"{file.name} cannot be read .*; download .* again"):
         load_pair("nano", draft=folder)
-
-
-def test_what_is_not_made_for_such_drafts_says_so(nano, draft, tmp_path):
-    pair = replace(nano, draft=draft, draft_id="eagle")
-    recorder = Recorder(pair, Warp(), ResponseLimits(4), RecordSettings(1), 0, tmp_path)
-    with pytest.raises(UserError, match="draft eagle reads the target's states, which replay"):
-        recorder.record([[(Prompt("a", "dev", "def f"), [3, 4])]])
-    with pytest.raises(UserError, match="which the calibration of heads is not made for yet"):
-        train_heads(pair, pytest.fail, HeadTraining(), tmp_path)

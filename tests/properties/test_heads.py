@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from properties.strategies import probabilities, tries
 from torch.nn.functional import binary_cross_entropy_with_logits
 
-from specheads.heads.calibration import NUM_INDICES, IndexCalibration
+from specheads.heads.calibration import NUM_INDICES, IndexCalibration, Indices
 from specheads.heads.metrics import fit_logistic
 
 logits = st.sampled_from([-30.0, -1.0, 0.0, 1.0, 30.0]) | st.floats(-20, 20)
@@ -36,7 +36,7 @@ def numbered(draw, *columns):
 @given(numbered(logits, st.sampled_from([0.0, 1.0])), st.floats(1, 5000))
 def test_a_fitted_calibration_is_finite_and_fits_better_than_none(rows, prior):
     logit, accepted, furthest = rows
-    fitted = IndexCalibration.fit(logit, accepted, furthest, prior=prior)
+    fitted = IndexCalibration.fit(logit, accepted, Indices.up_to(furthest), prior=prior)
     assert len(fitted.slope) == len(fitted.intercept) == NUM_INDICES
     assert all(map(math.isfinite, [*fitted.slope, *fitted.intercept]))
     share = prior / len(logit)

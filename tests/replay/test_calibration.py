@@ -3,8 +3,9 @@
 import pytest
 import torch
 from torch.nn.functional import binary_cross_entropy_with_logits
+from torch.utils._pytree import tree_map
 
-from specheads.heads.calibration import FORMS, NUM_INDICES, IndexCalibration, in_rounds
+from specheads.heads.calibration import FORMS, NUM_INDICES, IndexCalibration, Indices
 from specheads.heads.metrics import calibration
 from specheads.replay.calibration import compared
 
@@ -13,8 +14,8 @@ NUM_TOKENS = 100
 
 
 def tokens(seed=0, spread=0.3, true=None):
-    """Return random logits, acceptances, largest indices and prompts, which differ in their
-    acceptance rates.
+    """Return random logits, acceptances, indices and prompts, which differ in their acceptance
+    rates.
 
     With `true`, a function of logits and indices, acceptance has its logits instead.
     """
@@ -24,11 +25,12 @@ def tokens(seed=0, spread=0.3, true=None):
     logits = torch.randn(len(prompt), generator=generator, dtype=torch.float64)
     furthest = torch.randint(12, (len(prompt),), generator=generator)
     probs = rate[prompt] if true is None else torch.sigmoid(true(logits, furthest))
-    return logits, torch.rand(len(prompt), generator=generator) < probs, furthest, prompt
+    accepted = torch.rand(len(prompt), generator=generator) < probs
+    return logits, accepted, Indices.up_to(furthest), prompt
 
 
-def ece(fitted, logits, accepted, furthest):
-    token, index = in_rounds(furthest)
+def ece(fitted, logits, accepted, indices):
+    token, index = indices.pairs()
     return calibration(torch.sigmoid(fitted(logits[token], index)), accepted[token].double()).ece
 
 
@@ -73,11 +75,15 @@ def test_opposite_errors_of_the_halves_do_not_cancel():
     """Even prompts accept 6 of 10 tokens, odd ones 4: the calibration of one half is 0.2 too high
     or too low on the other.
     """
-    logits, _, furthest, prompt = tokens()
+    logits, _, indices, prompt = tokens()
     place = torch.arange(len(prompt)) % 10
     accepted = torch.where(prompt % 2 == 0, place < 6, place < 4)
     found = compared(
-        torch.zeros_like(logits), accepted, torch.zeros_like(furthest), prompt, range(NUM_PROMPTS)
+        torch.zeros_like(logits),
+        accepted,
+        Indices.up_to(torch.zeros_like(indices.furthest)),
+        prompt,
+        range(NUM_PROMPTS),
     )
     # Without intercepts zero stays zero, and a half; with them the other half's rates would do
     # worse.
@@ -95,18 +101,19 @@ def test_losses_are_those_of_the_other_halfs_calibration():
     count = 0
     error = 0.0
     for half in (even, ~even):
-        fitted = IndexCalibration.fit(*(part[~half] for part in given), *FORMS[found.best])
-        logits, accepted, furthest = (part[half] for part in given)
-        token, index = in_rounds(furthest)
+        others = tree_map(lambda part, rows=~half: part[rows], given)
+        fitted = IndexCalibration.fit(*others, *FORMS[found.best])
+        logits, accepted, indices = tree_map(lambda part, rows=half: part[rows], given)
+        token, index = indices.pairs()
         loss = binary_cross_entropy_with_logits(
             fitted(logits[token], index), accepted[token].double(), reduction="sum"
         )
         total = total + loss.item()
         count = count + len(token)
-        error += len(token) * ece(fitted, logits, accepted, furthest)
+        error += len(token) * ece(fitted, logits, accepted, indices)
     assert found.ece["cross_fitted"] == pytest.approx(error / count)
     assert found.log_loss["cross_fitted"] == pytest.approx(total / count)
-    assert count == int((given[2] + 1).clamp_max(NUM_INDICES).sum())
+    assert count == int((given[2].furthest + 1).clamp_max(NUM_INDICES).sum())
 
 
 def test_prompts_of_a_group_are_one_observation():
@@ -119,7 +126,7 @@ def test_prompts_of_a_group_are_one_observation():
     given = (
         torch.zeros(8000, dtype=torch.float64),
         torch.arange(8000) % 100 < rate,
-        torch.zeros(8000, dtype=torch.long),
+        Indices.up_to(torch.zeros(8000, dtype=torch.long)),
         prompt,
     )
     assert compared(*given, range(80)).used
@@ -151,4 +158,5 @@ def opposite_errors():
     sign = torch.where(torch.arange(len(prompt)) % 2 == 0, 1.0, -1.0).double()
     shift = torch.where(prompt % 2 == 0, 0.12, -0.12)
     accepted = torch.rand(len(prompt), generator=generator) < 0.5 + 0.35 * sign + shift
-    return 1.2 * sign, accepted, torch.full_like(prompt, NUM_INDICES - 1), prompt
+    indices = Indices.up_to(torch.full_like(prompt, NUM_INDICES - 1))
+    return 1.2 * sign, accepted, indices, prompt

@@ -157,7 +157,9 @@ def test_predictions_are_those_of_decoding_and_are_made_once(pair, tmp_path):
 
 def test_labels_pair_every_proposed_token_with_its_outcome_and_the_next_token(pair, tmp_path):
     recording = load_recording(make(pair, tmp_path))
-    labels = [value.tolist() for value in recording.labels()]
+    *labels, indices = recording.labels()
+    labels = [value.tolist() for value in (*labels, indices.furthest)]
+    assert not indices.nearest.any()
     expected = []
     for draw in range(2):
         for number in range(5):

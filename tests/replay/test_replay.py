@@ -9,9 +9,17 @@ import numpy as np
 import pytest
 import torch
 from families import family_pair
+from feature_drafts import reading_pair, taught
 from random_recording import random_recording, rounds_of
 
-from specheads import AcceptanceHead, HeadConfig, SpeculativeDecoder, UserError, Warp
+from specheads import (
+    AcceptanceHead,
+    HeadConfig,
+    SpeculativeDecoder,
+    UserError,
+    Warp,
+    generate_baseline,
+)
 from specheads.decoding import stopping
 from specheads.prompts.prompt import Prompt, ResponseLimits
 from specheads.replay.head_scores import add_predictions, head_fingerprint
@@ -38,12 +46,32 @@ def pair():
     return pair
 
 
+@pytest.fixture(scope="module", params=["reads tokens", "reads its target"])
+def any_pair(request, pair):
+    if request.param == "reads tokens":
+        return pair
+    texts = []
+    for _, ids in prompts(6):
+        more = generate_baseline(pair, ids, NUM_TOKENS, warp=Warp(0), stop_tokens=[])
+        texts.append([*ids, *more.tokens.tolist()][:NUM_TOKENS])
+    return taught(reading_pair(pair, layers=(0, 1)), torch.tensor(texts))
+
+
 @pytest.fixture(scope="module")
-def heads(pair):
+def heads():
+    return made_heads()
+
+
+@pytest.fixture(scope="module")
+def any_heads(any_pair):
+    return made_heads(*(["depth"] if any_pair.draft_lm.reads_layers else []))
+
+
+def made_heads(*more):
     torch.manual_seed(0)
     looking = {
-        "next_token": ("hidden", "embedding", "second_prob"),
-        "input_token": ("hidden", "second_prob"),
+        "next_token": ("hidden", "embedding", "second_prob", *more),
+        "input_token": ("hidden", "second_prob", *more),
     }
     heads = [AcceptanceHead(HeadConfig(32, 1, predicts, width=8)) for predicts in looking]
     heads += [
@@ -126,19 +154,20 @@ def live_rounds(pair, rule, count):
     ]
 
 
-def test_in_greedy_mode_every_rule_has_exactly_the_rounds_of_decoding(pair, heads, tmp_path):
-    recording = recorded(pair, heads, tmp_path, Warp(0), 6)
+def test_in_greedy_mode_every_rule_has_exactly_the_rounds_of_decoding(
+    any_pair, any_heads, tmp_path
+):
+    recording = recorded(any_pair, any_heads, tmp_path, Warp(0), 6)
     assert recording.num_samples == 1 and 0.3 < recording.accepted.float().mean() < 0.95
     assert recording.finished.any() and not recording.finished.all()
-    rules = every_rule(heads)
+    rules = every_rule(any_heads)
     replayed = replay(recording, [rule for _, rule in rules])
     for (rule, _), rounds in zip(rules, replayed, strict=True):
-        assert [rounds_of(rounds, number) for number in range(6)] == live_rounds(pair, rule, 6), (
-            type(rule).__name__
-        )
+        found = [rounds_of(rounds, number) for number in range(6)]
+        assert found == live_rounds(any_pair, rule, 6), type(rule).__name__
 
 
-def test_in_sampling_counts_agree_with_decoding_in_the_mean(pair, heads, tmp_path):
+def test_in_sampling_counts_agree_with_decoding_in_the_mean(any_pair, any_heads, tmp_path):
     """Target calls and discards per prompt, 30 prompts x 2 responses each way.
 
     False alarm 1e-5 per comparison (4.4 errors).
@@ -150,15 +179,15 @@ def test_in_sampling_counts_agree_with_decoding_in_the_mean(pair, heads, tmp_pat
     parts = []
     for repeat in range(repeats):
         rows = [(replace(p, prompt_id=f"{p.prompt_id}{repeat}"), ids) for p, ids in prompts(count)]
-        folder = Recorder(pair, warp, ResponseLimits(length), RecordSettings(), 0, tmp_path).record(
-            [rows]
-        )[0]
-        named = {head_fingerprint(head): head for head in heads}
-        add_predictions(folder, pair, named, ground_truth=False)
+        limits = ResponseLimits(length)
+        recorder = Recorder(any_pair, warp, limits, RecordSettings(), 0, tmp_path)
+        (folder,) = recorder.record([rows])
+        named = {head_fingerprint(head): head for head in any_heads}
+        add_predictions(folder, any_pair, named, ground_truth=False)
         parts.append(load_recording(folder, list(named)))
-    for rule, recorded_rule in every_rule(heads)[1::2]:
+    for rule, recorded_rule in every_rule(any_heads)[1::2]:
         offline = [replay(part, [recorded_rule])[0].per_prompt(count) for part in parts]
-        decoder = SpeculativeDecoder(pair, stopping=rule, warp=warp, engine="eager")
+        decoder = SpeculativeDecoder(any_pair, stopping=rule, warp=warp, engine="eager")
         asked = [ids for _, ids in prompts(count)] * repeats
         seeds = np.arange(repeats).repeat(count).tolist()
         # As one by one, but sooner
@@ -336,9 +365,9 @@ def test_true_probabilities_are_those_of_both_distributions(pair, heads, tmp_pat
                 min(1.0, (t[response[i]] / d[response[i]]).item()) if d[response[i]] else 0.0,
                 abs=1e-5,
             )
-    node, _, accepted, _ = recording.labels()
+    tokens = recording.labels()
     assert (
-        ground_truth[node[~accepted]] < 1
+        ground_truth[tokens.node[~tokens.accepted]] < 1
     ).all()  # only a token that the target likes less than the draft does is rejected
 
 
@@ -444,18 +473,18 @@ def test_a_rule_that_was_not_recorded_for_is_refused(pair, heads, tmp_path):
         replay(recording, [stopping.HeadThreshold(recorded_head(heads[1]))])
 
 
-def test_calibrated_heads_have_exactly_the_rounds_of_decoding_in_greedy_mode(pair, heads, tmp_path):
+def test_calibrated_heads_have_the_rounds_of_decoding_in_greedy_mode(any_pair, any_heads, tmp_path):
     """Rounds differ from those without the calibration.
 
     Heads that differ only in their calibration do not share rounds.
     """
-    recording = recorded(pair, heads, tmp_path, Warp(0), 4)
+    recording = recorded(any_pair, any_heads, tmp_path, Warp(0), 4)
     kinds = (
         (stopping.HeadThreshold, {"threshold": 0.6}),
         (stopping.OnlineHead, {"threshold": 0.6}),
     )
     values = (None, {"slope": [0.5, 2.0, 1.0], "intercept": [1.5, -0.5, 1.0]})
-    for head in heads[1:3]:  # of either kind
+    for head in any_heads[1:3]:  # of either kind
         copies = [copy.deepcopy(head) for _ in values]
         for each, calibration in zip(copies, values, strict=True):
             each.config = replace(each.config, calibration=calibration)
@@ -463,7 +492,7 @@ def test_calibrated_heads_have_exactly_the_rounds_of_decoding_in_greedy_mode(pai
             replayed = replay(recording, [kind(recorded_head(each), **numbers) for each in copies])
             for each, rounds in zip(copies, replayed, strict=True):
                 assert [rounds_of(rounds, number) for number in range(4)] == live_rounds(
-                    pair, kind(each, **numbers), 4
+                    any_pair, kind(each, **numbers), 4
                 )
             raw, calibrated = (
                 [rounds_of(rounds, number) for number in range(4)] for rounds in replayed
@@ -485,10 +514,13 @@ def test_a_logit_is_that_of_the_node_from_which_the_head_predicts_the_token(pair
         recording = recorded(
             pair, [linear], tmp_path / head.config.predicts, Warp(1.0), 5, num_samples=2
         )
-        logits, accepted, furthest, node = head_logits(recording, recorded_head(linear))
+        logits, tokens = head_logits(recording, recorded_head(linear))
         torch.testing.assert_close(
-            logits, recording.features["max_prob"][node].double(), atol=1e-6, rtol=0
+            logits, recording.features["max_prob"][tokens.node].double(), atol=1e-6, rtol=0
         )
-        here, after, *_ = recording.labels()
-        expected = after[after >= 0] if head.config.predicts == "input_token" else here
-        assert torch.equal(node, expected) and len(accepted) == len(furthest) == len(node) > 100
+        labels = recording.labels()
+        expected = labels.node
+        if head.config.predicts == "input_token":
+            expected = labels.after[labels.after >= 0]
+        assert torch.equal(tokens.node, expected)
+        assert len(tokens.accepted) == len(tokens.indices.furthest) == len(expected) > 100

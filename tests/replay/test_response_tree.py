@@ -99,7 +99,8 @@ def test_states_of_nodes_are_those_of_plain_forward_passes(name):
     tokens = torch.from_numpy(generator.integers(29, size=(5, 6)))
     branches = Branches(start * 0, len(prompt) + start, tokens, lengths)
     nodes = list(node_states(TextReader(pair.target_lm), prompt, response, branches))
-    all_tokens, states = (torch.cat(part) for part in zip(*nodes, strict=True))
+    all_tokens = torch.cat([part.tokens for part in nodes])
+    states = torch.cat([part.hidden for part in nodes])
     texts = [prompt + response[:i] for i in range(len(response))]
     expected = list(response)
     for b in range(5):
@@ -129,8 +130,9 @@ def test_the_target_reads_branches_as_far_as_their_tokens_may_survive(warp):
         torch.from_numpy(row[f"branch_{name}"]).long() for name in ("start", "length")
     )
     branches = Branches(start * 0, len(prompt) + start, tokens, lengths)
-    draft_prob = torch.from_numpy(row["law_prob"])
-    found = target_probs(TextReader(pair.target_lm), warp, prompt, response, branches, draft_prob)
+    draft_prob = torch.from_numpy(row["law_prob"])[len(response) :]
+    reader = TextReader(pair.target_lm)
+    found = torch.cat(target_probs(reader, warp, prompt, response, branches, draft_prob))
     texts = [(prompt + response[:i], token, 1.0) for i, token in enumerate(response)]
     num_read = 0
     for node, (text, token, _) in enumerate(texts):

@@ -193,7 +193,7 @@ class EagerEngine:
         self.capacity = capacity
         self._reach = capacity + spare_capacity
         self._layers = [_KVLayer(self._reach) for _ in range(lm.cache_layers)]
-        self._cache = Cache(layers=self._layers)
+        self.cache = Cache(layers=self._layers)
         if num_rows > 1 or lm.explicit_masks or lm.reads_layers:
             self._allocate()
 
@@ -248,7 +248,7 @@ class EagerEngine:
         else:
             reading = Reading({"position_ids": positions, "attention_mask": attention_mask})
         hidden, inputs = states_and_inputs(
-            lm, self.layers, lambda: reading.hidden_states(lm, tokens, self._cache)
+            lm, self.layers, lambda: reading.hidden_states(lm, tokens, self.cache)
         )
         self.pretend(end)  # also of a layer that the model skips, which has a length, but no memory
         logits = lm.logits(hidden[:, hidden.shape[1] - num_logits :])

@@ -110,10 +110,38 @@ def better_draft(recording: Recording, gain: float, seed: int = 0) -> Recording:
     """Return the recording of a draft whose tokens are accepted more often by a share `gain`, for
     fixed lengths only.
     """
-    share = recording.accepted.double().mean().item()
+    runs = recording.branch_accepted
+    accepted = recording.accepted if runs is None else recording.labels().accepted
+    share = accepted.double().mean().item()
     flipped = min(1.0, share * gain / max(1e-9, 1 - share))
-    uniform = torch.rand(recording.accepted.shape, generator=torch.Generator().manual_seed(seed))
-    return replace(recording, accepted=recording.accepted | (uniform < flipped))
+    generator = torch.Generator().manual_seed(seed)
+    is_flipped = torch.rand(recording.accepted.shape, generator=generator) < flipped
+    if runs is None:
+        return replace(recording, accepted=recording.accepted | is_flipped)
+    longer = _longer(recording, runs, is_flipped)
+    lengths = recording.branch_length.maximum(longer)
+    return replace(recording, branch_accepted=longer, branch_length=lengths)
+
+
+def _longer(recording: Recording, runs: Tensor, is_flipped: Tensor) -> Tensor:
+    """Return how many tokens of each draft (Q, N) are accepted, of `runs` (Q, N) before, where the
+    first rejected one is accepted if its place `is_flipped` (Q, N): the draft then goes on as the
+    one that begins after it.
+    """
+    num_tokens = runs.shape[1]
+    # One place more, so that every place has one after it
+    longer = torch.nn.functional.pad(runs, (0, 1))
+    sample = torch.arange(len(runs))
+    ends = (recording.first + recording.lengths).repeat_interleave(recording.lengths)
+    for start in reversed(range(num_tokens)):
+        rejected = start + runs[:, start]
+        is_within = rejected < ends[start]
+        place = rejected.clamp_max(num_tokens - 1)
+        after = longer[sample, place + 1].where(rejected + 1 < ends[start], 0)
+        longer[:, start] += torch.where(is_within & is_flipped[sample, place], 1 + after, 0)
+    limits = (recording.first + recording.limits).repeat_interleave(recording.lengths)
+    most = limits - 1 - torch.arange(len(limits))  # the last token is the target's
+    return longer[:, :-1].minimum(most.clamp_max(recording.max_tokens))
 
 
 @dataclass(frozen=True)

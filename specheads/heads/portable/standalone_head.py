@@ -9,7 +9,8 @@ model.safetensors.
 `features` are those of the token just drafted, by the names in `head.inputs`, each (1, size) or
 (1,). `drafting_features` computes those of the draft from its logits, the token, `hidden` (the
 input of the draft's output embedding from which the logits were computed; the same for both kinds
-of head) and the draft's input embedding.
+of head), the draft's input embedding and, of a draft that reads its target, `depth` (how many
+tokens of the round were drafted before).
 """
 
 import json

@@ -42,19 +42,19 @@ def calibrate(
     known = information([recording], recorded, groups)
     found: dict[str, Calibrated] = {}
     for folder, head in heads.items():
-        logits, accepted, furthest, node = head_logits(recording, recorded[folder.name])
+        logits, tokens = head_logits(recording, recorded[folder.name])
         earlier = None
         if head.config.calibration is not None:
             earlier = IndexCalibration.from_dict(head.config.calibration)
-        prompt = recording.prompt_of(node)
-        result = compared(logits, accepted, furthest, prompt, groups, earlier)
+        given = logits, tokens.accepted, tokens.indices
+        result = compared(*given, recording.prompt_of(tokens.node), groups, earlier)
         found[folder.name] = result
         if earlier is not None and not result.used:
             continue
         calibration = None
         recommended = head.config.recommended
         if result.used:
-            fitted = IndexCalibration.fit(logits, accepted, furthest, *FORMS[result.best])
+            fitted = IndexCalibration.fit(*given, *FORMS[result.best])
             calibration = fitted.to_dict()
             recommended = None  # a threshold for other predictions
         errors = {"dev_ece": dict(result.ece), "dev_log_loss": dict(result.log_loss)}

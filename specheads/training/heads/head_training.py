@@ -82,8 +82,6 @@ def train_heads(
     one of the splits, and for heads that learned nothing.
     """
     pair.check_merged()
-    if settings.calibration is not None:
-        pair.check_draft_alone("the calibration of heads is")
     run = Path(run)
     settings = settings.for_pair(pair)
     kinds = settings.kinds()

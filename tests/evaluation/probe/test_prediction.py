@@ -8,6 +8,7 @@ import torch
 from random_recording import random_recording
 
 from specheads.decoding.step_times import LONGEST, TARGET, StepTimes, TimedSteps, step_costs
+from specheads.decoding.stopping import FixedLength
 from specheads.evaluation.candidates import CostTable, fixed_length
 from specheads.evaluation.costs import Overheads, cost_table
 from specheads.evaluation.probe.prediction import (
@@ -28,6 +29,7 @@ from specheads.evaluation.probe.prediction import (
 from specheads.evaluation.replayed_sets import RecordedSet, counts_of
 from specheads.replay.intervals import Interval
 from specheads.replay.recording import GROUND_TRUTH
+from specheads.replay.replay import replay
 
 QUIET = {TARGET: 1.0}
 RULES = {"Logistic": 0.0}
@@ -97,6 +99,28 @@ def test_a_better_draft_is_accepted_more_often_by_a_share():
         better_draft(half(0, 0.99).recording, 0.1).accepted.all()
         and better_draft(half(0, 1.0).recording, 0.1).accepted.all()
     )
+
+
+def test_drafts_that_are_recorded_whole_become_better_as_others_do():
+    recording = half(0, 0.6).recording
+    drafts = recording.drafts()
+    shape = recording.accepted.shape
+    whole = replace(
+        recording,
+        branch_accepted=drafts.num_accepted.minimum(drafts.most).reshape(shape),
+        branch_length=drafts.most.reshape(shape),
+    )
+    rules = [FixedLength(length) for length in (1, 3, 8)]
+    for first, second in (
+        (recording, whole),
+        (better_draft(recording, 9), better_draft(whole, 9)),  # all are accepted
+    ):
+        for expected, found in zip(replay(first, rules), replay(second, rules), strict=True):
+            assert found.accepted.tolist() == expected.accepted.tolist()
+    before, after = (
+        each.labels().accepted.double().mean().item() for each in (whole, better_draft(whole, 0.1))
+    )
+    assert 1.03 < after / before < 1.17
 
 
 def test_a_logistic_pays_for_its_steps(halves, options):

@@ -16,7 +16,10 @@ from specheads.heads.portable.standalone_head import DraftRound, StandaloneHead
 
 CALIBRATION = {"slope": [1.2, 0.8, 0.7], "intercept": [0.1, 0.0, -0.2]}
 RECOMMENDED = {"threshold": 0.55, "min_tokens": 1, "max_tokens": 6, "predicted_speedup": 1.3}
-KINDS = KINDS | {"linear": {"predicts": "input_token", "depth": 0}}
+KINDS = KINDS | {
+    "linear": {"predicts": "input_token", "depth": 0},
+    "depth": {"predicts": "next_token", "inputs": ("hidden", "depth")},
+}
 ALONE = """
 import importlib.util, os, sys
 class Gone:
@@ -62,7 +65,7 @@ def features(head, count=9):
     generator = torch.Generator().manual_seed(1)
     values = {
         name: torch.rand(count, generator=generator)
-        for name in ("draft_prob", "max_prob", "entropy", "second_prob")
+        for name in ("draft_prob", "max_prob", "entropy", "second_prob", "depth")
     }
     sizes = {"hidden": 160, "embedding": 160}
     values |= {name: torch.randn(count, size, generator=generator) for name, size in sizes.items()}

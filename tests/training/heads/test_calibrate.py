@@ -65,12 +65,13 @@ def test_a_head_gets_the_best_form_where_that_is_clearly_better(
     head = recorded_head(load_head(wrong))
     (path,) = recorder.folder.glob("recordings/*")
     recording = load_recording(path, [head.name])
-    logits, accepted, furthest, node = head_logits(recording, head)
+    logits, tokens = head_logits(recording, head)
+    given = logits, tokens.accepted, tokens.indices
     prompts = dev[:NUM_PROMPTS]
     groups = groups_of(prompt for prompt, _ in prompts)
-    expected = compared(logits, accepted, furthest, recording.prompt_of(node), groups)
+    expected = compared(*given, recording.prompt_of(tokens.node), groups)
     assert found["wrong"] == expected
-    fitted = IndexCalibration.fit(logits, accepted, furthest, *FORMS[expected.best])
+    fitted = IndexCalibration.fit(*given, *FORMS[expected.best])
     for folder, calibration, recommended in (
         (wrong, fitted.to_dict(), None),
         (fair, None, {"threshold": 0.4}),
