@@ -100,6 +100,8 @@ def test_a_draft_is_written_for_safeailab_and_read_again(name, num_layers, tmp_p
     config = json.loads((tmp_path / "after" / "config.json").read_text())
     named = {"eagle_aux_hidden_state_layer_ids": [1, 3, 4]}  # by their outputs
     assert config.get("eagle_config") == (None if num_layers == 8 else named)
+    inputs = config.get("eagle_aux_hidden_state_layer_ids")  # of vLLM
+    assert inputs == (None if num_layers == 8 else [2, 4, 5])
     assert config["rope_theta"] == 500.0 and config["architectures"] == ["LlamaForCausalLMEagle3"]
     names = load_file(tmp_path / "after" / "model.safetensors").keys()
     assert "midlayer.mlp.up_proj.weight" in names and not any("layers.0" in each for each in names)
