@@ -63,7 +63,7 @@ TRIALS = {
     ),
     "calibration": Trial(("train", *PAIR, *SHARDS, *TRAINED, *CALIBRATED)),
     "train, reading": Trial(
-        ("train", *PAIR, "model.draft=draft", *SHARDS, *TRAINED, "calibration=null"), ("draft",)
+        ("train", *PAIR, "model.draft=draft", *SHARDS, *TRAINED, "calibration=8"), ("draft",)
     ),
     "distill": Trial(("distill", *PAIR, *SHARDS, *TRAINED, *DISTILLED), ("data",)),
     "distill, cut": Trial(("distill", *PAIR, *SHARDS, *TRAINED, *DISTILLED, *CUT), ("data",)),
