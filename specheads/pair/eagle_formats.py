@@ -211,7 +211,12 @@ def _read_tensors(location: str | Path, revision: str | None) -> dict[str, Tenso
 
 def _of_flat(stored: Mapping[str, Any], location: str | Path) -> dict[str, Any]:
     """Return the keys that a flat config has in speculators' format."""
-    of_draft: Mapping[str, Any] = stored.get(_OF_FLAT) or {}
+    of_draft = stored.get(_OF_FLAT) or {}
+    if not isinstance(of_draft, dict):
+        raise UserError(
+            f"{location}: {_OF_FLAT}={of_draft!r:.100} must be a set of keys; correct it in"
+            " config.json."
+        )
     keys = {**stored, **of_draft}
     if keys.get("norm_output"):
         logger.warning(

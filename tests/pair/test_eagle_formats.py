@@ -136,6 +136,12 @@ def test_the_flat_format_is_the_same_draft(name, pickled, tmp_path):
     assert kept_tokens(model) is None or torch.equal(kept_tokens(model), kept_tokens(expected))
 
 
+def test_keys_of_a_flat_draft_that_are_none_are_rejected(tmp_path):
+    folder = flat(tmp_path / "flat", "llama", eagle_config=[1, 3, 4])
+    with pytest.raises(UserError, match=r"eagle_config=\[1, 3, 4\] must be a set of keys"):
+        read_feature_draft(folder, TARGET)
+
+
 def test_layers_without_names_are_those_of_the_paper(tmp_path):
     folder = flat(tmp_path / "flat", "llama")
     deeper = LlamaConfig(**SIZES, num_hidden_layers=36)
