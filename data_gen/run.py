@@ -432,10 +432,10 @@ class LabelStage(Stage):
         return f"{self.num_rows(names):,} responses with acceptance probabilities"
 
     def memory(self) -> str:
-        target = self.pair.target_lm
-        most = elements_at_once(target.device)
-        parts = memory_to_read(self.pair, MAX_TOKENS, with_target=True, most=most)
-        return ", " + memory_of(self.name, target, *parts)
+        models = self.pair.target_lm, self.pair.draft_lm
+        most = elements_at_once(models[0].device)
+        parts = memory_to_read(*models, MAX_TOKENS, with_target=True, most=most)
+        return ", " + memory_of(self.name, models[0], *parts)
 
     def make(self, names: Sequence[str], advance: Advance) -> None:
         operations = bulk_operations(self.pair.target_lm.device)

@@ -325,6 +325,7 @@ _EXPECTED = {
         ("dict_type", "model_type", "model_attributes_type", "is_instance_of"),
         "must be a set of keys",
     ),
+    "too_short": "must not be empty",
     "literal_error": "must be one of {expected}",
     "value_error": "{error}",
 }

@@ -62,6 +62,9 @@ TRIALS = {
         ("train", *PAIR, *SHARDS, *TRAINED, "trainer.max_epochs=4", "calibration=8"), ("data",)
     ),
     "calibration": Trial(("train", *PAIR, *SHARDS, *TRAINED, *CALIBRATED)),
+    "train, reading": Trial(
+        ("train", *PAIR, "model.draft=draft", *SHARDS, *TRAINED, "calibration=8"), ("draft",)
+    ),
     "distill": Trial(("distill", *PAIR, *SHARDS, *TRAINED, *DISTILLED), ("data",)),
     "distill, cut": Trial(("distill", *PAIR, *SHARDS, *TRAINED, *DISTILLED, *CUT), ("data",)),
     "distill, reading": Trial(
@@ -100,7 +103,18 @@ def main() -> int:
     folder = given.folder.absolute()
     shutil.rmtree(folder, ignore_errors=True)
     undisturbed(Trial(TRIALS["train"].words), folder / "prepared", folder / "prepared")
+    write_draft(folder / "prepared" / "draft")
     return min(1, sum(differs(command, folder, given) for command in given.commands))
+
+
+def write_draft(folder: Path) -> None:
+    """Write a random draft of the pair that reads its target."""
+    from specheads.pair.eagle_formats import write_speculators
+    from specheads.pair.initial_draft import NewFeatureDraft
+    from specheads.pair.pair import load_pair
+
+    pair = load_pair("nano", new_draft=NewFeatureDraft("eagle3"))
+    write_speculators(pair.draft, folder, pair.target_id, ["LlamaForCausalLM"], 3)
 
 
 def differs(command: str, folder: Path, given: argparse.Namespace) -> bool:

@@ -33,10 +33,10 @@ from specheads.heads.config import HeadConfig
 from specheads.load import memory_in_use
 from specheads.pair.config import PairConfig
 from specheads.pair.eagle_formats import is_feature_draft
-from specheads.pair.feature_draft import FeatureDraft
+from specheads.pair.feature_draft import FeatureDraft, FeatureLM
 from specheads.pair.initial_draft import NewDraft, NewFeatureDraft
 from specheads.pair.language_model import LanguageModel, load_tokenizer, weightless_model
-from specheads.pair.needs import memory_parts
+from specheads.pair.needs import memory_parts, memory_to_read
 from specheads.pair.padding import BATCH_TOKENS
 from specheads.pair.source import ModelSource
 from specheads.progress import finished
@@ -213,7 +213,8 @@ class _Model:
     """A model without weights, and what its forward passes cost."""
 
     def __init__(self, model: PreTrainedModel, rates: Rates) -> None:
-        self.lm = LanguageModel(model)
+        kind = FeatureLM if isinstance(model, FeatureDraft) else LanguageModel
+        self.lm = kind(model)
         self.rates = rates
         self.num_weights = self.lm.model.num_parameters()
         self.num_bytes = float(self.num_weights * self.lm.output_embedding.weight.itemsize)
@@ -250,7 +251,7 @@ class _Context:
         target = weightless_model(source)
         self.target = _Model(target, rates)
         self.draft = _Model(_weightless_draft(config, target, new_draft), rates)
-        self.reads_target = isinstance(self.draft.lm.model, FeatureDraft)
+        self.reads_target = bool(self.draft.lm.reads_layers)
         self.weights = self.target.num_bytes + self.draft.num_bytes + memory_in_use()
         self.counts, self.prompt_tokens = _prompts(cfg, config)
 
@@ -289,11 +290,10 @@ class _Context:
         steps = self.draft.read_seconds(MAX_TOKENS * num_tokens)
         return self.target.read_seconds(num_tokens) + steps
 
-    def draft_memory(self) -> float:
-        """Return the bytes that this takes."""
-        if not self.reads_target:
-            return self.draft.memory()
-        return self.target.memory(rows=0) + self.draft.memory(MAX_TOKENS * BATCH_TOKENS)
+    def reading_memory(self, with_target: bool = False) -> float:
+        """Return the bytes that this takes; `with_target` of both models."""
+        parts = memory_to_read(self.target.lm, self.draft.lm, MAX_TOKENS, with_target)
+        return sum(sum(part.values()) for part in parts)
 
     def labels(self, num: int) -> Stage:
         """Return the stage in which both models read the responses, the target those whose states
@@ -303,7 +303,7 @@ class _Context:
         tokens = self.texts(num, most)
         again = 0.0 if self.reads_target else tokens * (1 - self._share_kept(num * most))
         seconds = self.target.read_seconds(again) + self.draft_seconds(tokens)
-        memory = self.target.memory() + self.draft_memory()
+        memory = self.reading_memory(with_target=True)
         disk = num * most * self.data.samples_per_position * _LABEL_BYTES
         return Stage("labels", num, tokens, seconds, memory, disk)
 
@@ -409,7 +409,7 @@ def _of_train(context: _Context, cfg: DictConfig) -> list[Stage]:
                 num,
                 tokens * part.trainer.max_epochs,
                 seconds,
-                context.draft_memory(),
+                context.reading_memory(),
                 disk if is_stored else 0.0,
             )
         )

@@ -156,6 +156,7 @@ def context_of(setup: Setup, config: str | None = None, num_decoded: int = 0) ->
         "target_revision": pair.target_revision,
         "draft": pair.draft_id,
         "draft_revision": pair.draft_revision,
+        "draft_reads": list(pair.draft_lm.reads_layers),
         "dtype": [str(pair.target.dtype), str(pair.draft.dtype)],
         "heads": [without_home(located.where) for located in setup.located_heads.values()],
         "warp": settings.warp.values(),

@@ -23,6 +23,7 @@ class EngineDrafting(NamedTuple):
     lengths: Sequence[DraftLength]  # ascending in requests
     # Of the draft's most likely token, below which a draft ends; None: fixed lengths are faster.
     least_probability: float | None
+    reads_target: bool = False  # EAGLE-3
 
     @property
     def longest(self) -> int:
@@ -36,8 +37,13 @@ def drafting_of(report: Json, ratio: str, num_tokens: int) -> EngineDrafting:
     Raises UserError where that is no draft at all.
     """
     lengths = _lengths_of_batches(report) or [DraftLength(1, num_tokens)]
-    draft = str(report["context"]["draft"])
-    made = EngineDrafting(draft, lengths, _least_probability(report, ratio))
+    context = report["context"]
+    made = EngineDrafting(
+        str(context["draft"]),
+        lengths,
+        _least_probability(report, ratio),
+        bool(context.get("draft_reads")),
+    )
     if not made.longest:
         raise UserError(
             f"at ratio={ratio} no fixed length is clearly faster than the target alone: serve the"
@@ -79,7 +85,7 @@ def _lengths_of_batches(report: Json) -> list[DraftLength]:
 
 def _vllm(given: EngineDrafting) -> str:
     config: dict[str, object] = {
-        "method": "draft_model",
+        "method": "eagle3" if given.reads_target else "draft_model",
         "model": given.draft,
         "num_speculative_tokens": given.longest,
     }
@@ -93,7 +99,16 @@ def _vllm(given: EngineDrafting) -> str:
     return f"--speculative-config '{json.dumps(config)}'"
 
 
+def _check_alone(given: EngineDrafting) -> None:
+    if given.reads_target:
+        raise UserError(
+            f"the draft {given.draft} reads its target, and settings for such drafts are known for"
+            " format=vllm and format=sglang alone."
+        )
+
+
 def _tensorrt(given: EngineDrafting) -> str:
+    _check_alone(given)
     lines = [
         "speculative_config:",
         "decoding_type: Draft_Target",
@@ -107,6 +122,7 @@ def _tensorrt(given: EngineDrafting) -> str:
 
 
 def _llama(given: EngineDrafting) -> str:
+    _check_alone(given)
     least = given.least_probability or 0.0
     return (
         f"--spec-type draft-simple --spec-draft-n-max {given.longest} --spec-draft-p-min {least:g} "
@@ -119,8 +135,9 @@ def _sglang(given: EngineDrafting) -> str:
         f"--speculative-num-steps {given.longest} --speculative-num-draft-tokens"
         f" {given.longest + 1}"
     )
+    algorithm = "EAGLE3" if given.reads_target else "STANDALONE"
     return (
-        f"--speculative-algorithm STANDALONE --speculative-draft-model-path {given.draft} {steps}"
+        f"--speculative-algorithm {algorithm} --speculative-draft-model-path {given.draft} {steps}"
         " --speculative-eagle-topk 1"
     )
 

@@ -119,6 +119,7 @@ class PairConfig(Settings):
         None,
         "the target's layers whose inputs an EAGLE-3 draft reads, [2,18,33], in place of those that"
         " its folder names: one that was converted may name others; null: the folder's",
+        min_length=1,
     )
     trust_remote_code: Flag | Literal["draft", "target"] = setting(
         False,

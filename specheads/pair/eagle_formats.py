@@ -211,7 +211,13 @@ def _read_tensors(location: str | Path, revision: str | None) -> dict[str, Tenso
 
 def _of_flat(stored: Mapping[str, Any], location: str | Path) -> dict[str, Any]:
     """Return the keys that a flat config has in speculators' format."""
-    keys = {**stored, **(stored.get(_OF_FLAT) or {})}
+    of_draft = stored.get(_OF_FLAT) or {}
+    if not isinstance(of_draft, dict):
+        raise UserError(
+            f"{location}: {_OF_FLAT}={of_draft!r:.100} must be a set of keys; correct it in"
+            " config.json."
+        )
+    keys = {**stored, **of_draft}
     if keys.get("norm_output"):
         logger.warning(
             "%s has norm_output=true: its own states are read normalized, as EAGLE-3.1's. SpecForge"
@@ -220,13 +226,15 @@ def _of_flat(stored: Mapping[str, Any], location: str | Path) -> dict[str, Any]:
             location,
         )
     layers: Any = keys.get(_LAYERS)
+    if _LAYERS in of_draft and _are_counts(layers):
+        # SpecForge and SGLang name those whose outputs are read: inputs of the next ones
+        layers = [layer + 1 for layer in layers]
     named: dict[str, Any] = {norm: keys.get(norm, False) for norm in NORMS}
     return named | {
         _LAYER: {key: value for key, value in stored.items() if key not in _OF_DRAFT},
         SIZE: keys.get(SIZE),
         _TARGET_SIZE: keys.get(_TARGET_SIZE),
-        # SpecForge and SGLang name the layers whose outputs are read: inputs of the next ones.
-        _LAYERS: [layer + 1 for layer in layers] if _are_counts(layers) else layers,
+        _LAYERS: layers,
     }
 
 
@@ -443,8 +451,10 @@ def write_safeailab(
     content["architectures"] = ["LlamaForCausalLMEagle3"]
     content[SIZE] = config.draft_vocab_size
     if config.target_hidden_size != config.text_config.hidden_size:
-        content[_TARGET_SIZE] = config.target_hidden_size  # which SafeAILab's expects with it alone
+        # Only then: with this key SafeAILab's code takes no embeddings of the target
+        content[_TARGET_SIZE] = config.target_hidden_size
     if config.target_layers != usual_layers(num_layers):
+        content[_LAYERS] = list(config.target_layers)  # which vLLM takes first, for inputs
         content[_OF_FLAT] = {_LAYERS: [layer - 1 for layer in config.target_layers]}
     weights = {}
     for name, weight in _stored(model, given).items():

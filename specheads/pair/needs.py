@@ -15,7 +15,6 @@ from specheads.pair.eagle_formats import is_feature_draft, num_weights
 from specheads.pair.language_model import LanguageModel, short_name, weightless_model
 from specheads.pair.locations import EMBEDDED
 from specheads.pair.padding import BATCH_TOKENS, SLICE_ELEMENTS
-from specheads.pair.pair import Pair
 from specheads.pair.quantization import QUANTIZATIONS
 from specheads.pair.source import ModelSource
 from specheads.storage.files import amount
@@ -105,20 +104,23 @@ def memory_parts(
 
 
 def memory_to_read(
-    pair: Pair, num_steps: int, with_target: bool = False, most: int = SLICE_ELEMENTS
+    target: LanguageModel,
+    draft: LanguageModel,
+    num_steps: int,
+    with_target: bool = False,
+    most: int = SLICE_ELEMENTS,
 ) -> list[dict[str, float]]:
-    """Return `memory_parts` of reading given texts by a pair's draft, and by its target where the
-    draft reads that, in `num_steps` steps, or `with_target`.
+    """Return `memory_parts` of reading given texts by a draft, and by its target where the draft
+    reads that, in `num_steps` steps, or `with_target`.
     """
-    draft = pair.draft_lm
     reads = bool(draft.reads_layers)
     parts = [memory_parts(draft, num_steps * BATCH_TOKENS * reads, most=most)]
     if reads or with_target:
         rows = BATCH_TOKENS * with_target
-        parts.append(memory_parts(pair.target_lm, rows=rows, most=most))
+        parts.append(memory_parts(target, rows=rows, most=most))
     if reads:
-        size = len(draft.reads_layers) * pair.target_lm.hidden_size
-        itemsize = pair.target_lm.output_embedding.weight.itemsize
+        size = len(draft.reads_layers) * target.hidden_size
+        itemsize = target.output_embedding.weight.itemsize
         parts.append({"the target's states": BATCH_TOKENS * size * itemsize})
     return parts
 

@@ -181,6 +181,19 @@ def test_an_engine_gets_the_best_length_at_a_ratio(run, tmp_path, engine, expect
     assert code == 0 and expected in text and "at ratio 10\n" in text
 
 
+def test_a_draft_that_reads_its_target_gets_the_settings_of_eagle_3(run, tmp_path):
+    path = write_report(tmp_path) / "report.json"
+    report = json.loads(path.read_text())
+    report["context"]["draft_reads"] = [2, 18, 33]
+    path.write_text(json.dumps(report))
+    words = ["export", f"report={tmp_path}", "ratio=10"]
+    assert '"method": "eagle3", "model": "my/draft", "num_sp' in run(*words, "format=vllm")[1]
+    assert "--speculative-algorithm EAGLE3 " in run(*words, "format=sglang")[1]
+    for engine in ("llama.cpp", "tensorrt-llm"):
+        code, _, error = run(*words, f"format={engine}")
+        assert code == 2 and "the draft my/draft reads its target, and settings for such" in error
+
+
 def test_batches_give_a_length_to_each_load(run, tmp_path):
     report = write_report(tmp_path, batches=[(16, 2, 0.9), (1, 5, 1.5), (4, 3, 1.1)])
     _, text, _ = run("export", f"report={report}", "format=vllm")
@@ -202,7 +215,7 @@ def drafting(tmp_path, **given):
 
 
 def test_what_is_only_as_fast_is_not_faster(tmp_path):
-    assert drafting(tmp_path) == ("my/draft", [(1, 3)], None)
+    assert drafting(tmp_path) == ("my/draft", [(1, 3)], None, False)
     assert drafting(tmp_path, probability=1.6).least_probability is None
     assert drafting(tmp_path, batches=[(2, 5, 1.0), (1, 4, 1.01)]).lengths == [(1, 4), (2, 0)]
     report = json.loads((tmp_path / "report.json").read_text())

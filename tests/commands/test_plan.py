@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from commands import ROOT
 from rich.console import Console
 
 from specheads.commands.compose import command_config
@@ -60,6 +61,16 @@ def test_more_of_anything_takes_more_disk():
     assert specdecpp.disk == 3 * lookahead.disk > 0  # the states of each mix
     unstored = planned("train", "features_budget=0").stages[2:4]
     assert [stage.disk for stage in unstored] == [0, 0]
+
+
+def test_heads_of_a_draft_that_reads_its_target_take_that_as_well():
+    """Labels need its distributions, too, and heads only the inputs of its layers."""
+    words = ["features_budget=0", "data.num_train=1000"]
+    draft = ROOT / "tests" / "fixtures" / "eagle3" / "llama"
+    _, labels, *heads = planned("train", *words, f"model.draft={draft}").stages
+    _, _, *others = planned("train", *words).stages
+    for of_kind, other in zip(heads[:2], others[:2], strict=True):
+        assert labels.memory > of_kind.memory > other.memory
 
 
 def test_a_draft_with_fewer_tokens_takes_less_of_both():

@@ -86,6 +86,7 @@ def test_rules_are_replayed_without_a_config(call, tmp_path):
         "oracle",
     }
     assert report.context["heads"] == ["<mine>"] and "num_prompts: 4" in report.context["config"]
+    assert report.context["draft_reads"] == []
     validate(report, tmp_path)
     assert call(live="none").data_sets == report.data_sets
 

@@ -31,9 +31,11 @@ def pairs(device):
     return tiny_pair(VOCAB, scale=2.0), moved(tiny_pair(VOCAB, scale=2.0), device)
 
 
-@pytest.fixture
-def exact_pairs(pairs):
-    """These with the same rotary angles."""
+@pytest.fixture(params=["alone", "reads its target"])
+def exact_pairs(request, pairs):
+    """These with the same rotary angles, and the same with a draft that reads its target."""
+    if request.param != "alone":
+        pairs = [reading_pair(pair) for pair in pairs]
     return pairs[0], with_angles_of_the_cpu(pairs[1])
 
 
@@ -67,7 +69,7 @@ def test_responses(pairs, texts, engine, warp):
 @pytest.mark.parametrize("warp", WARPS, ids=str)
 def test_labels(exact_pairs, texts, warp):
     here, there = (
-        label_responses(pair, *texts, uniforms(6, 2, NUM_TOKENS), warp) for pair in exact_pairs
+        label_responses(pair, *texts, uniforms(6, 3, NUM_TOKENS), warp) for pair in exact_pairs
     )
     for expected, actual in zip(here, there, strict=True):
         assert (
@@ -88,7 +90,10 @@ def head_batch():
     row = row[index > 1]
     index = index[index > 1]
     labels = torch.rand(len(row), generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    return HeadBatch(tokens, row, index, tokens[row, index], labels)
+    depth = (index - 2).clamp_max(2)
+    return HeadBatch(
+        tokens, row, index, tokens[row, index], labels, committed=tokens.flip(0), depth=depth
+    )
 
 
 def specs(hidden_size):

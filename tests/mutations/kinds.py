@@ -32,6 +32,7 @@ from specheads.pair.config import config_folder, pair_config
 from specheads.pair.eagle_formats import (
     is_feature_draft,
     read_feature_draft,
+    write_safeailab,
     write_speculators,
 )
 from specheads.pair.feature_draft import FeatureLM
@@ -357,6 +358,12 @@ def make_feature_draft(folder: Path) -> None:
     write_speculators(draft, folder, "tiny", ["LlamaForCausalLM"], num_tokens=3)
 
 
+def make_flat_draft(folder: Path) -> None:
+    target = _pair().target
+    draft = feature_draft(target, (1,), kept=torch.tensor([0, 2, 3, 6]))
+    write_safeailab(draft, folder, target.config.num_hidden_layers)
+
+
 def read_draft_folder(folder: Path) -> Any:
     is_feature_draft(folder)
     draft = read_feature_draft(folder, _pair().target.config)
@@ -387,4 +394,5 @@ KINDS = {
     "configs": Kind(make_config, read_config, share=0.3),
     "model": Kind(make_model, read_model, share=0.3),
     "draft that reads its target": Kind(make_feature_draft, read_draft_folder),
+    "the same, in SafeAILab's format": Kind(make_flat_draft, read_draft_folder),
 }

@@ -100,6 +100,8 @@ def test_a_draft_is_written_for_safeailab_and_read_again(name, num_layers, tmp_p
     config = json.loads((tmp_path / "after" / "config.json").read_text())
     named = {"eagle_aux_hidden_state_layer_ids": [1, 3, 4]}  # by their outputs
     assert config.get("eagle_config") == (None if num_layers == 8 else named)
+    inputs = config.get("eagle_aux_hidden_state_layer_ids")  # of vLLM
+    assert inputs == (None if num_layers == 8 else [2, 4, 5])
     assert config["rope_theta"] == 500.0 and config["architectures"] == ["LlamaForCausalLMEagle3"]
     names = load_file(tmp_path / "after" / "model.safetensors").keys()
     assert "midlayer.mlp.up_proj.weight" in names and not any("layers.0" in each for each in names)
@@ -132,6 +134,12 @@ def test_the_flat_format_is_the_same_draft(name, pickled, tmp_path):
     assert torch.equal(outputs(model), outputs(expected))
     assert model.config.target_layers == expected.config.target_layers == (2, 4, 5)
     assert kept_tokens(model) is None or torch.equal(kept_tokens(model), kept_tokens(expected))
+
+
+def test_keys_of_a_flat_draft_that_are_none_are_rejected(tmp_path):
+    folder = flat(tmp_path / "flat", "llama", eagle_config=[1, 3, 4])
+    with pytest.raises(UserError, match=r"eagle_config=\[1, 3, 4\] must be a set of keys"):
+        read_feature_draft(folder, TARGET)
 
 
 def test_layers_without_names_are_those_of_the_paper(tmp_path):

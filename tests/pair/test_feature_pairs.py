@@ -40,7 +40,7 @@ def change(folder, **keys):
 def flatten(folder, pickled, **marks):
     """Rewrite a folder in the format of SafeAILab."""
     stored = json.loads((folder / "config.json").read_text())
-    ids = [layer - 1 for layer in stored["eagle_aux_hidden_state_layer_ids"]]
+    ids = stored["eagle_aux_hidden_state_layer_ids"]  # of inputs, outside of `eagle_config`
     flat = {"eagle_aux_hidden_state_layer_ids": ids, "draft_vocab_size": 1024, **marks}
     (folder / "config.json").write_text(json.dumps(stored["transformer_layer_config"] | flat))
     tensors = {}
@@ -93,6 +93,7 @@ def test_other_layers_may_be_named_than_a_folder_does(folder, nano):
     [
         ({"draft_layers": [1, 3, 6]}, r"layers \[1, 3, 6\], but the target has the layers 0 to 5"),
         ({"draft_layers": [1, 3]}, "columns of fc.weight=768, but expected 512"),
+        ({"draft_layers": []}, r"model.draft_layers=\[\] must not be empty"),
         ({"draft_layers": [1, -3, 2]}, "model.draft_layers=-3 must be a non-negative integer"),
         (
             {"draft_layers": [1, 2], "draft": "embedded:nano/draft"},

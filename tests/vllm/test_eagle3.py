@@ -21,7 +21,7 @@ NUM_DRAFTED = 3
 GREEDY = Warp(temperature=0)
 
 
-def random_pair(kind, form):
+def random_pair(kind, form, layers):
     """Return a pair of random weights, whose draft has a reduced vocabulary."""
     torch.manual_seed(5)
     config = LlamaConfig(
@@ -37,7 +37,7 @@ def random_pair(kind, form):
         eos_token_id=None,
     )
     target = LlamaForCausalLM(config).eval()
-    draft = NewFeatureDraft(kind, form=form).make(target)
+    draft = NewFeatureDraft(kind, layers, form=form).make(target)
     keep_tokens(draft, torch.tensor([0, 2, 3, 4, 6, 7]))
     for model in (target, draft):
         for weight in model.parameters():
@@ -49,11 +49,16 @@ def random_pair(kind, form):
 
 
 @pytest.mark.parametrize(
-    ("kind", "form"),
-    [("eagle3", "speculators"), ("eagle3.1", "speculators"), ("eagle3", "safeailab")],
+    ("kind", "form", "layers"),
+    [
+        ("eagle3", "speculators", None),
+        ("eagle3.1", "speculators", [1, 3, 6]),
+        ("eagle3", "safeailab", None),
+        ("eagle3", "safeailab", [1, 3, 6]),
+    ],
 )
-def test_vllm_drafts_as_the_same_draft_does_here(kind, form, tmp_path):
-    pair = random_pair(kind, form)
+def test_vllm_drafts_as_the_same_draft_does_here(kind, form, layers, tmp_path):
+    pair = random_pair(kind, form, layers)
     pair.target.save_pretrained(tmp_path / "target")
     folder = tmp_path / "draft"
     if form == "safeailab":

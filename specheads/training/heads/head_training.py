@@ -163,7 +163,7 @@ def _train_kind(
             run,
             f", resumed from {earlier}" if earlier else "",
             # The test texts are read
-            memory_of("training", draft, *memory_to_read(pair, MAX_TOKENS + 1)),
+            memory_of("training", draft, *memory_to_read(pair.target_lm, draft, MAX_TOKENS + 1)),
         )
         trainer.fit(module, data, ckpt_path=earlier)
         module.load_weights(checkpoints.read_best(trainer))

@@ -191,7 +191,7 @@ class FeatureStore(RowStore):
         if not self.fits(budget):
             return
         with computing_with(bulk_operations(self.draft.device)):
-            parts = memory_to_read(self.pair, MAX_TOKENS + 1)
+            parts = memory_to_read(self.pair.target_lm, self.draft, MAX_TOKENS + 1)
             more = {"a shard": 2.0 * min(self.num_bytes, SHARD_BYTES)}
             if not self.draft.reads_layers:
                 parts = [memory_parts(self.draft, positions=BATCH_TOKENS)]
