@@ -312,7 +312,8 @@ class Recorder:
         branches = memory_parts(
             draft, num_positions + BATCH_TOKENS, rows=rows, most=LOGITS_ELEMENTS
         )
-        of_target = memory_to_read(self.pair, num_steps=1)[1:]  # none where the draft reads alone
+        # None where the draft reads alone
+        of_target = memory_to_read(self.pair.target_lm, draft, num_steps=1)[1:]
         memory = memory_of("recording", draft, responder.memory(), branches, *of_target)
         logger.info("recording: %s", memory)
         in_bulk = bulk_operations(draft.device)
