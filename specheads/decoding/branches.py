@@ -46,8 +46,8 @@ class Branches:
 
 
 # Returns the next tokens (b,) of branches from their rows (b,), the depth of these tokens, and the
-# states (b, H) and logits (b, V) there
-Draw = Callable[[Tensor, int, Tensor, Tensor], Tensor]
+# states (b, H) that predict them
+Draw = Callable[[Tensor, int, Tensor], Tensor]
 
 
 @dataclass(frozen=True)
@@ -137,9 +137,12 @@ class ReadTexts:
                 mask = nn.functional.pad(mask, (0, 1), value=1)
                 positions = (prefix + depth - 1 - lm.num_skipped)[:, None]
                 output = fork.forward(
-                    tokens[rows, depth - 1, None], positions=positions, attention_mask=mask
+                    tokens[rows, depth - 1, None],
+                    positions=positions,
+                    attention_mask=mask,
+                    num_logits=0,
                 )
-                tokens[rows, depth] = draw(rows, depth, output.hidden[:, -1], output.logits[:, -1])
+                tokens[rows, depth] = draw(rows, depth, output.hidden[:, -1])
                 advance(share / width)
                 steps += 1
             advance(share - share * steps / width)

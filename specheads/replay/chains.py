@@ -12,16 +12,23 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from specheads.decoding.branches import LOGITS_ELEMENTS, MOST_NODES, Branches, ReadTexts
+from specheads.decoding.branches import (
+    LOGITS_ELEMENTS,
+    MOST_NODES,
+    Branches,
+    ReadTexts,
+    TextReader,
+)
 from specheads.pair.padding import SLICE_ELEMENTS, slices
 from specheads.pair.pair import Pair
 from specheads.pair.reading import GivenTexts
-from specheads.pair.sampling import Warp, check_finite, sample
+from specheads.pair.sampling import Warp, accept_prob, check_finite, sample
 from specheads.progress import Advance
 from specheads.replay.response_tree import (
     COLUMNS,
     NodeStates,
     ResponseToRecord,
+    branch_probs,
     columns_of,
     values_of,
     verified,
@@ -103,12 +110,14 @@ class _Chains:
         first = torch.zeros_like(self.place)
         for rows in slices(len(first), lm.vocab_size, LOGITS_ELEMENTS):
             numbers = torch.arange(len(first), device=first.device)[rows]
-            states = hidden[self.place[rows]]
-            first[rows] = self.draw(numbers, 0, states, lm.logits(states))
+            first[rows] = self.draw(numbers, 0, hidden[self.place[rows]])
         return Branches(self.number, self.prefix, first[:, None], self.lengths)
 
-    def draw(self, rows: Tensor, depth: int, hidden: Tensor, logits: Tensor) -> Tensor:
-        """Return the tokens (b,) at a depth of drafts `rows` (b,), from the logits (b, V)."""
+    def draw(self, rows: Tensor, depth: int, hidden: Tensor) -> Tensor:
+        """Return the tokens (b,) at a depth of drafts `rows` (b,), which the draft's states (b, H)
+        predict.
+        """
+        logits = self.pair.draft_lm.logits(hidden)
         probs = self.warp(logits)
         check_finite(self.pair.draft_id, probs)
         tokens = self.warp.draw(probs, self.uniform[rows, depth])
@@ -180,7 +189,6 @@ def chain_states(
             rows: Tensor,
             depth: int,
             hidden: Tensor,
-            logits: Tensor,
             tokens: Tensor = tokens,
             states: Tensor = states,
         ) -> Tensor:
@@ -191,3 +199,38 @@ def chain_states(
         read.grow(begun, width, draw, stops=(), num_positions=MOST_NODES)
         _, depth = some.used.nonzero(as_tuple=True)
         yield NodeStates(tokens[some.used], states[some.used], depth)
+
+
+@torch.no_grad()
+def chain_probs(
+    reader: TextReader,
+    warp: Warp,
+    chains: Branches,
+    start: Tensor,
+    num_accepted: Tensor,
+    of_response: Tensor,
+    draft_prob: Tensor,
+) -> Tensor:
+    """Return the target's probabilities (n,) of the tokens of drafts, as `branch_probs` does.
+
+    The first `num_accepted` (B,) tokens of each are those of the response from its position `start`
+    (B,) on, whose probabilities `of_response` (N,) are known. `draft_prob` (n,) are the draft's.
+    """
+    width = chains.tokens.shape[1]
+    index = torch.arange(width)
+    follows = index < num_accepted[:, None]
+    of_draft, of_target = draft_prob.new_zeros((2, *chains.tokens.shape))
+    of_draft[chains.used] = draft_prob
+    places = (start[:, None] + index).clamp_max(len(of_response) - 1)
+    of_target[follows] = of_response.to(of_target)[places][follows]
+    survival = accept_prob(of_target, of_draft).where(follows, 1.0).prod(dim=1)
+    later = (index + num_accepted[:, None]).clamp_max(width - 1)
+    rest = Branches(
+        chains.text,
+        chains.prefix + num_accepted,
+        chains.tokens.gather(1, later),
+        chains.lengths - num_accepted,
+    )
+    is_read = chains.used & ~follows
+    of_target[is_read] = branch_probs(reader, warp, rest, of_draft[is_read], survival).to(of_target)
+    return of_target[chains.used]

@@ -27,7 +27,7 @@ from specheads.pair.pair import Pair
 from specheads.pair.sampling import Warp, accept_prob, active, check_numbers, computing_with
 from specheads.progress import Advance, progress
 from specheads.prompts.prompt import EncodedPrompt
-from specheads.replay.chains import chain_states
+from specheads.replay.chains import chain_probs, chain_states
 from specheads.replay.recording import (
     GROUND_TRUTH,
     Recorder,
@@ -36,7 +36,7 @@ from specheads.replay.recording import (
     branches_of,
     load_recording,
 )
-from specheads.replay.response_tree import node_states, target_probs
+from specheads.replay.response_tree import branch_probs, node_states, response_probs
 from specheads.storage.shards import ShardStore, made_manifest
 
 logger = logging.getLogger(__name__)
@@ -120,7 +120,6 @@ def _predict(
     manifest = made_manifest(folder)
     shards = manifest["shards"]
     max_tokens = manifest["provenance"]["settings"]["max_tokens"]
-    columns = list(StoredResponse.__annotations__)
     logger.info(
         "predicting: %d values of each token of %d shards of prompts, in %s",
         len(stores),
@@ -136,7 +135,11 @@ def _predict(
                 advance(shards[shard]["rows"])
                 continue
             predictions: list[list[dict[str, object]]] = [[] for _ in stores]
-            for row in pq.read_table(folder / shard, columns=columns).to_pylist():
+            table = pq.read_table(folder / shard)
+            columns = [
+                name for name in StoredResponse.__annotations__ if name in table.schema.names
+            ]
+            for row in table.select(columns).to_pylist():
                 adapt_threads()
                 found = values_of(row, branches_of(row, max_tokens))
                 check_numbers(lm.name, *found)
@@ -200,11 +203,16 @@ def _ground_truth(pair: Pair, warp: Warp) -> _Values:
 
     def of_row(row: StoredResponse, branches: Branches) -> list[Tensor]:
         draft_prob = torch.tensor(row["law_prob"])
-        count = len(draft_prob) - int(branches.lengths.sum())  # of the response's own nodes
-        of_response, of_branches = target_probs(
-            reader, warp, row["prompt_ids"], row["response_ids"], branches, draft_prob[count:]
-        )
-        probs = torch.cat([of_response[:count], of_branches])
+        of_response = response_probs(reader, warp, row["prompt_ids"], row["response_ids"])
+        if pair.draft_lm.reads_layers:
+            places = row["branch_start"], row["branch_accepted"]
+            start, num_accepted = (torch.tensor(each, dtype=torch.long) for each in places)
+            probs = chain_probs(
+                reader, warp, branches, start, num_accepted, of_response, draft_prob
+            )
+        else:
+            of_branches = branch_probs(reader, warp, branches, draft_prob[len(of_response) :])
+            probs = torch.cat([of_response, of_branches.to(of_response)])
         return [accept_prob(probs, draft_prob.to(probs))]
 
     return of_row

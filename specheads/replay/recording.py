@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import NamedTuple, TypedDict
+from typing import NamedTuple, NotRequired, TypedDict
 
 import numpy as np
 import pyarrow as pa
@@ -423,6 +423,7 @@ class StoredResponse(TypedDict):
     max_prob: list[float]
     entropy: list[float]
     law_prob: list[float]
+    branch_accepted: NotRequired[list[int]]  # where branches are whole drafts
 
 
 def branches_of(row: StoredResponse, max_tokens: int) -> Branches:

@@ -116,7 +116,8 @@ def record_responses(
     branch_values = first_values.new_zeros((*first_values.shape, width))
     branch_values[:, :, 0] = first_values
 
-    def draw(rows: Tensor, depth: int, hidden: Tensor, logits: Tensor) -> Tensor:
+    def draw(rows: Tensor, depth: int, hidden: Tensor) -> Tensor:
+        logits = pair.draft_lm.logits(hidden)
         probs = warp(logits)
         check_finite(pair.draft_id, probs)
         tokens = warp.draw(probs, uniform[rows, depth])
@@ -299,40 +300,39 @@ def node_states(
 
 
 @torch.no_grad()
-def target_probs(
+def response_probs(
+    reader: TextReader, warp: Warp, prompt: Sequence[int], response: Sequence[int]
+) -> Tensor:
+    """Return the target's probabilities (N,) of a response's tokens; `reader` reads the target."""
+    states = reader.read([*prompt, *response][:-1])[len(prompt) - 1 :]
+    return _probs_of(reader, warp, states, torch.tensor(list(response), device=states.device))
+
+
+@torch.no_grad()
+def branch_probs(
     reader: TextReader,
     warp: Warp,
-    prompt: Sequence[int],
-    response: Sequence[int],
     branches: Branches,
     draft_prob: Tensor,
-) -> tuple[Tensor, Tensor]:
-    """Return the target's probabilities of a response's tokens (N,), and of its branches' (n,).
+    survival: Tensor | None = None,
+) -> Tensor:
+    """Return the target's probabilities (n,) of the tokens of branches of the text that was read.
 
     These are zero from where on the tokens before them survive with less than LEAST_SURVIVAL, by
-    the draft's `draft_prob` (n,) and the target's. `reader` reads the target.
+    the draft's `draft_prob` (n,) and the target's; `survival` (B,), default 1, is that of what is
+    before the branches.
     """
-    lm = reader.lm
     device = reader.lm.device
-
-    def probs_of(states: Tensor, tokens: Tensor) -> Tensor:
-        parts = list[Tensor]()
-        for piece in slices(len(tokens), lm.vocab_size, SLICE_ELEMENTS):
-            parts.append(warp(lm.logits(states[piece])))
-        return _of(torch.cat(parts), tokens)
-
-    states = reader.read([*prompt, *response][:-1])[len(prompt) - 1 :]
-    ids = torch.tensor(list(response), device=device)
-    of_response = probs_of(states, ids)
     branches = branches.to(device)
     longest = branches.tokens.shape[1]
     depths = [0, *(depth for depth in DEPTHS if depth < longest), longest]
-    of_draft, of_target = of_response.new_zeros((2, *branches.tokens.shape))
-    of_draft[branches.used] = draft_prob.to(of_draft)
+    of_draft, of_target = draft_prob.new_zeros((2, *branches.tokens.shape), device=device)
+    of_draft[branches.used] = draft_prob.to(device)
+    before = of_draft.new_ones(len(of_draft)) if survival is None else survival
     alive = torch.arange(len(branches.lengths), device=device)
     for rows in alive.split(MOST_NODES // longest) if len(alive) else ():
         reader.forget_branches()
-        survival = of_draft.new_ones(len(rows))
+        survival = before[rows]
         for first, end in pairwise(depths):
             goes_on = (survival >= LEAST_SURVIVAL) & (branches.lengths[rows] > first)
             rows = rows[goes_on]
@@ -340,9 +340,17 @@ def target_probs(
             number, depth = branches.used[rows, first:end].nonzero(as_tuple=True)
             row = rows[number]
             depth = depth + first
-            of_target[row, depth] = probs_of(
-                reader.states(branches, row, depth), branches.tokens[row, depth]
-            )
+            states = reader.states(branches, row, depth)
+            found = _probs_of(reader, warp, states, branches.tokens[row, depth])
+            of_target[row, depth] = found.to(of_target)
             accepted = accept_prob(of_target[rows, first:end], of_draft[rows, first:end])
             survival = survival * accepted.where(branches.used[rows, first:end], 1.0).prod(dim=1)
-    return of_response, of_target[branches.used]
+    return of_target[branches.used]
+
+
+def _probs_of(reader: TextReader, warp: Warp, states: Tensor, tokens: Tensor) -> Tensor:
+    """Return the probabilities (n,) of `tokens` (n,) by the states (n, H) that predict them."""
+    parts = list[Tensor]()
+    for piece in slices(len(tokens), reader.lm.vocab_size, SLICE_ELEMENTS):
+        parts.append(_of(warp(reader.lm.logits(states[piece])), tokens[piece]))
+    return torch.cat(parts)

@@ -16,9 +16,10 @@ from specheads.replay.response_tree import (
     LEAST_SURVIVAL,
     RecordSettings,
     ResponseToRecord,
+    branch_probs,
     node_states,
     record_responses,
-    target_probs,
+    response_probs,
 )
 
 PROMPT = [2, 0, 1]
@@ -132,7 +133,8 @@ def test_the_target_reads_branches_as_far_as_their_tokens_may_survive(warp):
     branches = Branches(start * 0, len(prompt) + start, tokens, lengths)
     draft_prob = torch.from_numpy(row["law_prob"])[len(response) :]
     reader = TextReader(pair.target_lm)
-    found = torch.cat(target_probs(reader, warp, prompt, response, branches, draft_prob))
+    of_response = response_probs(reader, warp, prompt, response)
+    found = torch.cat([of_response, branch_probs(reader, warp, branches, draft_prob)])
     texts = [(prompt + response[:i], token, 1.0) for i, token in enumerate(response)]
     num_read = 0
     for node, (text, token, _) in enumerate(texts):

@@ -393,9 +393,13 @@ class WholeTexts:
         return WholeTexts(self.lm, tokens[:, : int(lengths.max()) + spare_capacity]), tokens[:, :0]
 
     @torch.no_grad()
-    def forward(self, tokens: Tensor, positions: Tensor, attention_mask: Tensor) -> ForwardOutput:
-        """Write `tokens` (B, 1) at `positions` (B, 1) and read them after those before them."""
+    def forward(
+        self, tokens: Tensor, positions: Tensor, attention_mask: Tensor, num_logits: int = 0
+    ) -> ForwardOutput:
+        """Write `tokens` (B, 1) at `positions` (B, 1) and read them after those before them, for
+        states alone.
+        """
         self._tokens.scatter_(1, positions, tokens)
         states = whole_states(self.lm, self._tokens[:, : int(positions.max()) + 1])
         hidden = states[torch.arange(len(states), device=states.device), positions[:, 0]][:, None]
-        return ForwardOutput(tokens, hidden, self.lm.logits(hidden))
+        return ForwardOutput(tokens, hidden, hidden[:, :0])
