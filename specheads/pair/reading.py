@@ -136,15 +136,19 @@ def whole_states(lm: LanguageModel, tokens: Tensor, max_tokens: int = BATCH_TOKE
 def read_steps(pair: Pair, texts: GivenTexts) -> tuple[Tensor, Iterator[Tensor]]:
     """Return the target's states (N, H_target), and those (N, H) of a draft that reads it, after
     one step, two and so on. All texts are read at once.
+
+    States of rounds that begin before the first position are 0: no steps are made in prompts.
     """
     draft: FeatureDraft = pair.draft
     hidden, features = read_features(pair.target_lm, texts.tokens, draft.config.target_layers)
     drafted = texts.tokens if texts.drafted is None else texts.drafted
+    begins = texts.position if texts.depth is None else texts.position - texts.depth
     steps = unrolled(
         draft,
         texts.tokens.to(draft.device),
         features.to(draft.device),
         drafted.to(draft.device),
+        begin=min(begins.tolist(), default=0),
     )
     return texts.at(hidden), map(texts.at, steps)
 

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.attention.bias import causal_lower_right
 from torch.nn.functional import pad, scaled_dot_product_attention
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb, repeat_kv
 
@@ -34,38 +35,42 @@ class _Entries(NamedTuple):
 
 
 def unrolled(
-    draft: FeatureDraft, tokens: Tensor, features: Tensor, drafted: Tensor
+    draft: FeatureDraft, tokens: Tensor, features: Tensor, drafted: Tensor, begin: int = 0
 ) -> Iterator[Tensor]:
     """Yield for each step, without end, the hidden states (B, T, H) that predict the token after
     each of `tokens` (B, T) of right-padded texts.
 
     The first step reads the texts and the target's `features` (B, T, L H_target), all others
     `drafted` (B, T) in place of the texts. After j own steps the state at position t is made of the
-    features up to t - 1 - j; where there are none, it is 0.
+    features up to t - 1 - j; where there are none, or t - j is before `begin`, a position, it is 0.
     """
     layer = draft.layers[0]
     num_pairs = tokens.shape[1] - 1
+    skipped = max(0, begin - 1)  # pairs that own steps leave out
     embeddings = draft.embed_tokens(tokens[:, 1:])
     of_drafted = draft.embed_tokens(drafted[:, 1:])
     states = draft.first_states(features[:, :-1].to(draft.fc.weight.dtype))
     places = torch.arange(num_pairs, device=tokens.device)[None]
     cos, sin = draft.rotary_emb(states, position_ids=places)
     entries = list[_Entries]()
-    for step in range(num_pairs):
-        count = num_pairs - step
-        earlier = [each.first(count) for each in entries]
+    counts = filter(None, (num_pairs, *range(num_pairs - skipped - 1, 0, -1)))
+    for step, count in enumerate(counts):
+        earlier = [each.first(skipped + count) for each in entries[:1]]
+        earlier += [each.first(count) for each in entries[1:]]
         states, entry = layer(
             embeddings[:, step:],
             states[:, :count],
             partial(_attend, layer.self_attn, earlier),
             position_embeddings=(cos[:, step:], sin[:, step:]),
         )
-        embeddings = of_drafted
         entries.append(entry)
         hidden = draft.norm(states)
         if draft.config.norm_output:
             states = hidden
-        yield pad(hidden, (0, 0, step + 1, 0))
+        if step == 0:
+            states, cos, sin = (each[:, skipped:] for each in (states, cos, sin))
+            embeddings = of_drafted[:, skipped:]
+        yield pad(hidden, (0, 0, tokens.shape[1] - hidden.shape[1], 0))
     yield from repeat(states.new_zeros(*tokens.shape, states.shape[-1]))
 
 
@@ -76,7 +81,8 @@ def _attend(
     position_embeddings: tuple[Tensor, Tensor],
 ) -> tuple[Tensor, _Entries]:
     """Return the output (B, n, H) of a layer's attention for its input `both` (B, n, 2 H), and this
-    step's entries; `earlier` are those of the steps before, of the same n pairs.
+    step's entries; `earlier` are those of the steps before, of the same n pairs, and of the first
+    step those before them, too.
     """
     shape = (*both.shape[:-1], -1, attention.head_dim)
     queries = attention.q_proj(both).view(shape)
@@ -103,7 +109,7 @@ def _attended(queries: Tensor, seen: Sequence[_Entries], scaling: float) -> Tens
 
     Own steps have one key for a query each. Their weights need not be in the attention over the
     first step, of which they are one key more: its score is the logarithm of their sum, and its
-    share says how much they weigh. So no mask (n, n) is made, and a step costs what the first does.
+    share says how much they weigh. So a step costs what the first does.
     """
     first, *own = seen
     if not own:
@@ -118,13 +124,14 @@ def _attended(queries: Tensor, seen: Sequence[_Entries], scaling: float) -> Tens
     key[size : size + 2] = 1
     value = queries.new_zeros(size + _MORE)
     value[size] = 1
+    keys = _with_first(key, first.keys)
     found = scaled_dot_product_attention(
-        pad(scored, (0, _MORE - 2, 1, 0)),  # a query that sees that key alone, which comes first
-        _with_first(key, first.keys),
+        pad(scored, (0, _MORE - 2)),
+        keys,
         _with_first(value, first.values),
-        is_causal=True,
+        attn_mask=causal_lower_right(queries.shape[2], keys.shape[2]),
         scale=scaling,
-    )[:, :, 1:]
+    )
     shares = scores.softmax(dim=-1).to(found.dtype) * found[..., size : size + 1]
     attended = found[..., :size]
     for place, each in enumerate(own):

@@ -38,9 +38,9 @@ def texts_of(draft):
     return tokens, random_tensor(*tokens.shape, draft.fc.in_features), drafted
 
 
-def steps_of(*given):
+def steps_of(*given, begin=0):
     """Return the states (STEPS, B, T, H) after each step."""
-    return torch.stack(list(islice(unrolled(*given), STEPS)))
+    return torch.stack(list(islice(unrolled(*given, begin), STEPS)))
 
 
 @pytest.mark.parametrize(
@@ -99,6 +99,22 @@ def test_gradients_equal_those_of_the_loop(name, saves_memory):
     assert found.keys() == expected.keys() and len(found) > 10
     for part, gradient in expected.items():  # norms compute in float32
         torch.testing.assert_close(found[part], gradient, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("begin", [1, 2, 5, 8])
+@pytest.mark.parametrize("name", ["llama_3_1", "qwen3_fc_norm"])
+def test_no_steps_are_made_of_rounds_that_begin_too_early(name, begin):
+    draft = draft_of(name).requires_grad_(True).train()
+    given = texts_of(draft)
+    begins = torch.arange(max(LENGTHS)) - torch.arange(STEPS)[:, None]
+    is_made = begins >= begin
+    is_made[0] = True  # the first step reads the whole text
+    expected = steps_of(draft, *given) * is_made[:, None, :, None]
+    found = steps_of(draft, *given, begin=begin)
+    torch.testing.assert_close(found, expected, atol=1e-12, rtol=0)
+    gradient = gradients(draft, expected)
+    for part, same in gradients(draft, found).items():
+        torch.testing.assert_close(same, gradient[part], atol=1e-8, rtol=1e-8)
 
 
 def test_half_precision_stays_near():
