@@ -24,10 +24,10 @@ COMMAND = (
 )
 NOTE = (
     "Heads are of `specheads train heads=lookahead warp.temperature=T seed=S`, and the part P is"
-    " 9 - S. AVX2: `ATEN_CPU_CAPABILITY=avx2 DNNL_MAX_CPU_ISA=AVX2`. Settings are chosen on dev"
-    " prompts. A gain is the geometric mean of the seeds', and its interval follows from theirs,"
-    " which are independent; settings are those of most seeds. `python -m benchmarks.live` made the"
-    " table of the reports."
+    " 9 - S, or 6 for several drafts. AVX2: `ATEN_CPU_CAPABILITY=avx2 DNNL_MAX_CPU_ISA=AVX2`."
+    " Settings are chosen on dev prompts. A gain is the geometric mean of the seeds', and its"
+    " interval follows from theirs, which are independent; settings are those of most seeds."
+    " `python -m benchmarks.live` made the table of the reports."
 )
 DECODED = ", decoded"  # ends the name of the prompts that a report decoded
 FIXED = "fixed_length"

@@ -14,7 +14,12 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
-DOCUMENTS = ("CONTRIBUTING.md", "docs/compatibility.md", "docs/measurements/index.md")
+DOCUMENTS = (
+    "CONTRIBUTING.md",
+    "docs/compatibility.md",
+    "docs/drafts.md",
+    "docs/measurements/index.md",
+)
 Value = float | int | str | None | Mapping[str, float]
 BLOCK = re.compile(r"(<!-- table: ([\w-]+)/([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 # By name: (factor of the number, format of its sign, unit after it, default number of digits);
