@@ -8,6 +8,7 @@ many as are accepted, are those of the response.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -183,22 +184,17 @@ def chain_states(
         some = chains.rows(slice(first, first + MOST_NODES // width))
         states = read.hidden.new_zeros((*some.tokens.shape, lm.hidden_size))
         states[:, 0] = read.hidden[0, some.prefix - 1]
-        tokens = some.tokens
-
-        def draw(
-            rows: Tensor,
-            depth: int,
-            hidden: Tensor,
-            tokens: Tensor = tokens,
-            states: Tensor = states,
-        ) -> Tensor:
-            states[rows, depth] = hidden
-            return tokens[rows, depth]
-
-        begun = replace(some, tokens=tokens[:, :1])
+        draw = partial(_given, some.tokens, states)
+        begun = replace(some, tokens=some.tokens[:, :1])
         read.grow(begun, width, draw, stops=(), num_positions=MOST_NODES)
         _, depth = some.used.nonzero(as_tuple=True)
-        yield NodeStates(tokens[some.used], states[some.used], depth)
+        yield NodeStates(some.tokens[some.used], states[some.used], depth)
+
+
+def _given(tokens: Tensor, noted: Tensor, rows: Tensor, depth: int, hidden: Tensor) -> Tensor:
+    """Return the next ones of `tokens` (B, K), and note the states (b, H) that predict them."""
+    noted[rows, depth] = hidden
+    return tokens[rows, depth]
 
 
 @torch.no_grad()

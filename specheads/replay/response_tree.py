@@ -328,7 +328,7 @@ def branch_probs(
     depths = [0, *(depth for depth in DEPTHS if depth < longest), longest]
     of_draft, of_target = draft_prob.new_zeros((2, *branches.tokens.shape), device=device)
     of_draft[branches.used] = draft_prob.to(device)
-    before = of_draft.new_ones(len(of_draft)) if survival is None else survival
+    before = of_draft.new_ones(len(of_draft)) if survival is None else survival.to(device)
     alive = torch.arange(len(branches.lengths), device=device)
     for rows in alive.split(MOST_NODES // longest) if len(alive) else ():
         reader.forget_branches()
