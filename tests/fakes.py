@@ -57,14 +57,19 @@ class CountingTokenizer:
 
 
 def tiny_llama(
-    vocab_size: int, seed: int, scale: float = 1.0, layers: int = 1, window: int = 64
+    vocab_size: int,
+    seed: int,
+    scale: float = 1.0,
+    layers: int = 1,
+    window: int = 64,
+    width: int = 16,
 ) -> LlamaForCausalLM:
     """Return a random Llama in float64 whose logits have a spread of about `scale`."""
     torch.manual_seed(seed)
     config = LlamaConfig(
         vocab_size=vocab_size,
-        hidden_size=16,
-        intermediate_size=32,
+        hidden_size=width,
+        intermediate_size=2 * width,
         num_hidden_layers=layers,
         num_attention_heads=2,
         max_position_embeddings=window,

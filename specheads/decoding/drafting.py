@@ -139,8 +139,11 @@ class ChainStep:
         these are, `uniform` (B,) in [0, 1) samples, and tokens of `end_tokens` (V,) bool end
         drafts.
         """
-        probs = self.warp(logits)
+        # Of the tokens that its output has: often a small part of the vocabulary
+        kept = self.lm.kept_tokens
+        probs = self.warp(logits if kept is None else logits.index_select(-1, kept))
         token = self.warp.draw(probs, uniform)
+        token = token if kept is None else kept[token]
         features = drafting_features(
             self.rule.needs,
             logits,
@@ -152,8 +155,9 @@ class ChainStep:
             index,
         )
         new, stop = self.rule.step(state.rule, features)
-        kept = unless(state.stopped, state.rule, new)
-        return token, probs, ChainState(state.stopped | stop | end_tokens[token], kept)
+        rule_state = unless(state.stopped, state.rule, new)
+        ended = ChainState(state.stopped | stop | end_tokens[token], rule_state)
+        return token, self.lm.spread_probs(probs), ended
 
 
 class JoinedChainStep(ChainStep):

@@ -90,6 +90,11 @@ class PairConfig(Settings):
     draft_quantization: Quantization = setting(
         None, "the same for the draft; the output distribution stays the target's"
     )
+    draft_activations: Literal["int16", "float32"] = setting(
+        "int16",
+        "what a draft's prepacked weights of 8 and 5 bits are multiplied with on a CPU: activations"
+        " rounded to 16 bits in groups of 32, or in float32",
+    )
     device: Text | None = setting(
         None,
         "where the draft goes, and the target unless device_map spreads it; null: cuda if there"

@@ -57,6 +57,8 @@ class LanguageModel:
 
     # Whether forward passes must be given masks that say everything, padding and order included
     explicit_masks = False
+    # Of float32 activations, 32 or 16, in products with prepacked weights of 8 and 5 bits
+    input_bits = 32
     # Of the target, whose inputs (B, T, H) it reads as a draft; input i is what transformers calls
     # `hidden_states[i]`
     reads_layers: tuple[int, ...] = ()
@@ -245,6 +247,16 @@ class LanguageModel:
         return logits.new_full((*logits.shape[:-1], self.vocab_size), -torch.inf).index_copy(
             -1, kept, logits
         )
+
+    def spread_probs(self, probs: Tensor) -> Tensor:
+        """Return the probabilities (..., V) of all tokens from those of the kept ones; of a row of
+        NaN all are NaN.
+        """
+        kept = self.kept_tokens
+        if kept is None:
+            return probs
+        others = 0 * probs[..., :1]
+        return others.expand(*probs.shape[:-1], self.vocab_size).index_copy(-1, kept, probs)
 
     @property
     def lacking(self) -> Tensor | None:

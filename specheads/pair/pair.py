@@ -126,6 +126,8 @@ class Pair:
         None  # how instructions are wrapped instead, "[INST] {instruction} [/INST]"
     )
     known_to_draft: Tensor | None = None  # (V,) bool, the tokens that the draft knows; None: all
+    # What its draft's weights of 8 and 5 bits are multiplied with on a CPU, int16 or float32
+    draft_activations: str = "int16"
     # More arguments of the chat template
     chat_template_kwargs: Mapping[str, object] = field(default_factory=dict)
     # For templates that write today's date into prompts
@@ -155,7 +157,9 @@ class Pair:
     @cached_property
     def draft_lm(self) -> LanguageModel:
         """The draft in two steps, over the vocabulary of the tokenizer, at its own temperature."""
-        return _draft_lm(self.draft, self.vocab_size, self.known_to_draft)
+        lm = _draft_lm(self.draft, self.vocab_size, self.known_to_draft)
+        lm.input_bits = 16 if self.draft_activations == "int16" else 32
+        return lm
 
     @property
     def window(self) -> int:
@@ -462,6 +466,7 @@ def _load_pair(config: PairConfig, only_draft: bool, new_draft: NewDraft | None)
         chat=config.chat,
         instruction_format=config.instruction_format,
         known_to_draft=known,
+        draft_activations=config.draft_activations,
         chat_template_kwargs=config.chat_template_kwargs,
     )
     _check_vocabulary(pair)

@@ -3,11 +3,12 @@ from dataclasses import replace
 
 import pytest
 import torch
-from fakes import constant_head, tiny_llama, tiny_pair
+from fakes import constant_head, needs_compiler, tiny_llama, tiny_pair
 from statistics_helper import chi_square_p_value
 
 from specheads import SpeculativeDecoder, UserError, Warp, generate_baseline, stopping, verification
 from specheads.heads.batch import HeadBatch, head_features
+from specheads.pair.quantization import round_weights
 
 ALL_FEATURES = frozenset(
     {"hidden", "embedding", "draft_prob", "max_prob", "entropy", "second_prob"}
@@ -290,6 +291,30 @@ def test_blocks_follow_the_targets_distribution(rule, engine):
         counts[(out.tokens * torch.tensor([8, 4, 2, 1])).sum()] += 1
     # false alarm with probability 1e-6
     assert chi_square_p_value(counts, distribution) > 1e-6
+
+
+@needs_compiler
+def test_a_draft_in_8_bits_decodes_the_targets_distribution():
+    """Every response of three tokens over three letters, compiled; and greedy ones."""
+    pair = tiny_pair(scale=1.5)
+    draft = tiny_llama(3, seed=2, scale=1.5, width=32).float()
+    round_weights(draft, "Q8_0")
+    pair = replace(pair, target=pair.target.float(), draft=draft)
+    assert pair.draft_lm.input_bits == 16 and pair.target_lm.input_bits == 32
+    assert replace(pair, draft_activations="float32").draft_lm.input_bits == 32
+    distribution = exact_distribution(pair, [0, 1], 3, Warp())
+    rule = stopping.FixedLength(2)
+    decoder = SpeculativeDecoder(pair, stopping=rule, warp=Warp(), engine="compiled")
+    counts = torch.zeros(27)
+    for out in decoder.generate_batch(
+        [[0, 1]] * NUM_SAMPLES, max_batch=100, max_new_tokens=3, seeds=range(NUM_SAMPLES)
+    ):
+        counts[(out.tokens * torch.tensor([9, 3, 1])).sum()] += 1
+    # false alarm with probability 1e-6
+    assert chi_square_p_value(counts, distribution) > 1e-6
+    greedy = SpeculativeDecoder(pair, stopping=rule, warp=GREEDY, engine="compiled")
+    alone = generate_baseline(pair, [0, 1], 24, warp=GREEDY, engine="eager")
+    assert greedy.generate([0, 1], 24).tokens.tolist() == alone.tokens.tolist()
 
 
 def test_a_wrong_distribution_would_be_noticed():

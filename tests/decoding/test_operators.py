@@ -31,8 +31,9 @@ COUNTS = [1, 2, 5, 6, 7, 12, 13, 25, 40]  # tokens; at most 12 are computed at a
 operators = torch.ops.specheads
 
 
-def linear(x, weight, bias=None, storage=None):
-    return operators.packed_linear(x, _pack(weight, storage), bias, len(weight))
+def linear(x, weight, bias=None, storage=None, input_bits=32):
+    panels = _pack(weight, storage)
+    return operators.packed_linear(x, panels, bias, len(weight), input_bits)
 
 
 def attention(query, key, value, mask, scale=0.3):
@@ -98,6 +99,52 @@ def test_a_linear_map_whose_weights_are_packed_in_groups_rounds_as_sums_in_float
     assert ((alone - expected_linear(x, weight)).abs() <= bound).all()
     for count in COUNTS:
         assert torch.equal(linear(x[:count], weight, storage=storage), alone[:count])
+
+
+def product_of_16_bits(x, lattice):
+    """Return the product (N, O) of `x` (N, I), rounded to 16 bits in groups of 32, and a lattice's
+    weights: sums of integers, times float64 numbers.
+    """
+    groups = x.unflatten(-1, (-1, 32))
+    scale = groups.abs().amax(dim=-1, keepdim=True) / 32767
+    rounded = (groups * (1 / scale)).round().long()
+    assert rounded.abs().amax(dim=-1).eq(32767).all()
+    sums = torch.einsum("ngi,ogi->nog", rounded, lattice.q.long())
+    d = lattice.d.double().squeeze(-1)
+    m = lattice.m.double().squeeze(-1)
+    of_groups = d * sums.double() + m * rounded.sum(dim=-1)[:, None].double()
+    return (of_groups * scale.double().mT).sum(dim=-1)
+
+
+@pytest.mark.parametrize("form", ["Q4_1", "Q4_0", "Q8_0"])
+@pytest.mark.parametrize("shape", [(1, 32), (33, 64), (300, 320)], ids=str)
+def test_a_linear_map_in_groups_of_activations_in_16_bits_sums_integers(form, shape, threads):
+    lattice = lattice_of(random_tensor(*shape, dtype=torch.float32), form)
+    weight = lattice.weight()
+    storage = _storage(weight)
+    x = random_tensor(40, shape[1], dtype=torch.float32)
+    alone = torch.cat([linear(row[None], weight, None, storage, 16) for row in x])
+    # What remains are sums over groups in float32, of as many terms as q and m have.
+    largest = (lattice.q.float() * lattice.d.float()).abs().amax() + lattice.m.abs().amax()
+    bound = 2**-23 * shape[1] / 32 * x.abs().sum(dim=1, keepdim=True) * largest
+    assert ((alone - product_of_16_bits(x, lattice)).abs() <= bound).all()
+    # A rounded activation is wrong by half a step of its group at most.
+    step = x.unflatten(-1, (-1, 32)).abs().amax(dim=-1).repeat_interleave(32, dim=-1) / 32767
+    assert ((alone - expected_linear(x, weight)).abs() <= step @ weight.abs().mT / 2 + bound).all()
+    for count in COUNTS:
+        assert torch.equal(linear(x[:count], weight, None, storage, 16), alone[:count])
+
+
+def test_groups_of_activations_without_a_largest_one():
+    weight = lattice_of(random_tensor(40, 64, dtype=torch.float32), "Q8_0").weight()
+    x = torch.zeros(4, 64)
+    x[1] = 1e-38
+    x[2, 5] = torch.nan
+    x[3, 5] = torch.inf
+    y = linear(x, weight, None, torch.int8, 16)
+    assert torch.equal(y[0], torch.zeros(40))
+    assert y[1].abs().max() < 1e-27
+    assert y[2].isnan().all() and not y[3].isfinite().any()
 
 
 def test_weights_are_packed_in_the_fewest_bits_that_hold_them():
@@ -288,7 +335,7 @@ def test_operators_are_traced_with_open_sizes():
             self.register_buffer("panels", _pack(numbers(24, 24)))
 
         def forward(self, x, key):
-            y = operators.packed_linear(x, self.panels, None, 24)[:, None]
+            y = operators.packed_linear(x, self.panels, None, 24, 32)[:, None]
             mask = torch.ones(1, 1, y.shape[2], key.shape[2], dtype=torch.bool)
             return operators.masked_attention(y, key, key, mask, None, None, 0.5)
 

@@ -95,6 +95,12 @@ def test_models_of_other_types_are_run_by_torch(dtype):
     assert not CpuStep(lm, [], few=True, rows=True).has_operators
 
 
+def test_compiled_steps_are_those_of_a_number_of_bits_of_activations(lm):
+    wide = CpuStep(lm, [], few=True, rows=True).name
+    lm.input_bits = 16
+    assert CpuStep(lm, [], few=True, rows=True).name != wide
+
+
 def test_maps_with_and_without_bias_are_separate(lm):
     attention = lm.model.model.layers[0].self_attn
     attention.k_proj.bias = nn.Parameter(torch.randn(16), requires_grad=False)

@@ -47,7 +47,7 @@ _C_TYPES = {
 
 # The shapes of results, by operator.
 _RESULTS: dict[str, Callable[..., Tensor]] = {
-    "packed_linear": lambda x, panels, bias, num_rows: x.new_empty(*x.shape[:-1], num_rows),
+    "packed_linear": lambda x, panels, bias, num_rows, bits: x.new_empty(*x.shape[:-1], num_rows),
     "masked_attention": lambda query, key, value, *others: query.new_empty(
         *query.transpose(1, 2).shape[:3], value.shape[-1]
     ),
@@ -89,7 +89,8 @@ class CpuStep(StepOperations):
         self.reads_all_rows = rows and lm.config._attn_implementation == "sdpa"
         self.compiler_options = {"aot_inductor.custom_ops_to_c_shims": declarations()}
         panels = () if self.packed is None else self.packed.copies.buffers()
-        self.name = ("cpu", self.packed is not None, *sorted({str(each.dtype) for each in panels}))
+        types = sorted({str(each.dtype) for each in panels})
+        self.name = ("cpu", self.packed is not None, lm.input_bits, *types)
 
     @classmethod
     def reader(cls, lm: LanguageModel) -> LanguageModel:

@@ -65,8 +65,8 @@ struct Narrow {
 
 // A byte of weights whose groups of kGroup inputs lie on a lattice, w = d q + m rounded to
 // float32, with d and m in float16 and q of few bits, as files of quantized models have them. See
-// `_pack` in packed.py.
-template <int bits>
+// `_pack` in packed.py. Products are of inputs in float32, or rounded to 16 bits.
+template <int bits, bool rounds_inputs = false>
 struct Lattice {
   uint8_t byte;
 };
@@ -81,16 +81,20 @@ using BFloat16Panels = Narrow;
 #endif
 
 // Call `function(value, weight)` with the types of inputs and of panels: inputs in float32 have
-// panels of fewer bits, too.
+// panels of fewer bits, too. With input_bits = 16 those of lattices round them.
 template <typename Function>
-void with_types(at::ScalarType type, at::ScalarType panels, Function function) {
+void with_types(at::ScalarType type, at::ScalarType panels, int64_t input_bits, Function function) {
   if (type == at::kBFloat16 && panels == type) return function(at::BFloat16(), BFloat16Panels());
   switch (type == at::kFloat ? panels : at::kDouble) {
     case at::kFloat: return function(float(), float());
     case at::kHalf: return function(float(), at::Half());
     case at::kBFloat16: return function(float(), Narrow());
-    case at::kChar: return function(float(), Lattice<8>());
-    case at::kByte: return function(float(), Lattice<4>());
+    case at::kChar:
+      return input_bits == 16 ? function(float(), Lattice<8, true>())
+                              : function(float(), Lattice<8>());
+    case at::kByte:
+      return input_bits == 16 ? function(float(), Lattice<4, true>())
+                              : function(float(), Lattice<4>());
     default: TORCH_CHECK(false, "inputs are ", type, ", panels are ", panels);
   }
 }
@@ -171,12 +175,16 @@ constexpr int kPair = 2 * kLanes;  // numbers in the two vectors that are in wor
 constexpr int kGroup = 32;
 template <typename Value>
 constexpr int kColumn = kPair;  // numbers of a panel in memory for each of its columns
+// d and m of a row and a group in memory: of 8 bits m is always -128 d.
 template <int bits>
-constexpr int kColumn<Lattice<bits>> = kPair * bits / 8 + kPair * 2 * sizeof(at::Half) / kGroup;
+constexpr int kScales = bits == 8 ? 1 : 2;
+template <int bits, bool rounds_inputs>
+constexpr int kColumn<Lattice<bits, rounds_inputs>> =
+    kPair * bits / 8 + kPair * kScales<bits> * sizeof(at::Half) / kGroup;
 template <typename Value>
 constexpr bool kIsLattice = false;
-template <int bits>
-constexpr bool kIsLattice<Lattice<bits>> = true;
+template <int bits, bool rounds_inputs>
+constexpr bool kIsLattice<Lattice<bits, rounds_inputs>> = true;
 
 // What products with panels of a type read.
 template <typename Weight>
@@ -227,22 +235,54 @@ struct Ahead {
   }
 };
 
+// A word of 32 bits has two numbers of 16 bits where words are multiplied.
+using Words = Vectorized<int32_t>;
+
+// x y + sums
+inline Vector add_products(const Vector& x, const Vector& y, const Vector& sums) {
+  return at::vec::fmadd(x, y, sums);
+}
+inline Words add_products(const Words& x, const Words& y, const Words& sums) {
+#if defined(CPU_CAPABILITY_AVX512) && defined(__AVX512VNNI__)
+  return _mm512_dpwssd_epi32(sums, x, y);
+#elif defined(CPU_CAPABILITY_AVX512)
+  return _mm512_add_epi32(sums, _mm512_madd_epi16(x, y));
+#elif defined(CPU_CAPABILITY_AVX2)
+  return _mm256_add_epi32(sums, _mm256_madd_epi16(x, y));
+#else
+  const Words half(16);
+  return sums + ((x << half) >> half) * ((y << half) >> half) + (x >> half) * (y >> half);
+#endif
+}
+
+inline Vector as_floats(const Vector& x) {
+  return x;
+}
+inline Vector as_floats(const Words& x) {
+  return at::vec::convert_to_fp_of_same_size<float>(x);
+}
+
+// Of a group of inputs: what its sums are multiplied with, and the sum of all its numbers.
+struct GroupFactors {
+  float scale, sum;
+};
+
 // Sums of `count` rows of pairs. A chain in place of an array, which compilers keep in memory
 // instead of registers.
-template <int count>
+template <int count, typename Numbers = Vector>
 struct Sums {
-  Vector first{0.0f};
-  Vector second{0.0f};
-  Sums<count - 1> others;
+  Numbers first{0};
+  Numbers second{0};
+  Sums<count - 1, Numbers> others;
 
   // sums[r] += factors[r * stride] * (left, right)
-  C10_ALWAYS_INLINE void add(const Vector& left,
-                             const Vector& right,
-                             const float* factors,
+  C10_ALWAYS_INLINE void add(const Numbers& left,
+                             const Numbers& right,
+                             const typename Numbers::value_type* factors,
                              int64_t stride) {
-    const Vector factor(*factors);
-    first = at::vec::fmadd(left, factor, first);
-    second = at::vec::fmadd(right, factor, second);
+    const Numbers factor(*factors);
+    first = add_products(left, factor, first);
+    second = add_products(right, factor, second);
     if constexpr (count > 1) others.add(left, right, factors + stride, stride);
   }
 
@@ -281,21 +321,23 @@ struct Sums {
     if constexpr (count > 1) others.store(to + stride, stride);
   }
 
-  // to[r] += sums[r] * d + factors[r * stride] * m, d and m being pairs
+  // to[r] += sums[r] * scale * d + sum * m, d and m being pairs, with the factors[r * stride]
   C10_ALWAYS_INLINE void add_to(float* to,
                                 const Vector (&d)[2],
                                 const Vector (&m)[2],
-                                const float* factors,
+                                const GroupFactors* factors,
                                 int64_t stride) const {
-    const Vector factor(*factors);
-    at::vec::fmadd(first, d[0], at::vec::fmadd(factor, m[0], Vector::loadu(to))).store(to);
-    at::vec::fmadd(second, d[1], at::vec::fmadd(factor, m[1], Vector::loadu(to + kLanes)))
-        .store(to + kLanes);
+    const Vector scale(factors->scale);
+    const Vector sum(factors->sum);
+    const Vector left = at::vec::fmadd(sum, m[0], Vector::loadu(to));
+    const Vector right = at::vec::fmadd(sum, m[1], Vector::loadu(to + kLanes));
+    at::vec::fmadd(as_floats(first), scale * d[0], left).store(to);
+    at::vec::fmadd(as_floats(second), scale * d[1], right).store(to + kLanes);
     if constexpr (count > 1) others.add_to(to + kPair, d, m, factors + stride, stride);
   }
 };
-template <>
-struct Sums<0> {};
+template <typename Numbers>
+struct Sums<0, Numbers> {};
 
 // Call compute(n) where n is `count`, from 1 to `most`, as a constant.
 template <int most, typename Compute>

@@ -255,7 +255,8 @@ void attend(Team& team,
   const int64_t rows = group * tokens;
   const int64_t value_width = (value_size + kPair - 1) / kPair * kPair;
   const int64_t items = mask.size(0) * shared;
-  const int64_t pieces = std::min<int64_t>(rows, (team.size() + items - 1) / items);
+  // Of each item as many as all threads share alike
+  const int64_t pieces = std::min<int64_t>(rows, items % team.size() ? team.size() : 1);
   const int64_t item_bytes = mask.size(3) * (size + value_width) * sizeof(float) *
                              ((rows + pieces - 1) / std::max<int64_t>(1, pieces));
   team.each(items * pieces, std::max<int64_t>(1, kGrainBytes / std::max<int64_t>(1, item_bytes)),
@@ -497,7 +498,8 @@ void decoder_layer_into(const at::TensorBase& hidden,
 // A decoder layer as Llama has it, of hidden (B, T, H) at positions `start`, () or (B), and
 // following, whose keys and values it writes to memory (R, shared, S', D), in rows (B) if there
 // are some. The mask (B, 1, T, S) or one that broadcasts to it tells what of the first S
-// positions is seen. cosine, sine: (1, T, D) or (B, T, D). Weights: see Layer.
+// positions is seen. cosine, sine: (1, T, D) or (B, T, D). Weights: see Layer;
+// input_bits: see packed_linear.
 AtenTensorHandle decoder_layer(const at::TensorBase& hidden,
                                const at::TensorBase& cosine,
                                const at::TensorBase& sine,
@@ -514,7 +516,8 @@ AtenTensorHandle decoder_layer(const at::TensorBase& hidden,
                                const at::TensorBase& gate_up,
                                const at::TensorBase& down,
                                double epsilon,
-                               double scale) {
+                               double scale,
+                               int64_t input_bits) {
   const at::TensorBase x = hidden.contiguous();
   const at::TensorBase cosines = cosine.contiguous();
   const at::TensorBase sines = sine.contiguous();
@@ -535,7 +538,7 @@ AtenTensorHandle decoder_layer(const at::TensorBase& hidden,
     TORCH_CHECK(each->scalar_type() == down.scalar_type(), "panels are ", each->scalar_type(),
                 " and ", down.scalar_type());
   }
-  with_types(x.scalar_type(), down.scalar_type(), [&](auto value, auto weight) {
+  with_types(x.scalar_type(), down.scalar_type(), input_bits, [&](auto value, auto weight) {
     decoder_layer_into<decltype(value), decltype(weight)>(x, cosines, sines, expanded, places, keys,
                                                           values, layer, result);
   });
@@ -552,4 +555,4 @@ SPECHEADS_OPERATOR(decoder_layer,
                    "rows, Tensor(a!) keys, Tensor(b!) values, "
                    "Tensor norm, Tensor queries_keys_values, Tensor? bias, Tensor output, Tensor "
                    "mlp_norm, Tensor gate_up, Tensor down, "
-                   "float epsilon, float scale) -> Tensor")
+                   "float epsilon, float scale, int input_bits) -> Tensor")

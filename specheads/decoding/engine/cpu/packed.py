@@ -36,7 +36,7 @@ _NUM_SAMPLED = 4096  # numbers of a weight that tell how it will be packed
 # By the type in which they are packed
 _LATTICES = {torch.uint8: ("Q4_1", "Q4_0"), torch.int8: ("Q8_0",)}
 # That one of its weights takes, with its part of d and m
-_BYTES = {torch.uint8: 0.625, torch.int8: 1.125}
+_BYTES = {torch.uint8: 0.625, torch.int8: 1.0625}
 _TYPES = {torch.float32, torch.bfloat16}  # of weights that are packed
 _SPARE_MEMORY = 0.8  # share of the available memory that copies may take
 
@@ -74,8 +74,8 @@ def _pack(weight: Tensor, storage: torch.dtype | None = None) -> Tensor:
     In bfloat16, where the processor multiplies pairs of numbers and inputs are bfloat16, too, two
     neighbouring columns are stored as pairs, and I is even; elsewhere rows of a panel's two halves
     alternate, because such pairs become float32 in two instructions. Bytes are (ceil(O / P), I,
-    bytes of a column): for each 32 columns d and m of the rows, then q, where a row's neighbouring
-    columns are words of 32 bits.
+    bytes of a column): for each 32 columns d of the rows, m if q has 4 bits (else it is -128 d),
+    then q, where a row's neighbouring columns are words of 32 bits.
     """
     rows = torch.ops.specheads.panel_rows()
     number = -(-weight.shape[0] // rows)
@@ -87,10 +87,9 @@ def _pack(weight: Tensor, storage: torch.dtype | None = None) -> Tensor:
         if storage == torch.uint8:
             q = q.view(torch.int16)
             q = (q | q >> 4).to(torch.uint8)
-        d = _in_panels(lattice.d, number * rows, rows)
-        m = _in_panels(lattice.m, number * rows, rows)
-        q = _in_panels(q.view(torch.int32), number * rows, rows)
-        return torch.cat([d, m, q], dim=-1).view(number, size, -1).view(storage)
+        scales = [lattice.d, lattice.m] if storage == torch.uint8 else [lattice.d]
+        parts = [_in_panels(part, number * rows, rows) for part in (*scales, q.view(torch.int32))]
+        return torch.cat(parts, dim=-1).view(number, size, -1).view(storage)
     in_pairs = weight.dtype == torch.bfloat16 and torch.ops.specheads.multiplies_pairs()
     weight = weight if storage is None else weight.to(storage)
     size += size % 2 if in_pairs else 0
@@ -144,10 +143,12 @@ class _PackedLinear(_Packed):
         self.sizes = [len(weight) for weight in weights]
         self._last: tuple[Tensor | None, Sequence[Tensor]] = (None, ())
 
-    def compute(self, number: int, linear: nn.Module, x: Tensor) -> Tensor:
+    def compute(self, number: int, input_bits: int, linear: nn.Module, x: Tensor) -> Tensor:
         """Return the output (..., O) of one of the maps for `x` (..., I)."""
         if self._last[0] is not x:
-            output = torch.ops.specheads.packed_linear(x, self.panels, self.bias, sum(self.sizes))
+            output = torch.ops.specheads.packed_linear(
+                x, self.panels, self.bias, sum(self.sizes), input_bits
+            )
             self._last = x, output.split(self.sizes, dim=-1) if len(self.sizes) > 1 else [output]
         of_member = self._last[1][number]
         if number == len(self.sizes) - 1:
@@ -204,6 +205,7 @@ class _PackedLayer(_Packed):
     def compute(
         self,
         number: int,
+        input_bits: int,
         layer: "LlamaDecoderLayer",
         hidden: Tensor,
         position_embeddings: tuple[Tensor, Tensor],
@@ -243,6 +245,7 @@ class _PackedLayer(_Packed):
             self.down,
             layer.input_layernorm.variance_epsilon,
             layer.self_attn.scaling,
+            input_bits,
         )
 
 
@@ -360,7 +363,7 @@ class PackedModel(nn.Module):
         packed = {}
         for group, copied in zip(groups, copies, strict=True):
             for i, member in enumerate(group):
-                packed[member] = (copied, i)
+                packed[member] = partial(copied.compute, i, lm.input_bits)
         self.lm = copy.copy(lm)
         self.lm.model = _sharing(lm.model, packed, {})
         self.lm.input_embedding = self.lm.model.get_input_embeddings()
@@ -369,7 +372,7 @@ class PackedModel(nn.Module):
 
 def _sharing(
     module: nn.Module,
-    packed: dict[nn.Module, tuple[Any, int]],
+    packed: dict[nn.Module, Callable[..., Tensor]],
     made: dict[nn.Module, nn.Module],
 ) -> nn.Module:
     """Return a tree of modules with the tensors of `module` in which those that are `packed`
@@ -382,8 +385,7 @@ def _sharing(
         for name, child in module._modules.items():
             new._modules[name] = None if child is None else _sharing(child, packed, made)
         if module in packed:
-            copied, number = packed[module]
-            vars(new)["forward"] = partial(copied.compute, number, new)
+            vars(new)["forward"] = partial(packed[module], new)
     return made[module]
 
 
@@ -421,6 +423,9 @@ def packed_model(lm: LanguageModel, others: Sequence[nn.Module]) -> PackedModel 
         return None
     if needed > 2**20:
         logger.info(
-            "packing the linear maps of %s: %.0f MiB", type(lm.model).__name__, needed / 2**20
+            "packing the linear maps of %s: %.0f MiB%s",
+            type(lm.model).__name__,
+            needed / 2**20,
+            ", activations in 16 bits next to weights of 8 and 5" if lm.input_bits == 16 else "",
         )
     return PackedModel(lm, groups, networks)

@@ -47,65 +47,122 @@ __attribute__((noinline)) void product_of(const Weight* panel,
 }
 
 // Rows of numbers as products with weights of few bits read them. Such a weight is d q + m, so
-// that a group of columns adds d sum_i x_i q_i + m sum_i x_i. The q of several columns stay where
-// they are in a word, times a power of two by which `x` is divided: shifts and conversions to
-// float32 are what takes time. These divisions are exact.
-template <int bits>
+// that a group of columns adds d sum_i x_i q_i + m sum_i x_i.
+template <int bits, bool rounds_inputs>
 struct LatticeInputs {
+  using Numbers = std::conditional_t<rounds_inputs, Words, Vector>;
+  using Number = typename Numbers::value_type;
   static constexpr int kColumns = 16 / bits;  // of half a word
-  int64_t size;
-  float *x, *sums;  // (tokens, size), and (tokens, groups)
+  static constexpr int kNumbers = rounds_inputs ? kGroup / 2 : kGroup;  // of a group
+  int64_t groups, size;  // of a row, and its numbers
+  Number* x;             // (tokens, size)
+  GroupFactors* factors;  // (tokens, groups)
 
-  LatticeInputs(const float* rows, int64_t tokens, int64_t size)
-      : size(size),
-        x(scratch<float, 17>(tokens * (size + size / kGroup))),
-        sums(x + tokens * size) {
-    for (int64_t begin = 0; begin < tokens * size; begin += kGroup) {
-      sums[begin / kGroup] = std::accumulate(rows + begin, rows + begin + kGroup, 0.0f);
-      for (int64_t i = begin; i < begin + kGroup; i++)
-        x[i] = rows[i] * (1.0f / (1 << (i % kColumns * bits)));
+  LatticeInputs(const float* rows, int64_t tokens, int64_t num_columns)
+      : groups(num_columns / kGroup),
+        size(groups * kNumbers),
+        x(scratch<Number, 17>(tokens * size)),
+        factors(scratch<GroupFactors, 17>(tokens * groups)) {
+    for (int64_t group = 0; group < tokens * groups; group++) {
+      const float* from = rows + group * kGroup;
+      Number* to = x + group * kNumbers;
+      if constexpr (rounds_inputs) {
+        factors[group] = round(from, to);
+      } else {
+        factors[group] = divide(from, to);
+      }
     }
+  }
+
+  // The q of several columns stay where they are in a word, times a power of two by which inputs
+  // are divided: shifts and conversions to float32 are what takes time. These divisions are exact.
+  static GroupFactors divide(const float* from, float* to) {
+    for (int64_t i = 0; i < kGroup; i++) to[i] = from[i] * (1.0f / (1 << (i % kColumns * bits)));
+    return {1.0f, std::accumulate(from, from + kGroup, 0.0f)};
+  }
+
+  // 16 bits of each number, as words of two: columns that lie in the same bits of both halves of a
+  // word of weights.
+  static GroupFactors round(const float* from, int32_t* to) {
+    constexpr float most = 32767;
+    constexpr float least = 1e-30f;  // of what is larger the inverse is finite
+    const auto larger = [](const Vector& x, const Vector& y) { return at::vec::maximum(x, y); };
+    Vector largest(least);
+    for (int64_t i = 0; i < kGroup; i += kLanes)
+      largest = larger(largest, Vector::loadu(from + i).abs());  // a NaN stays
+    const float scale = at::vec::vec_reduce_all<float>(larger, largest) / most;
+    const Vector inverse(1 / scale);
+    int32_t numbers[kGroup];
+    Words sums(0);
+    for (int64_t i = 0; i < kGroup; i += kLanes) {
+      const Words rounded =
+          at::vec::convert_to_int_of_same_size((Vector::loadu(from + i) * inverse).round());
+      sums = sums + rounded;
+      rounded.store(numbers + i);
+    }
+    for (const int32_t* x = numbers; x < numbers + kGroup; x += 2 * kColumns) {
+      for (int c = 0; c < kColumns; c++) *to++ = (x[c] & 0xffff) | x[c + kColumns] << 16;
+    }
+    return {scale, total_of(as_floats(sums)) * scale};
   }
 };
 
 // block[t][j] = sum_i x[first + t][i] panel[i][j] for `count` rows t. In memory a group of
-// columns is its rows' d, their m, and words of 32 bits, each with the q of a row and several
-// columns.
-template <int bits, int count>
-__attribute__((noinline)) void lattice_product(const Lattice<bits>* panel,
-                                               const LatticeInputs<bits>& inputs,
+// columns is its rows' d, their m unless it follows from d, and words of 32 bits, each with the q
+// of a row and several columns.
+template <int count, int bits, bool rounds_inputs>
+__attribute__((noinline)) void lattice_product(const Lattice<bits, rounds_inputs>* panel,
+                                               const LatticeInputs<bits, rounds_inputs>& inputs,
                                                int64_t first_row,
                                                float* block) {
-  using Words = Vectorized<int32_t>;
+  using Inputs = LatticeInputs<bits, rounds_inputs>;
+  constexpr int levels = (1 << bits) - 1;
   const int64_t size = inputs.size;
-  const int64_t groups = size / kGroup;
-  const float* x = inputs.x + first_row * size;
+  const auto* x = inputs.x + first_row * size;
+  const GroupFactors* factors = inputs.factors + first_row * inputs.groups;
   std::fill_n(block, count * kPair, 0.0f);
-  for (int64_t group = 0; group < groups; group++, panel += kGroup * kColumn<Lattice<bits>>) {
+  for (int64_t group = 0; group < inputs.groups; group++) {
     const auto* scales = reinterpret_cast<const at::Half*>(panel);
-    const auto* words = reinterpret_cast<const int32_t*>(scales + 2 * kPair);
-    Sums<count> sums;
-    for (int64_t i = 0; i < kGroup; words += kPair) {
+    const auto* words = reinterpret_cast<const int32_t*>(scales + kScales<bits> * kPair);
+    panel += kGroup * kColumn<Lattice<bits, rounds_inputs>>;
+    Sums<count, typename Inputs::Numbers> sums;
+#pragma GCC unroll 8
+    for (int i = 0; i < kGroup; i += 2 * Inputs::kColumns, words += kPair) {
       __builtin_prefetch(reinterpret_cast<const char*>(words) + kPrefetchBytes);
       if constexpr (kPair > 16)
         __builtin_prefetch(reinterpret_cast<const char*>(words) + kPrefetchBytes + 64);
       Words first = Words::loadu(words);
       Words second = Words::loadu(words + kLanes);
-#pragma GCC unroll 2
-      for (int part = 0; part < 2;
-           part++, first = first >> Words(16), second = second >> Words(16)) {
+      if constexpr (rounds_inputs) {
+        const Words mask(levels << 16 | levels);
 #pragma GCC unroll 4
-        for (int c = 0; c < LatticeInputs<bits>::kColumns; c++, i++, x++) {
-          const Words mask(((1 << bits) - 1) << c * bits);
-          const Vector left = at::vec::convert_to_fp_of_same_size<float>(first & mask);
-          sums.add(left, at::vec::convert_to_fp_of_same_size<float>(second & mask), x, size);
+        for (int c = 0; c < Inputs::kColumns; c++, x++) {
+          sums.add(first & mask, second & mask, x, size);
+          first = first >> Words(bits);
+          second = second >> Words(bits);
+        }
+      } else {
+#pragma GCC unroll 2
+        for (int part = 0; part < 2;
+             part++, first = first >> Words(16), second = second >> Words(16)) {
+#pragma GCC unroll 4
+          for (int c = 0; c < Inputs::kColumns; c++, x++) {
+            const Words mask(levels << c * bits);
+            sums.add(as_floats(first & mask), as_floats(second & mask), x, size);
+          }
         }
       }
     }
     Vector d[2], m[2];
     load_pair(scales, d[0], d[1]);
-    load_pair(scales + kPair, m[0], m[1]);
-    sums.add_to(block, d, m, inputs.sums + first_row * groups + group, groups);
+    if constexpr (kScales<bits> == 2) {
+      load_pair(scales + kPair, m[0], m[1]);
+    } else {
+      const Vector zero(-128.0f);  // the level of weights that are 0
+      m[0] = d[0] * zero;
+      m[1] = d[1] * zero;
+    }
+    sums.add_to(block, d, m, factors + group, inputs.groups);
   }
 }
 
@@ -161,21 +218,22 @@ struct Multiplier {
   }
 };
 
-template <int bits>
-struct Multiplier<Lattice<bits>> {
-  LatticeInputs<bits> inputs;
+template <int bits, bool rounds_inputs>
+struct Multiplier<Lattice<bits, rounds_inputs>> {
+  using Weight = Lattice<bits, rounds_inputs>;
+  LatticeInputs<bits, rounds_inputs> inputs;
 
   Multiplier(const float* rows, int64_t tokens, int64_t size, int64_t)
       : inputs(rows, tokens, size) {}
 
-  void multiply(const Lattice<bits>* panel,
-                const Lattice<bits>*,
+  void multiply(const Weight* panel,
+                const Weight*,
                 int64_t,
                 int64_t first,
                 int64_t several,
                 float* block) const {
     with_count<kMostTokens>(several, [&](auto count) {
-      lattice_product<bits, decltype(count)::value>(panel, inputs, first, block);
+      lattice_product<decltype(count)::value>(panel, inputs, first, block);
     });
   }
 };
@@ -283,11 +341,13 @@ std::pair<const To*, int64_t> converted(
 }
 
 // x W^T + b (..., O) of x (..., I), W in panels (ceil(O / P), I, P), b (O); an odd I is padded in
-// panels of pairs. Panels may have 16 bits where x has 32.
+// panels of pairs. Panels may have 16 bits where x has 32; those of a lattice are multiplied with
+// `input_bits` of x, 32 or 16.
 AtenTensorHandle packed_linear(const at::TensorBase& x,
                                const at::TensorBase& panels,
                                const at::TensorBase* bias,
-                               int64_t num_rows) {
+                               int64_t num_rows,
+                               int64_t input_bits) {
   const bool in_pairs = kMultipliesPairs && x.scalar_type() == at::kBFloat16;
   TORCH_CHECK(
       x.size(-1) + (in_pairs ? x.size(-1) % 2 : 0) == panels.size(1) && panels.is_contiguous(),
@@ -297,7 +357,7 @@ AtenTensorHandle packed_linear(const at::TensorBase& x,
   shape.back() = num_rows;
   at::TensorBase result = empty(shape, x.scalar_type());
   at::TensorBase rows = x.contiguous();
-  with_types(x.scalar_type(), panels.scalar_type(), [&](auto value, auto weight) {
+  with_types(x.scalar_type(), panels.scalar_type(), input_bits, [&](auto value, auto weight) {
     using Value = decltype(value);
     using Weight = decltype(weight);
     const int64_t size = x.size(-1);
@@ -424,7 +484,9 @@ AtenTensorHandle head_network(const at::TensorBase& inputs,
 
 }  // namespace specheads_kernels
 
-SPECHEADS_OPERATOR(packed_linear, "(Tensor x, Tensor panels, Tensor? bias, int num_rows) -> Tensor")
+SPECHEADS_OPERATOR(packed_linear,
+                   "(Tensor x, Tensor panels, Tensor? bias, int num_rows, int input_bits) -> "
+                   "Tensor")
 SPECHEADS_OPERATOR(head_network,
                    "(Tensor inputs, Tensor mean, Tensor scale, Tensor? projection, Tensor? "
                    "projection_bias, Tensor? blocks, "
