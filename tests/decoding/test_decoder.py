@@ -293,28 +293,42 @@ def test_blocks_follow_the_targets_distribution(rule, engine):
     assert chi_square_p_value(counts, distribution) > 1e-6
 
 
-@needs_compiler
-def test_a_draft_in_8_bits_decodes_the_targets_distribution():
-    """Every response of three tokens over three letters, compiled; and greedy ones."""
+@pytest.fixture
+def pair_in_8_bits():
     pair = tiny_pair(scale=1.5)
     draft = tiny_llama(3, seed=2, scale=1.5, width=32).float()
     round_weights(draft, "Q8_0")
-    pair = replace(pair, target=pair.target.float(), draft=draft)
-    assert pair.draft_lm.input_bits == 16 and pair.target_lm.input_bits == 32
-    assert replace(pair, draft_activations="float32").draft_lm.input_bits == 32
-    distribution = exact_distribution(pair, [0, 1], 3, Warp())
+    return replace(pair, target=pair.target.float(), draft=draft)
+
+
+def test_activations_of_drafts_alone_are_rounded(pair_in_8_bits):
+    assert pair_in_8_bits.draft_lm.input_bits == 16 and pair_in_8_bits.target_lm.input_bits == 32
+    assert replace(pair_in_8_bits, draft_activations="float32").draft_lm.input_bits == 32
+
+
+@needs_compiler
+def test_a_draft_in_8_bits_decodes_the_targets_greedy_response(pair_in_8_bits):
     rule = stopping.FixedLength(2)
-    decoder = SpeculativeDecoder(pair, stopping=rule, warp=Warp(), engine="compiled")
+    decoder = SpeculativeDecoder(pair_in_8_bits, stopping=rule, warp=GREEDY, engine="compiled")
+    alone = generate_baseline(pair_in_8_bits, [0, 1], 24, warp=GREEDY, engine="eager")
+    out = decoder.generate([0, 1], 24)
+    assert out.tokens.tolist() == alone.tokens.tolist()
+    assert out.stats.num_accepted
+
+
+@needs_compiler
+@pytest.mark.full
+def test_a_draft_in_8_bits_decodes_the_targets_distribution(pair_in_8_bits):
+    """Every response of three tokens over three letters, in compiled steps."""
+    distribution = exact_distribution(pair_in_8_bits, [0, 1], 3, Warp())
+    rule = stopping.FixedLength(2)
+    decoder = SpeculativeDecoder(pair_in_8_bits, stopping=rule, warp=Warp(), engine="compiled")
     counts = torch.zeros(27)
-    for out in decoder.generate_batch(
-        [[0, 1]] * NUM_SAMPLES, max_batch=100, max_new_tokens=3, seeds=range(NUM_SAMPLES)
-    ):
+    for seed in range(NUM_SAMPLES):
+        out = decoder.generate([0, 1], 3, seed=seed)
         counts[(out.tokens * torch.tensor([9, 3, 1])).sum()] += 1
     # false alarm with probability 1e-6
     assert chi_square_p_value(counts, distribution) > 1e-6
-    greedy = SpeculativeDecoder(pair, stopping=rule, warp=GREEDY, engine="compiled")
-    alone = generate_baseline(pair, [0, 1], 24, warp=GREEDY, engine="eager")
-    assert greedy.generate([0, 1], 24).tokens.tolist() == alone.tokens.tolist()
 
 
 def test_a_wrong_distribution_would_be_noticed():

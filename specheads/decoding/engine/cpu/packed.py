@@ -8,7 +8,7 @@ weight changes.
 
 import copy
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeGuard, cast
 from weakref import WeakKeyDictionary
@@ -372,7 +372,7 @@ class PackedModel(nn.Module):
 
 def _sharing(
     module: nn.Module,
-    packed: dict[nn.Module, Callable[..., Tensor]],
+    packed: Mapping[nn.Module, Callable[..., Tensor]],
     made: dict[nn.Module, nn.Module],
 ) -> nn.Module:
     """Return a tree of modules with the tensors of `module` in which those that are `packed`
