@@ -206,12 +206,12 @@ def _usual_seconds(run: Callable[[], object], device: torch.device) -> float:
 class _Model:
     """A model without weights, and what its forward passes cost."""
 
-    def __init__(self, model: PreTrainedModel, rates: Rates) -> None:
+    def __init__(self, model: PreTrainedModel, rates: Rates, source: ModelSource) -> None:
         kind = FeatureLM if isinstance(model, FeatureDraft) else LanguageModel
         self.lm = kind(model)
         self.rates = rates
         self.num_weights = self.lm.model.num_parameters()
-        self.num_bytes = float(self.num_weights * self.lm.output_embedding.weight.itemsize)
+        self.num_bytes = self.num_weights * source.bytes_per_weight(model.dtype)
 
     def pass_seconds(self, num_tokens: float) -> float:
         """Return the seconds of a forward pass of so many tokens, and of a distribution of each."""
@@ -243,8 +243,9 @@ class _Context:
         self.rates = rates
         self.is_cpu = device.type == "cpu"
         target = weightless_model(source)
-        self.target = _Model(target, rates)
-        self.draft = _Model(_weightless_draft(config, target, new_draft), rates)
+        self.target = _Model(target, rates, source)
+        draft = _weightless_draft(config, target, new_draft)
+        self.draft = _Model(draft, rates, ModelSource.of(config, "draft"))
         self.reads_target = bool(self.draft.lm.reads_layers)
         self.weights = self.target.num_bytes + self.draft.num_bytes + memory_in_use()
         self.counts, self.prompt_tokens = _prompts(cfg, config)

@@ -89,11 +89,6 @@ def is_feature_draft(location: str | Path, revision: str | None = None) -> bool:
         return False
 
 
-def num_weights(location: str | Path, revision: str | None = None) -> int:
-    """Return how many numbers the tensors of a draft's folder or hub id have."""
-    return sum(tensor.numel() for tensor in _read_tensors(location, revision).values())
-
-
 def read_feature_draft(
     location: str | Path,
     target: PreTrainedConfig,

@@ -10,7 +10,7 @@ import torch
 
 from specheads.errors import UserError
 from specheads.pair.config import PairConfig
-from specheads.pair.quantization import FORMS, check_quantization
+from specheads.pair.quantization import FORMS, QUANTIZATIONS, check_quantization
 
 
 @dataclass(frozen=True)
@@ -60,6 +60,12 @@ class ModelSource:
             self.device_map and torch.cuda.is_available()
         )
         return FORMS.get(self.quantization or "") if on_cpu else None
+
+    def bytes_per_weight(self, dtype: torch.dtype) -> float:
+        """Return the bytes that a weight takes in memory, in this type unless it is quantized."""
+        if self.quantization is None or self.rounded_form:
+            return dtype.itemsize
+        return QUANTIZATIONS[self.quantization].num_bytes
 
 
 def checked_device(device: str | None) -> str:
