@@ -106,7 +106,7 @@ def agreement(
     return torch.cat(overlaps), torch.cat(unknown)
 
 
-def better_draft(recording: Recording, gain: float, seed: int = 0) -> Recording:
+def better_draft(recording: Recording, gain: float) -> Recording:
     """Return the recording of a draft whose tokens are accepted more often by a share `gain`, for
     fixed lengths only.
     """
@@ -114,7 +114,7 @@ def better_draft(recording: Recording, gain: float, seed: int = 0) -> Recording:
     accepted = recording.accepted if runs is None else recording.labels().accepted
     share = accepted.double().mean().item()
     flipped = min(1.0, share * gain / max(1e-9, 1 - share))
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(0)
     is_flipped = torch.rand(recording.accepted.shape, generator=generator) < flipped
     if runs is None:
         return replace(recording, accepted=recording.accepted | is_flipped)
