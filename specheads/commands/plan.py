@@ -37,7 +37,7 @@ from specheads.pair.language_model import LanguageModel, tokenizer_of, weightles
 from specheads.pair.needs import memory_parts, memory_to_read
 from specheads.pair.padding import BATCH_TOKENS
 from specheads.pair.source import ModelSource
-from specheads.progress import finished
+from specheads.progress import finished, rough_duration
 from specheads.prompts.prompt import Prompt, unique
 from specheads.prompts.sources import DatasetSource
 from specheads.storage.files import amount, space_of
@@ -491,16 +491,6 @@ _STAGES: Mapping[str, Callable[[_Context, DictConfig], list[Stage]]] = {
     "evaluate": _of_evaluate,
     "probe": _of_probe,
 }
-
-
-def rough_duration(seconds: float) -> str:
-    """Return a time as people say it: "40 s", "12 min", "3.5 h", "2 days"."""
-    if seconds < 90:
-        return f"{max(1, round(seconds))} s"
-    if seconds < 5400:
-        return f"{round(seconds / 60)} min"
-    hours = seconds / 3600
-    return f"{hours:.3g} h" if hours < 48 else f"{hours / 24:.3g} days"
 
 
 def _count(number: float) -> str:
