@@ -1,7 +1,7 @@
-"""How fast is decoding next to the peers, transformers and vLLM, on the same weights?
+"""How fast is decoding next to the peers, transformers, llama.cpp and vLLM, on the same weights?
 
-    python benchmarks/decoding.py [--model nano] [--head FOLDER] [--vllm-python PYTHON]
-        [--prompts 8] [--repeats 5] [--keep]
+    python benchmarks/decoding.py [--model nano] [--data NAME[=FILE] ...] [--modes MODE ...]
+        [--head FOLDER] [--vllm-python PYTHON] [--prompts 8] [--repeats 5] [--keep]
 
 Each peer is a process, or several, with the same number of threads. One process runs at a time, all
 others are stopped; in each repeat all settings decode the same prompts one after another, each
@@ -9,7 +9,8 @@ after the first prompt, which is not counted. Where a peer has several settings 
 round, a threshold), the fastest on other prompts is reported. Responses have the same number of
 tokens everywhere: no token ends them. Seconds are those of whole calls.
 
-A peer that is not installed is left out.
+A peer that is not installed is left out. llama.cpp computes with weights of few bits and
+activations of eight, so that its responses may depart from those of the others.
 Batches are timed by `specheads evaluate concurrency=`, the steps of decoding by benchmarks.gpu.
 """
 
@@ -27,25 +28,33 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from benchmarks.gguf_file import write_gguf
 from benchmarks.peer_workers.processes import Answer, PeerCommand, Workers, can_import
 from benchmarks.results import Column, Table, Value, add_keep_option, text_of, write_result
 from specheads import Warp, load_pair
+from specheads.commands.evaluate import named_test_sets
+from specheads.pair.locations import unabbreviated
 from specheads.pair.pair import Pair
-from specheads.prompts.prompt import FINAL, ids_hash
+from specheads.pair.revisions import gguf_file
+from specheads.prompts.prompt import FINAL, Prompt, ids_hash
 from specheads.prompts.sources import NanoSource
 
 MODES = {
     "greedy": ("Greedy", Warp(temperature=0)),
     "sampled": ("Sampled at temperature 1, top-k 50", Warp(top_k=50)),
+    "low": ("Sampled at temperature 0.2, top-p 0.9", Warp(temperature=0.2, top_p=0.9)),
 }
 TRANSFORMERS = "transformers"
 OURS = "this decoder"
 ALONE = "alone"
 VLLM = "vLLM"
+LLAMA = "llama.cpp"
 LENGTHS = (1, 2, 3, 4, 6, 8)  # drafted tokens per round
 VLLM_LENGTHS = (1, 2, 3, 4, 6)  # each is a process
+NANO = "nano"
 FINAL_PARTS = (8, 9)  # of the final prompts, 200 together
-WINDOW = 1024  # positions that vLLM has memory for
+LOOKED_UP = (2, 4, 8)  # tokens that transformers copies from the prompt per round
+WINDOW = 1024  # positions that vLLM and llama.cpp have memory for
 THRESHOLDS = (0.3, 0.4, 0.5, 0.6, 0.7)
 VLLM_THRESHOLDS = (0.3, 0.5, 0.7)
 TUNING_REPEATS = 2
@@ -105,33 +114,59 @@ def main() -> None:
     given = _parsed_arguments()
     torch.set_num_threads(given.threads)
     pair = load_pair(given.model, device="cpu")
-    count = given.prompts
-    loaded = list(NanoSource(0, count, 0, count, FINAL_PARTS).load(pair.chats))
-    encoded = [pair.encode_instruction(prompt.text) for prompt in loaded]
+    sets = dict(prompts_of(name, given.prompts, pair) for name in given.data)
+    share = -(-given.prompts // len(sets))
+    tuning = [prompt for prompts in sets.values() for prompt in prompts[:share]]
     tables = []
     versions = dict[str, str]()
-    for mode, (_, warp) in MODES.items():
+    for mode in given.modes:
+        title, warp = MODES[mode]
         with tempfile.TemporaryDirectory() as folder, Workers() as workers:
             settings = list(all_settings(pair, given, warp, Path(folder)))
-            chosen = fastest(workers, settings, encoded[:count], given.new_tokens)
-            measured = measure(workers, chosen, encoded[count:], given.new_tokens, given.repeats)
-        table = _speed_table(chosen, measured, mode)
-        tables.append(table)
-        print(f"\n{table.title}\n\n{text_of(table)}", flush=True)
-        versions |= workers.versions
+            chosen = fastest(workers, settings, encoded(pair, tuning), given.new_tokens)
+            for name, prompts in sets.items():
+                reported = encoded(pair, prompts[given.prompts :])
+                measured = measure(workers, chosen, reported, given.new_tokens, given.repeats)
+                shown = title if len(sets) == 1 else f"{title}: {name}"
+                table = _speed_table(chosen, measured, f"{mode}_{name}", shown)
+                tables.append(table)
+                print(f"\n{table.title}\n\n{text_of(table)}", flush=True)
+            versions |= workers.versions
     shown = ", ".join(f"{name} {each}" for name, each in versions.items())
     about = (
         f"{pair.name} in {_dtype(pair)}, {given.new_tokens} tokens, medians of {given.repeats}"
         f" repeats. {shown}."
     )
-    prompts = ids_hash(prompt.prompt_id for prompt in loaded)
-    write_result("decoding", tables, given.keep, notes=[about], split=FINAL, prompts=prompts)
+    every = (prompt.prompt_id for prompts in sets.values() for prompt in prompts)
+    split = FINAL if given.data == [NANO] else "test"
+    write_result(
+        "decoding", tables, given.keep, notes=[about], split=split, prompts=ids_hash(every)
+    )
+
+
+def prompts_of(named: str, count: int, pair: Pair) -> tuple[str, list[Prompt]]:
+    """Return the name of a prompt set and 2 `count` of its prompts, which no head or draft was
+    trained on: NAME, or NAME=FILE for a file of rows of that set of conf/data.
+    """
+    name, _, file = named.partition("=")
+    if name == NANO:
+        return name, list(NanoSource(0, count, 0, count, FINAL_PARTS).load(pair.chats))
+    [test_set] = (named_test_sets({name: file or None}, 2 * count) or {}).values()
+    prompts = [prompt for prompt in test_set.source.load(pair.chats) if prompt.split == "test"]
+    return name, prompts[: 2 * count]
+
+
+def encoded(pair: Pair, prompts: Sequence[Prompt]) -> list[list[int]]:
+    """Return the token ids of prompts."""
+    return [pair.encode_instruction(prompt.text) for prompt in prompts]
 
 
 def _parsed_arguments() -> Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     add = parser.add_argument
     add("--model", default="nano", help="a file of conf/model")
+    add("--data", nargs="+", default=[NANO], help="prompt sets of conf/data, NAME or NAME=FILE")
+    add("--modes", nargs="+", choices=MODES, default=["greedy", "sampled"])
     add("--head", help="a folder that specheads train exported")
     add("--engine", default="auto", help="of this decoder")
     add("--threads", type=int, default=torch.get_num_threads(), help="of every process")
@@ -160,6 +195,8 @@ def all_settings(pair: Pair, given: Namespace, warp: Warp, folder: Path) -> Iter
     local = setup | {"model": given.model, "engine": given.engine}
     yield from _of_transformers(local)
     yield from _of_this_project(local)
+    if pair.target.config.model_type == "llama" and can_import(sys.executable, "xllamacpp"):
+        yield from _of_llama(pair, setup, folder)
     if can_import(given.vllm_python, "vllm"):
         yield from _of_vllm(pair, setup, given.vllm_python, folder)
 
@@ -172,6 +209,9 @@ def _of_transformers(setup: Options) -> Iterator[Setting]:
     assisted["confidence 0.4"] = _assistant(20, confidence=0.4)
     for choice, options in assisted.items():
         yield Setting(TRANSFORMERS, "assisted", choice, command, options)
+    for length in LOOKED_UP:
+        options = {"prompt_lookup_num_tokens": length}
+        yield Setting(TRANSFORMERS, "prompt lookup", f"K={length}", command, options)
     for value in THRESHOLDS if setup["head"] else ():
         options = _assistant(20) | {"threshold": value}
         yield Setting(
@@ -202,6 +242,30 @@ def _of_this_project(setup: Options) -> Iterator[Setting]:
         for value in THRESHOLDS if setup["head"] else ():
             options = {"rule": "head", "value": value, "block": block}
             yield Setting(OURS, f"head{name}", f"threshold {value}", command, options)
+
+
+def _of_llama(pair: Pair, setup: Options, folder: Path) -> Iterator[Setting]:
+    """Yield llama.cpp, alone and with the draft in 8 bits: on the target's GGUF file, if it is one,
+    and in float16.
+
+    Each setting is a process.
+    """
+    source = gguf_file(unabbreviated(pair.target_id))
+    files = {"F16": folder / "target-F16.gguf"}
+    write_gguf(pair.target, files["F16"], "F16", source)
+    if source:
+        files[source.stem.rpartition(".")[2]] = source
+    draft_file = folder / "draft.gguf"
+    write_gguf(pair.draft, draft_file, "Q8_0", source)
+    window = min(pair.window, WINDOW)
+    common = {**setup, "draft_file": str(draft_file), "window": window}
+    for form, file in files.items():
+        peer = f"{LLAMA} {form}"
+        for drafted in (0, *LENGTHS):
+            started = common | {"file": str(file), "drafted": drafted}
+            command = PeerCommand(sys.executable, "llama_worker.py", started)
+            way, choice = ("draft model", f"K={drafted}") if drafted else (ALONE, "")
+            yield Setting(peer, way, choice, command)
 
 
 def _of_vllm(pair: Pair, setup: Options, python: str, folder: Path) -> Iterator[Setting]:
@@ -286,7 +350,9 @@ def _ask(workers: Workers, setting: Setting, prompt: list[int], length: int, see
     return answer
 
 
-def _speed_table(chosen: Sequence[Setting], measured: Mapping[str, Timed], mode: str) -> Table:
+def _speed_table(
+    chosen: Sequence[Setting], measured: Mapping[str, Timed], name: str, title: str
+) -> Table:
     """Return how fast each setting is, and in greedy decoding how many of its tokens are those of
     the target alone.
     """
@@ -298,12 +364,12 @@ def _speed_table(chosen: Sequence[Setting], measured: Mapping[str, Timed], mode:
         row.append(made.speed / alone[TRANSFORMERS].speed if TRANSFORMERS in alone else None)
         row.append(made.speed / alone[setting.peer].speed)
         reference = alone.get(OURS, alone[setting.peer])
-        row.append(_same_tokens(made, reference) if mode == "greedy" else None)
+        row.append(_same_tokens(made, reference) if name.startswith("greedy") else None)
         for column in ("tokens", "draft", "verify", "commit"):
             rounds = made.totals["rounds"]
             row.append(made.totals[column] / rounds if rounds else None)
         rows.append(row)
-    return Table(mode, MODES[mode][0], COLUMNS, rows)
+    return Table(name, title, COLUMNS, rows)
 
 
 def _same_tokens(made: Timed, alone: Timed) -> float:

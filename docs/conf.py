@@ -11,6 +11,7 @@ from typing import Any
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE.parent)]
 
+import torch
 import yaml
 
 import specheads
@@ -19,7 +20,6 @@ from specheads.commands.help import composed, read_head, sections, usage_head
 from specheads.commands.verbs import VERBS
 from specheads.data_gen.settings import DataGeneration
 from specheads.pair.config import pair_config
-from specheads.pair.source import checked_dtype
 from specheads.settings import config_folder
 from specheads.storage.files import amount
 
@@ -92,7 +92,7 @@ def pair_table() -> str:
             cells = [f"[{model}](https://huggingface.co/{model})" for model in models]
             sizes = [amount(known[model][0], "billion", "million") for model in models]
             memory = amount(
-                sum(known[model][0] for model in models) * checked_dtype(config.dtype).itemsize,
+                sum(known[model][0] for model in models) * getattr(torch, config.dtype).itemsize,
                 "GB",
                 "MB",
             )

@@ -53,14 +53,12 @@ def duration(seconds: float) -> str:
     return f"{whole // 3600} h {whole % 3600 // 60} min"
 
 
-def time_left(seconds: float) -> str:
-    """Return a remaining time, rounded up to ten seconds, and from two minutes on to minutes."""
+def rough_duration(seconds: float) -> str:
+    """Return an estimated time, rounded up to ten seconds, and from two minutes on to minutes."""
     if seconds <= 110:
-        return f"about {max(10, 10 * math.ceil(seconds / 10))} s left"
+        return f"{max(10, 10 * math.ceil(seconds / 10))} s"
     minutes = math.ceil(seconds / 60)
-    if minutes < 60:
-        return f"about {minutes} minutes left"
-    return f"about {minutes // 60} h {minutes % 60} min left"
+    return f"{minutes} min" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"
 
 
 class _Point(NamedTuple):
@@ -130,7 +128,7 @@ class Work:
         share = f"{100 * self.done / self.total:.0f} %" if self.done else "0 %"
         left = self.seconds_left()
         if left is not None:
-            return f"{share}, {time_left(left)}"
+            return f"{share}, about {rough_duration(left)} left"
         return f"{share}, {duration(math.floor(self.seconds))} so far"
 
     def line_for_log(self) -> str | None:

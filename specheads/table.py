@@ -42,14 +42,11 @@ class Table:
     doubtful: bool = False  # whether its figures are unreliable
 
     @classmethod
-    def of_texts(
-        cls, columns: Sequence[str], rows: Sequence[Sequence[str]], numbers: bool = True
-    ) -> "Table":
-        """Return a table of texts; those after the first column are `numbers` or not."""
+    def of_texts(cls, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> "Table":
+        """Return a table of texts; those after the first column are numbers."""
         cells = []
         for heading, *texts in rows:
-            others = [Cell(text, None if numbers else text) for text in texts]
-            cells.append([Cell(heading, heading), *others])
+            cells.append([Cell(heading, heading), *map(Cell, texts)])
         return cls("", columns, cells)
 
 

@@ -6,7 +6,7 @@ from io import StringIO
 import pytest
 from rich.console import Console
 
-from specheads.progress import Display, Work, duration, time_left
+from specheads.progress import Display, Work, duration, rough_duration
 
 
 class Hand:
@@ -47,19 +47,19 @@ def shown(display, width):
 @pytest.mark.parametrize(
     ("seconds", "text"),
     [
-        (0, "about 10 s left"),
-        (0.2, "about 10 s left"),
-        (60, "about 60 s left"),
-        (61, "about 70 s left"),
-        (110, "about 110 s left"),
-        (111, "about 2 minutes left"),
-        (3540, "about 59 minutes left"),
-        (3600, "about 1 h 0 min left"),
-        (7261, "about 2 h 2 min left"),
+        (0, "10 s"),
+        (0.2, "10 s"),
+        (60, "60 s"),
+        (61, "70 s"),
+        (110, "110 s"),
+        (111, "2 min"),
+        (3540, "59 min"),
+        (3600, "1 h 0 min"),
+        (7261, "2 h 2 min"),
     ],
 )
 def test_a_remaining_time_is_rounded_up_and_never_nothing(seconds, text):
-    assert time_left(seconds) == text
+    assert rough_duration(seconds) == text
 
 
 @pytest.mark.parametrize(
@@ -74,7 +74,7 @@ def test_the_pace_is_that_of_the_last_half_of_the_time(clock):
     """One in the first ten seconds, three in each of the next ten."""
     work = advanced(clock, 70, [(0, 0), (10, 1), (20, 4), (30, 7)])
     assert work.seconds_left() == pytest.approx(63 / 6 * 20)
-    assert work.text() == "10 %, about 4 minutes left"
+    assert work.text() == "10 %, about 4 min left"
     clock.now += 5.0  # the next step is due in five seconds more
     assert work.seconds_left() == pytest.approx(63 / 6 * 20 - 5)
 

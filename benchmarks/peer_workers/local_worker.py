@@ -15,6 +15,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 import torch
 import transformers
 
+from benchmarks.gguf_file import output_over_all
 from benchmarks.peer_workers.processes import Answer, Generate, serve
 from specheads import SpeculativeDecoder, Warp, load_head, load_pair
 from specheads.decoding.decoder import Baseline
@@ -76,6 +77,7 @@ def _transformers(setup: Mapping[str, object], pair: Pair) -> Generate:
     head = load_head(setup["head"]) if setup["head"] else None
     for model in (pair.target, pair.draft):
         model.generation_config.eos_token_id = None  # no token ends a response
+    pair.draft.set_output_embeddings(output_over_all(pair.draft))
 
     def generate(
         options: Mapping[str, object], prompt: list[int], length: int, seed: int
@@ -89,6 +91,8 @@ def _transformers(setup: Mapping[str, object], pair: Pair) -> Generate:
             chosen |= {**setup["warp"], "repetition_penalty": 1.0}
         settings = dict(options)
         threshold = settings.pop("threshold", None)
+        if looked_up := settings.pop("prompt_lookup_num_tokens", None):
+            chosen["prompt_lookup_num_tokens"] = looked_up
         if settings:
             for name, value in settings.items():
                 setattr(pair.draft.generation_config, name, value)

@@ -35,8 +35,6 @@ def check(verb: Verb, cfg: DictConfig) -> None:
             " hub's from HF_TOKEN; of data that need a password, give a file that you have"
             " downloaded."
         )
-    if not isinstance(cfg.resume, bool):
-        raise UserError(f"resume={shown(cfg.resume)} must be true or false.")
     head = cfg.get("head")
     if isinstance(head, str) and head != "latest":
         check_available("head", head)

@@ -181,14 +181,13 @@ def source_of(cfg: DictConfig) -> PromptSource:
 def load_configured_pair(
     cfg: DictConfig, only_draft: bool = False, new_draft: "NewDraft | None" = None
 ) -> "Pair":
-    """Return the pair of `cfg.model`, as `load_pair` does, after logging what it is and needs."""
-    from specheads.pair.needs import pair_needs
+    """Return the pair of `cfg.model`, as `load_pair` does, after logging what it is."""
     from specheads.pair.pair import load_pair
 
     config = model_config(cfg)
     if is_first_process():
-        for line in pair_needs(config, only_draft):
-            logger.info(line)
+        name = config.name or "without a name"
+        logger.info("pair %s: draft %s for target %s", name, config.draft, config.target)
     with stage("pair") as say:
         pair = load_pair(only_draft=only_draft, new_draft=new_draft, **_model_keys(cfg))
         sizes = []

@@ -17,7 +17,7 @@ from specheads.data_gen.run import (
     write_own_prompts,
 )
 from specheads.data_gen.settings import DataGeneration, OwnPrompts
-from specheads.pair.language_model import load_tokenizer
+from specheads.pair.language_model import tokenizer_of
 from specheads.pair.pair import Pair
 from specheads.processes import from_first
 from specheads.prompts.prompt import SPLITS, GeneratedData, Prompt, unique
@@ -89,11 +89,7 @@ def make_data(cfg: DictConfig) -> None:
         return
     if settings.runner == "ray":
         folder: Path | str = _on_workers(cfg, settings)
-        config = model_config(cfg)
-        location = config.tokenizer or config.target
-        revision = None if config.tokenizer else config.target_revision
-        trusted = config.trust_remote_code in (True, "target")
-        tell_cut_thoughts(load_tokenizer(location, revision, trusted), Path(folder))
+        tell_cut_thoughts(tokenizer_of(model_config(cfg)), Path(folder))
     else:
         if settings.by_vllm:  # its responses first, without another target in memory
             generate_data(

@@ -42,7 +42,6 @@ _MORE = [
     ("--hydra-help", "lists the options of Hydra"),
 ]
 _ALL = "all"  # every key
-_RENAMED = {"prompts": "data.path"}  # keys of an earlier version
 
 
 @dataclass(frozen=True)
@@ -292,9 +291,6 @@ def composition_error(error: Exception, command: str, words: Sequence[str]) -> U
         key = str(cause.full_key)
         given = re.compile(rf"[+~]*{re.escape(key)}[.=]")
         word = next((word for word in words if given.match(word)), key)
-        if key in _RENAMED:
-            renamed = f"{_RENAMED[key]}={word.partition('=')[2]}"
-            return UserError(f"{word}: write {renamed}, as for every command.")
         if key in fields_of(DatasetSource, "data"):
             return UserError(
                 f"{word}: the chosen data set reads no file; add data=alpaca, for files with the"

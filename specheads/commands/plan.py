@@ -15,9 +15,7 @@ from statistics import median
 
 import torch
 from omegaconf import DictConfig
-from rich import box
 from rich.console import Console
-from rich.table import Table
 from transformers import PreTrainedModel
 
 from specheads.commands.compose import model_config, settings_of, source_of
@@ -35,14 +33,15 @@ from specheads.pair.config import PairConfig
 from specheads.pair.eagle_formats import is_feature_draft
 from specheads.pair.feature_draft import FeatureDraft, FeatureLM
 from specheads.pair.initial_draft import NewDraft, NewFeatureDraft
-from specheads.pair.language_model import LanguageModel, load_tokenizer, weightless_model
+from specheads.pair.language_model import LanguageModel, tokenizer_of, weightless_model
 from specheads.pair.needs import memory_parts, memory_to_read
 from specheads.pair.padding import BATCH_TOKENS
 from specheads.pair.source import ModelSource
-from specheads.progress import finished
+from specheads.progress import finished, rough_duration
 from specheads.prompts.prompt import Prompt, unique
 from specheads.prompts.sources import DatasetSource
 from specheads.storage.files import amount, space_of
+from specheads.table import Table, print_table
 from specheads.training.distill.memory import TrainedWeights
 from specheads.training.distill.samples import NUM_KEPT
 from specheads.training.distill.settings import Distillation
@@ -113,28 +112,23 @@ class Plan:
 
 def render(plan: Plan, console: Console | None = None) -> None:
     """Print a plan as a table, and how its figures were taken."""
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
-    table.add_column("stage, at most")
-    for name in ("prompts", "tokens", "time", "memory", "disk"):
-        table.add_column(name, justify="right", no_wrap=True)
-    compiling = Stage("compiling, once per machine", 0, 0, plan.compiling)
-    before = [compiling] if plan.compiling else []
-    rows = [
-        *before,
-        *plan.stages,
-        Stage("all", plan.prompts, 0, plan.seconds, plan.memory, plan.disk),
-    ]
-    for stage in rows:
-        table.add_row(
+    stages = [*plan.stages, Stage("all", plan.prompts, 0, plan.seconds, plan.memory, plan.disk)]
+    if plan.compiling:
+        stages.insert(0, Stage("compiling, once per machine", 0, 0, plan.compiling))
+    rows = []
+    for stage in stages:
+        row = [
             stage.name,
             f"{stage.prompts:,}",
             _count(stage.tokens) if stage.tokens else "",
             rough_duration(stage.seconds) if stage.seconds else "",
             amount(stage.memory) if stage.memory >= 1e6 else "",
             amount(stage.disk) if stage.disk >= 1e6 else "",
-        )
+        ]
+        rows.append(row)
     console = console or Console(highlight=False)
-    console.print(table)
+    columns = ["stage, at most", "prompts", "tokens", "time", "memory", "disk"]
+    print_table(Table.of_texts(columns, rows), console)
     console.print(
         f"memory: of all, with {amount(plan.weights)} for weights and the program; disk:"
         f" {space_of('plan', plan.disk, plan.folder)} in {plan.folder}. Times are operations and"
@@ -212,12 +206,12 @@ def _usual_seconds(run: Callable[[], object], device: torch.device) -> float:
 class _Model:
     """A model without weights, and what its forward passes cost."""
 
-    def __init__(self, model: PreTrainedModel, rates: Rates) -> None:
+    def __init__(self, model: PreTrainedModel, rates: Rates, source: ModelSource) -> None:
         kind = FeatureLM if isinstance(model, FeatureDraft) else LanguageModel
         self.lm = kind(model)
         self.rates = rates
         self.num_weights = self.lm.model.num_parameters()
-        self.num_bytes = float(self.num_weights * self.lm.output_embedding.weight.itemsize)
+        self.num_bytes = self.num_weights * source.bytes_per_weight(model.dtype)
 
     def pass_seconds(self, num_tokens: float) -> float:
         """Return the seconds of a forward pass of so many tokens, and of a distribution of each."""
@@ -249,8 +243,9 @@ class _Context:
         self.rates = rates
         self.is_cpu = device.type == "cpu"
         target = weightless_model(source)
-        self.target = _Model(target, rates)
-        self.draft = _Model(_weightless_draft(config, target, new_draft), rates)
+        self.target = _Model(target, rates, source)
+        draft = _weightless_draft(config, target, new_draft)
+        self.draft = _Model(draft, rates, ModelSource.of(config, "draft"))
         self.reads_target = bool(self.draft.lm.reads_layers)
         self.weights = self.target.num_bytes + self.draft.num_bytes + memory_in_use()
         self.counts, self.prompt_tokens = _prompts(cfg, config)
@@ -352,9 +347,7 @@ def _prompts(cfg: DictConfig, config: PairConfig) -> tuple[Mapping[str, int], fl
     if isinstance(source, DatasetSource) and not Path(source.path).expanduser().exists():
         asked = {split: cfg.data[f"num_{split}"] for split in ("train", "dev", "test")}
         return asked, _PROMPT_TOKENS
-    trusted = config.trust_remote_code in (True, "target")
-    revision = None if config.tokenizer else config.target_revision
-    tokenizer = load_tokenizer(config.tokenizer or config.target, revision, trusted)
+    tokenizer = tokenizer_of(config)
     chats = config.chat if config.chat is not None else tokenizer.chat_template is not None
     found = unique(source.load(chats))
     counts = dict[str, int]()
@@ -498,16 +491,6 @@ _STAGES: Mapping[str, Callable[[_Context, DictConfig], list[Stage]]] = {
     "evaluate": _of_evaluate,
     "probe": _of_probe,
 }
-
-
-def rough_duration(seconds: float) -> str:
-    """Return a time as people say it: "40 s", "12 min", "3.5 h", "2 days"."""
-    if seconds < 90:
-        return f"{max(1, round(seconds))} s"
-    if seconds < 5400:
-        return f"{round(seconds / 60)} min"
-    hours = seconds / 3600
-    return f"{hours:.3g} h" if hours < 48 else f"{hours / 24:.3g} days"
 
 
 def _count(number: float) -> str:

@@ -59,11 +59,8 @@ def print_runs(folders: Sequence[Path]) -> None:
             print(os.path.relpath(folder / name))
             about = "; ".join(filter(None, (text or state, what)))
             if about:
-                print(fill(about, _width(), initial_indent="  ", subsequent_indent="  "))
-
-
-def _width() -> int:
-    return shutil.get_terminal_size().columns
+                width = shutil.get_terminal_size().columns
+                print(fill(about, width, initial_indent="  ", subsequent_indent="  "))
 
 
 def _overrides(folder: Path) -> list[str]:

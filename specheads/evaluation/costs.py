@@ -5,7 +5,6 @@ timed by themselves, and the overhead of a round from a few that were decoded.
 import logging
 import statistics
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -33,12 +32,9 @@ from specheads.evaluation.keys import MEASURED
 from specheads.evaluation.setup import Setup
 from specheads.evaluation.sweep import Measured, decode
 from specheads.progress import progress
-from specheads.storage.files import read_json, write_json
-from specheads.storage.runs import is_resumed
 
 logger = logging.getLogger(__name__)
 
-STEP_TIMES = "step-times.json"  # the seconds of all steps, in the run's folder
 # The number of dev prompts that are decoded for a round's overhead, and of drafted tokens
 OVERHEAD_PROMPTS = 8
 OVERHEAD_LENGTH = 4
@@ -127,12 +123,9 @@ def _seconds(
     setup: Setup, rules: Mapping[str, StoppingRule], also: Sequence[Verification]
 ) -> Seconds:
     """Return the seconds of steps; a resumed run reads those that it timed before."""
-    path = setup.run_folder / STEP_TIMES
-    kept = None
-    with suppress(OSError, ValueError):  # missing, or damaged
-        kept = read_json(path)
-    if is_resumed(setup.run_folder) and isinstance(kept, dict) and rules.keys() <= kept.keys():
-        return kept
+    journal = setup.journal("step-times", [], rules=list(rules))
+    if 0 in journal.entries:
+        return journal.entries[0]
     settings = setup.settings
     patience = settings.timing_seconds
     logger.info("timing steps until they are known to 1 %%, for %.0f s at most", patience)
@@ -151,8 +144,7 @@ def _seconds(
             later=later,
             advance=advance,
         )
-    setup.run_folder.mkdir(parents=True, exist_ok=True)
-    write_json(path, seconds)
+    journal.add(0, seconds)
     return seconds
 
 

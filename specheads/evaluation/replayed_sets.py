@@ -19,7 +19,7 @@ from specheads.load import adapt_threads, threads_by_load
 from specheads.progress import Advance, progress
 from specheads.replay.head_scores import record_sets
 from specheads.replay.intervals import NUM_RESAMPLES, Groups, resample_counts
-from specheads.replay.recording import Recorder, Recording
+from specheads.replay.recording import Recording
 from specheads.replay.replay import Counts, oracle, replay_each
 from specheads.replay.response_tree import RecordSettings
 
@@ -56,11 +56,8 @@ def record(setup: Setup) -> list[RecordedSet]:
     """Return the recordings of all sets of prompts of an evaluation, dev prompts first."""
     settings = setup.settings
     sets = setup.prompts.recorded
-    limits = replace(setup.prompt_data.limits, max_new_tokens=settings.max_new_tokens)
     amounts = RecordSettings(settings.record.num_samples, longest_draft(setup.rules))
-    recorder = Recorder(
-        setup.pair, settings.warp, limits, amounts, settings.seed, setup.data_folder
-    )
+    recorder = setup.recorder(amounts)
     prompts = {name: prompt_set.prompts for name, prompt_set in sets.items()}
     recordings = record_sets(
         recorder, prompts, list(setup.heads.values()), settings.record.ground_truth

@@ -11,21 +11,14 @@ from specheads.decoding.verification import TokenVerification, VerificationRule
 from specheads.errors import UserError
 from specheads.evaluation.candidates import RuleChoice, Rules, check_rules
 from specheads.evaluation.keys import FIXED, EvaluationKeys
-from specheads.settings import setting
 
 
 class Evaluation(EvaluationKeys):
     """Settings of `specheads evaluate`."""
 
-    stopping: SkipValidation[Mapping[str, RuleChoice]] | None = setting(
-        None,
-        "the stopping rules, by name; null: fixed lengths and head thresholds, with the values of"
-        " the two keys below",
-    )
-    drafting: SkipValidation[Drafting] = setting(Autoregressive(), "how tokens are proposed")
-    verification: SkipValidation[VerificationRule] = setting(
-        TokenVerification(), "the rule that decides how much of a draft is kept"
-    )
+    stopping: SkipValidation[Mapping[str, RuleChoice]] | None = None
+    drafting: SkipValidation[Drafting] = Autoregressive()
+    verification: SkipValidation[VerificationRule] = TokenVerification()
 
     @model_validator(mode="after")
     def _something_can_be_compared(self) -> Self:

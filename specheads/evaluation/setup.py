@@ -5,7 +5,7 @@ results.
 import os
 import platform
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from importlib import metadata
 from pathlib import Path
@@ -23,6 +23,8 @@ from specheads.load import processor_name
 from specheads.pair.pair import Pair
 from specheads.prompts.prompt import EncodedPrompt
 from specheads.replay.head_scores import head_fingerprint
+from specheads.replay.recording import Recorder
+from specheads.replay.response_tree import RecordSettings
 from specheads.storage.journal import Journal
 from specheads.storage.runs import is_resumed
 
@@ -96,6 +98,12 @@ class Setup:
             self.pair.window,
             self.prompt_data.limits.max_prompt_tokens + self.settings.max_new_tokens,
         )
+
+    def recorder(self, amounts: RecordSettings) -> Recorder:
+        """Return how prompts are recorded, with these amounts of each."""
+        settings = self.settings
+        limits = replace(self.prompt_data.limits, max_new_tokens=settings.max_new_tokens)
+        return Recorder(self.pair, settings.warp, limits, amounts, settings.seed, self.data_folder)
 
     def counted_costs(self) -> CostTable:
         """Return the costs of rules at the cost ratios, where nothing is measured."""

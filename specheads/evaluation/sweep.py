@@ -24,7 +24,7 @@ from specheads.pair.pair import Pair
 from specheads.progress import Advance, progress, waiting
 from specheads.prompts.prompt import EncodedPrompt
 from specheads.replay.intervals import Groups, interval, resample_counts, sums
-from specheads.replay.replay import Counts
+from specheads.replay.replay import Counts, Replayed
 from specheads.storage.journal import Entry, Journal
 
 logger = logging.getLogger(__name__)
@@ -90,23 +90,13 @@ class Measured:
     @property
     def counts(self) -> Counts:
         """The counts of the rounds on each prompt, as replay has them."""
-        num_prompts = len(self.stats)
-        longest = max(each.num_drafted for each in self.all_rounds)
-        counts = Counts(
-            tokens=np.zeros(num_prompts),
-            drafted=np.zeros(num_prompts),
-            accepted=np.zeros(num_prompts),
-            rounds=np.zeros((num_prompts, longest + 1)),
-            whole=np.zeros(num_prompts),
-        )
-        for prompt, stats in enumerate(self.stats):
-            counts.tokens[prompt] = stats.num_tokens
-            counts.drafted[prompt] = stats.num_draft_calls
-            counts.accepted[prompt] = stats.num_accepted
-            for each in self.rounds[prompt]:
-                counts.rounds[prompt, each.num_drafted] += 1
-                counts.whole[prompt] += each.is_whole
-        return counts
+        prompt = np.repeat(np.arange(len(self.rounds)), [len(each) for each in self.rounds])
+        tokens = np.array([each.num_tokens for each in self.all_rounds])
+        drafted = np.array([each.num_drafted for each in self.all_rounds])
+        accepted = np.minimum(tokens - 1, drafted)
+        nothing = np.zeros_like(prompt)
+        replayed = Replayed(prompt, nothing, nothing, drafted, accepted, tokens)
+        return replayed.per_prompt(len(self.rounds))
 
 
 @dataclass(frozen=True)

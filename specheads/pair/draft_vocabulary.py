@@ -12,11 +12,10 @@ import torch
 from safetensors import safe_open
 from torch import Tensor, nn
 from transformers import PreTrainedModel
-from transformers.utils import cached_file
 
 from specheads.errors import UserError
 from specheads.pair.quantization import fits_lattice, lattice_from, lattice_of
-from specheads.pair.revisions import resolve
+from specheads.pair.revisions import file_of
 
 KEPT = "kept_tokens"  # a model's buffer: (V_kept,) long, ascending, the tokens of its output's rows
 # tensors in a folder
@@ -107,10 +106,7 @@ class _Checkpoint:
     """
 
     def __init__(self, location: str | Path, revision: str | None) -> None:
-        given = {"revision": revision} if revision else {}
-        path = cached_file(
-            resolve(location), _WEIGHTS, _raise_exceptions_for_missing_entries=False, **given
-        )
+        path = file_of(location, _WEIGHTS, revision)
         self._file = None if path is None else safe_open(path, "pt")
         self.names = frozenset(() if self._file is None else self._file.keys())
 

@@ -18,7 +18,6 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoConfig, PreTrainedConfig
 from transformers.initialization import no_init_weights
-from transformers.utils import cached_file
 
 from specheads.errors import UserError, is_count, is_out_of_memory
 from specheads.pair.draft_vocabulary import (
@@ -37,7 +36,7 @@ from specheads.pair.feature_draft import (
     FeatureDraftConfig,
     usual_layers,
 )
-from specheads.pair.revisions import resolve
+from specheads.pair.revisions import file_of
 from specheads.pair.synthetic import is_synthetic
 from specheads.storage.files import read_json, write_json, write_whole
 
@@ -70,7 +69,7 @@ def is_feature_draft(location: str | Path, revision: str | None = None) -> bool:
     draft is stored in safetensors, and has no map of features.
     """
     try:
-        if is_synthetic(location) or _file(location, "config.json", revision) is None:
+        if is_synthetic(location) or file_of(location, "config.json", revision) is None:
             return False
     except OSError:  # it is gated, for example, which loading it reports
         return False
@@ -80,19 +79,14 @@ def is_feature_draft(location: str | Path, revision: str | None = None) -> bool:
         return True
     if SIZE not in stored:
         return False
-    path = _file(location, _WEIGHTS, revision)
+    path = file_of(location, _WEIGHTS, revision)
     if path is None:
-        return _file(location, _PICKLED, revision) is not None
+        return file_of(location, _PICKLED, revision) is not None
     try:
         with safe_open(path, "pt") as tensors:
             return _INPUT in set(tensors.keys())
     except SafetensorError:  # loading it reports what is wrong
         return False
-
-
-def num_weights(location: str | Path, revision: str | None = None) -> int:
-    """Return how many numbers the tensors of a draft's folder or hub id have."""
-    return sum(tensor.numel() for tensor in _read_tensors(location, revision).values())
 
 
 def read_feature_draft(
@@ -153,17 +147,8 @@ def read_feature_draft(
     return model.requires_grad_(False).eval()
 
 
-def _file(location: str | Path, name: str, revision: str | None) -> str | None:
-    """Return the path of a file of a folder or hub id; None if there is none."""
-    given = {"revision": revision} if revision else {}
-    path: str | None = cached_file(
-        resolve(location), name, _raise_exceptions_for_missing_entries=False, **given
-    )
-    return path
-
-
 def _read_config(location: str | Path, revision: str | None) -> dict[str, Any]:
-    path = _file(location, "config.json", revision)
+    path = file_of(location, "config.json", revision)
     if path is None:
         raise UserError(f"{location} has no config.json; {_EXPECTED}.")
     try:
@@ -179,7 +164,7 @@ def _read_config(location: str | Path, revision: str | None) -> dict[str, Any]:
 
 def _read_tensors(location: str | Path, revision: str | None) -> dict[str, Tensor]:
     """Return the tensors of a draft, by speculators' names."""
-    path = _file(location, _WEIGHTS, revision) or _file(location, _PICKLED, revision)
+    path = file_of(location, _WEIGHTS, revision) or file_of(location, _PICKLED, revision)
     if path is None:
         raise UserError(
             f"{location} has neither {_WEIGHTS} nor {_PICKLED}; {_EXPECTED}, with its weights in"

@@ -30,6 +30,7 @@ from transformers.models.qwen3.modeling_qwen3 import (
 )
 
 from specheads.pair.language_model import LanguageModel, check_numbers
+from specheads.pair.sampling import active
 
 
 class _Parts(NamedTuple):
@@ -177,8 +178,7 @@ class FeatureDraft(PreTrainedModel):
             chunks = features.chunk(len(self.fc_norm), dim=-1)
             normalized = [norm(chunk) for norm, chunk in zip(self.fc_norm, chunks, strict=True)]
             features = torch.cat(normalized, dim=-1)
-        states: Tensor = self.fc(features)
-        return states
+        return active().linear(self.fc, features)
 
     def forward(
         self,

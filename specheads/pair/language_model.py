@@ -21,6 +21,7 @@ from transformers.quantizers import AutoHfQuantizer
 from transformers.utils.peft_utils import find_adapter_config_file
 
 from specheads.errors import UserError, is_out_of_memory
+from specheads.pair.config import PairConfig
 from specheads.pair.draft_vocabulary import FORM, SIZE, kept_tokens, restore, set_output
 from specheads.pair.quantization import QUANTIZATIONS, is_quantized, round_weights
 from specheads.pair.revisions import from_pretrained, resolve, without_warnings
@@ -196,13 +197,14 @@ class LanguageModel:
         """Raise UserError unless these layers have inputs (B, T, H), which a draft can read."""
         tokens = torch.zeros((1, 2), dtype=torch.long, device=self.device)
         with self.noting_inputs(layers) as inputs:
-            self.hidden_states(tokens, use_cache=False)
+            self.states_along(tokens)
+        expected = 1, 2, self.config.hidden_size
         for layer in layers:
             shape = tuple(inputs[layer].shape) if layer in inputs else ()
-            if len(shape) != 3 or shape[:2] != (1, 2):
+            if shape != expected:
                 raise UserError(
                     f"the draft reads the input of layer {layer} of {type(self.model).__name__},"
-                    f" which is of shape {shape} for two tokens, but expected (1, 2, H); choose a"
+                    f" which is of shape {shape} for two tokens, but expected {expected}; choose a"
                     " target of another architecture, or a draft that reads tokens alone."
                 )
 
@@ -374,6 +376,15 @@ def load_tokenizer(
     )
 
 
+def tokenizer_of(config: PairConfig) -> PreTrainedTokenizerBase:
+    """Return the tokenizer of a pair. Raises UserError if it cannot be loaded."""
+    return load_tokenizer(
+        config.tokenizer or config.target,
+        None if config.tokenizer else config.target_revision,
+        config.trust_remote_code in (True, "target"),
+    )
+
+
 def load_model(source: ModelSource) -> PreTrainedModel:
     """Return a model for inference, on its device or spread by its `device_map`.
 
@@ -501,9 +512,8 @@ def weightless_model(source: ModelSource) -> PreTrainedModel:
         if (size := getattr(config, SIZE, None)) is not None:
             set_output(model, model.get_output_embeddings().weight[:size], torch.arange(size))
     with suppress(OSError, ValueError):  # a model without one keeps that of its config
-        given = {"revision": source.revision} if source.revision else {}
         model.generation_config = transformers.GenerationConfig.from_pretrained(
-            resolve(source.location), **given
+            resolve(source.location), revision=source.revision or "main"
         )
     return model.requires_grad_(False).eval()
 
@@ -520,8 +530,7 @@ def stored_config(source: ModelSource) -> PreTrainedConfig:
     )
     # With peft installed transformers would add the adapter to the model, and without it leave it
     # out
-    given = {"revision": source.revision} if source.revision else {}
-    if find_adapter_config_file(str(resolve(source.location)), **given) is not None:
+    if find_adapter_config_file(resolve(source.location), revision=source.revision) is not None:
         raise UserError(
             f"{source.location} holds a PEFT adapter next to a model; merge it (peft's"
             " merge_and_unload) and save that in another folder, or remove adapter_config.json for"

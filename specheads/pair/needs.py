@@ -1,71 +1,16 @@
-"""What a pair needs: said before it is loaded, the memory of its weights.
-
-Before long work, the memory of the work.
-"""
+"""The memory that work with a pair takes, said before it begins."""
 
 import logging
 from collections.abc import Mapping
 
 import torch
 
-from specheads.errors import UserError
 from specheads.load import available_memory, memory_in_use
-from specheads.pair.config import PairConfig
-from specheads.pair.eagle_formats import is_feature_draft, num_weights
-from specheads.pair.language_model import LanguageModel, short_name, weightless_model
-from specheads.pair.locations import EMBEDDED
+from specheads.pair.language_model import LanguageModel
 from specheads.pair.padding import BATCH_TOKENS, SLICE_ELEMENTS
-from specheads.pair.quantization import QUANTIZATIONS
-from specheads.pair.source import ModelSource
 from specheads.storage.files import amount
 
 logger = logging.getLogger(__name__)
-
-
-def pair_needs(config: PairConfig, only_draft: bool = False) -> list[str]:
-    """Return lines about a pair, its models and the memory of weights that are loaded.
-
-    None for an embedded pair.
-    """
-    if str(config.target).startswith(EMBEDDED) or not config.target:
-        return []
-    models = []
-    sizes = list[float]()
-    types = list[str]()
-    is_known = True
-    for role in ("draft", "target") if config.draft else ("target",):
-        source = ModelSource.of(config, role)
-        number = ""
-        is_loaded = role == "draft" or not only_draft
-        try:
-            if role == "draft" and is_feature_draft(source.location, source.revision):
-                count = num_weights(source.location, source.revision)
-                dtype = weightless_model(ModelSource.of(config, "target")).dtype
-            else:
-                model = weightless_model(source)
-                count = model.num_parameters()
-                dtype = model.dtype
-        except UserError:  # loading it says why, in a moment
-            is_known = is_known and not is_loaded
-        else:
-            number = f" ({amount(count, 'billion', 'million')} parameters)"
-            per_weight = float(dtype.itemsize)
-            stored = short_name(dtype)
-            if source.quantization and not source.rounded_form:
-                per_weight = QUANTIZATIONS[source.quantization].num_bytes
-                stored = source.quantization
-            if is_loaded:
-                sizes.append(count * per_weight)
-                types.append(stored)
-        models.append(f"{role} {source.location}{number}")
-    lines = [f"pair {config.name or 'without a name'}: {' for '.join(models)}"]
-    if sizes and is_known:
-        parts = f" ({' + '.join(map(amount, sizes))})" if len(sizes) > 1 else ""
-        lines.append(
-            f"it needs {amount(sum(sizes))} of memory{parts} for weights in"
-            f" {' and '.join(dict.fromkeys(types))}, and more for the keys and values of texts"
-        )
-    return lines
 
 
 def memory_parts(

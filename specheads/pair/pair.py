@@ -13,7 +13,7 @@ from datetime import datetime
 from functools import cached_property
 from operator import index
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 import numpy as np
 import torch
@@ -34,6 +34,7 @@ from specheads.pair.language_model import (
     load_model,
     load_tokenizer,
     stored_config,
+    tokenizer_of,
     weightless_model,
 )
 from specheads.pair.quantization import is_quantized
@@ -44,7 +45,7 @@ from specheads.pair.revisions import (
     revision_of,
     set_draft_temperature,
 )
-from specheads.pair.source import ModelSource, checked_dtype
+from specheads.pair.source import ModelSource
 from specheads.settings import shown
 from specheads.storage.files import without_home
 
@@ -543,10 +544,7 @@ def _tokenizer(
     Raises UserError if models have others.
     """
     location = config.tokenizer or config.target
-    source = ModelSource.of(config, "target")
-    tokenizer = load_tokenizer(
-        location, None if config.tokenizer else source.revision, source.trust_remote_code
-    )
+    tokenizer = tokenizer_of(config)
 
     def compared(role: str) -> Tensor | None:
         source = ModelSource.of(config, role)
@@ -636,7 +634,7 @@ def _draft_lm(
 
 
 def load_draft(
-    location: str | Path, pair: Pair, dtype: str | torch.dtype = "auto"
+    location: str | Path, pair: Pair, dtype: Literal["auto"] | torch.dtype = "auto"
 ) -> LanguageModel:
     """Return another draft for a pair, on its draft's device.
 
@@ -647,7 +645,7 @@ def load_draft(
         read = read_feature_draft(location, pair.target.config, dtype=pair.target.dtype)
         model = cast(PreTrainedModel, read.to(device))
     else:
-        model = load_model(ModelSource(location, dtype=checked_dtype(dtype), device=str(device)))
+        model = load_model(ModelSource(location, dtype=dtype, device=str(device)))
     if borrows_embedding(model):
         borrow_embedding(model, pair.target)
     _check_vocabulary(replace(pair, draft=model))

@@ -127,9 +127,9 @@ def states_of(lm: LanguageModel, texts: GivenTexts, max_tokens: int = BATCH_TOKE
     return torch.cat(states)[torch.cat(order).argsort()]
 
 
-def whole_states(lm: LanguageModel, tokens: Tensor, max_tokens: int = BATCH_TOKENS) -> Tensor:
+def whole_states(lm: LanguageModel, tokens: Tensor) -> Tensor:
     """Return the states (B, T, H) after each of `tokens` (B, T) of right-padded texts."""
-    passes = slices(len(tokens), tokens.shape[1], max_tokens)
+    passes = slices(len(tokens), tokens.shape[1], BATCH_TOKENS)
     return torch.cat([lm.states_along(tokens[rows].to(lm.device)) for rows in passes])
 
 

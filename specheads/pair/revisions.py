@@ -20,6 +20,7 @@ import transformers
 from huggingface_hub import try_to_load_from_cache
 from huggingface_hub.errors import GatedRepoError, HFValidationError
 from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
+from transformers.utils import cached_file
 from transformers.utils import logging as transformers_logging
 from transformers.utils.hub import extract_commit_hash
 
@@ -44,6 +45,14 @@ def resolve(location: str | Path) -> str:
     location = unabbreviated(location)
     file = gguf_file(location)
     return location if file is None else str(converted(file))
+
+
+def file_of(location: str | Path, name: str, revision: str | None = None) -> str | None:
+    """Return the path of a file of a folder or hub id; None if there is none."""
+    path: str | None = cached_file(
+        resolve(location), name, revision=revision, _raise_exceptions_for_missing_entries=False
+    )
+    return path
 
 
 def gguf_file(location: str) -> Path | None:
@@ -138,7 +147,7 @@ def from_pretrained(
     try:
         with without_bars():
             loaded = loader.from_pretrained(
-                resolve(location), **({"revision": revision} if revision else {}), **kwargs
+                resolve(location), revision=revision or "main", **kwargs
             )
     except Exception as error:
         if _is_gated(error):

@@ -12,7 +12,7 @@ from typing import NamedTuple, TypeVar
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from specheads.errors import UserError
 from specheads.pair.warp import WarpValues
@@ -45,6 +45,11 @@ class Sampling:
 
     An engine for a device may have other operations of the same results.
     """
+
+    def linear(self, module: nn.Linear, x: Tensor) -> Tensor:
+        """Return the output (..., O) of a linear map for `x` (..., I)."""
+        output: Tensor = module(x)
+        return output
 
     def most_likely(self, x: Tensor) -> Tensor:
         """Return the index (...) of the largest number of each row of `x` (..., V), the first NaN

@@ -10,18 +10,7 @@ import torch
 
 from specheads.errors import UserError
 from specheads.pair.config import PairConfig
-from specheads.pair.quantization import FORMS, check_quantization
-
-
-def checked_dtype(dtype: str | torch.dtype) -> str | torch.dtype:
-    """Return "auto" or the torch dtype of a name. Raises UserError for anything else."""
-    torch_dtype = getattr(torch, dtype, None) if isinstance(dtype, str) else dtype
-    if dtype == "auto" or (isinstance(torch_dtype, torch.dtype) and torch_dtype.is_floating_point):
-        return torch_dtype or dtype
-    raise UserError(
-        f"model.dtype={dtype} must be a floating-point type; use auto, float32, bfloat16, float16"
-        " or float64."
-    )
+from specheads.pair.quantization import FORMS, QUANTIZATIONS, check_quantization
 
 
 @dataclass(frozen=True)
@@ -55,7 +44,7 @@ class ModelSource:
         return cls(
             config.draft if is_draft else config.target,
             config.draft_revision if is_draft else config.target_revision,
-            checked_dtype(config.dtype),
+            config.dtype if config.dtype == "auto" else getattr(torch, config.dtype),
             checked_device(config.device),
             None if is_draft else config.device_map,
             config.trust_remote_code in (True, role),
@@ -71,6 +60,12 @@ class ModelSource:
             self.device_map and torch.cuda.is_available()
         )
         return FORMS.get(self.quantization or "") if on_cpu else None
+
+    def bytes_per_weight(self, dtype: torch.dtype) -> float:
+        """Return the bytes that a weight takes in memory, in this type unless it is quantized."""
+        if self.quantization is None or self.rounded_form:
+            return dtype.itemsize
+        return QUANTIZATIONS[self.quantization].num_bytes
 
 
 def checked_device(device: str | None) -> str:

@@ -61,8 +61,6 @@ evaluate head=./no_head
     './no_head'; there is no head folder; head=latest
 evaluate live_rules=[nope]
     'nope'; is not in conf/stopping; use one of
-probe prompts=mine.jsonl
-    prompts=mine.jsonl; write data.path=mine.jsonl
 runs outptus=x
     'outptus=x'; did you mean outputs?
 export

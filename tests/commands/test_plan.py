@@ -18,7 +18,6 @@ from specheads.commands.plan import (
     announce,
     plan_of,
     render,
-    rough_duration,
 )
 from specheads.commands.verbs import VERBS
 
@@ -115,14 +114,6 @@ def test_more_than_an_hour_is_a_warning(caplog, seconds, level):
         announce(made(seconds))
     (record,) = caplog.records
     assert record.levelno == level and ("more than an hour" in record.message) == (seconds > LONG)
-
-
-@pytest.mark.parametrize(
-    ("seconds", "text"),
-    [(0.2, "1 s"), (89, "89 s"), (600, "10 min"), (7200, "2 h"), (86400 * 3, "3 days")],
-)
-def test_a_time_is_in_the_unit_that_people_use(seconds, text):
-    assert rough_duration(seconds) == text
 
 
 def test_rates_are_those_of_a_device():

@@ -471,7 +471,7 @@ def test_llama_server(nano, prompts, tmp_path):
     # Its library and this process's cannot be loaded together
     if not (find_spec("xllamacpp") and find_spec("gguf")):
         pytest.skip("there is no xllamacpp")
-    from gguf_writer import write_gguf
+    from benchmarks.gguf_file import write_gguf
 
     write_gguf(nano.target, tmp_path / "nano.gguf")
     command = [sys.executable, "-c", LLAMA_SERVER, str(tmp_path / "nano.gguf")]

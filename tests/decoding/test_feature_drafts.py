@@ -383,14 +383,20 @@ def test_a_nan_of_the_draft_is_reported_and_leaves_no_trace(max_batch):
     assert list(map(drafted, again)) == list(map(drafted, expected))
 
 
-def test_changed_weights_of_the_draft_are_noticed():
+@pytest.mark.parametrize(
+    "engine",
+    ["cuda_graph", pytest.param("compiled", marks=[needs_compiler, pytest.mark.full])],
+)
+def test_changed_weights_of_the_draft_are_noticed(engine):
     """Those that the target's steps read, too."""
     pair = small_pair()
-    decoder = SpeculativeDecoder(
-        pair, stopping=stopping.FixedLength(3), warp=GREEDY, engine="cuda_graph"
-    )
+    if engine == "compiled":  # with the operators in C++, which compute in float32
+        pair.target.float()
+        pair.draft.float()
+    decoder = SpeculativeDecoder(pair, stopping=stopping.FixedLength(3), warp=GREEDY, engine=engine)
     decoder.generate(PROMPTS[2], NUM_TOKENS)
-    pair.draft.fc.weight.data = torch.randn(pair.draft.fc.weight.shape, dtype=torch.float64)
+    weight = pair.draft.fc.weight
+    weight.data = torch.randn_like(weight)
     check_rounds(pair, decoder.generate(PROMPTS[2], NUM_TOKENS), GREEDY)
 
 

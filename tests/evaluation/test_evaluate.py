@@ -150,7 +150,7 @@ def test_the_recording_decides_at_timed_steps_and_the_best_rules_are_decoded(cal
     assert report.answer.evidence.ratio == report.ratio
     assert report.answer.evidence.num_prompts == report.data_sets[1].num_prompts
     kept = {path.name for path in (tmp_path / "run").iterdir()}
-    assert {"step-times.json", "overheads.jsonl", "generations.jsonl"} <= kept
+    assert {"step-times.jsonl", "overheads.jsonl", "generations.jsonl"} <= kept
     validate(report, tmp_path)
 
 

@@ -111,7 +111,7 @@ def test_a_folder_brings_the_same_draft_back(pair, tmp_path):
     again = load_pair("nano", draft=folder, dtype="float32")
     assert torch.equal(logits_of(again.draft_lm), logits_of(replace(pair).draft_lm))
     assert torch.equal(
-        logits_of(load_draft(folder, pair, "float32")), logits_of(replace(pair).draft_lm)
+        logits_of(load_draft(folder, pair, torch.float32)), logits_of(replace(pair).draft_lm)
     )
     # Of which a user is told how much memory it needs
     shape = weightless_model(ModelSource(folder))

@@ -8,13 +8,10 @@ from feature_drafts import feature_draft
 from safetensors.torch import load_file, save_file
 
 from specheads import UserError, load_pair
-from specheads.pair.config import PairConfig
 from specheads.pair.draft_vocabulary import borrows_embedding
 from specheads.pair.eagle_formats import is_feature_draft, write_speculators
 from specheads.pair.initial_draft import NewFeatureDraft
-from specheads.pair.needs import pair_needs
 from specheads.pair.pair import load_draft
-from specheads.pair.revisions import resolve
 
 TARGET = "embedded:nano/target"
 LAYERS = (1, 3, 4)
@@ -113,11 +110,6 @@ def test_layers_that_cannot_be_read_are_one_message(keys, message, folder):
 @pytest.mark.parametrize("location", [TARGET, "embedded:nano/draft", "synthetic:llama3.2-1b"])
 def test_other_models_read_no_target(location):
     assert not is_feature_draft(location)
-
-
-def test_the_memory_of_weights_is_announced(folder):
-    said = " ".join(pair_needs(PairConfig(draft=folder, target=resolve(TARGET))))
-    assert "1.18 million parameters" in said and "memory" in said
 
 
 MISTAKES = {

@@ -6,10 +6,10 @@ import importlib
 
 import pytest
 import torch
-from gguf_writer import write_gguf
 from transformers import AutoModelForCausalLM, LlamaConfig
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
+from benchmarks.gguf_file import write_gguf
 from specheads.errors import UserError
 from specheads.pair.language_model import load_tokenizer
 from specheads.pair.revisions import content_of, gguf_file, resolve

@@ -293,5 +293,5 @@ def test_a_target_without_plain_embeddings_is_refused():
 
 def test_a_target_whose_layers_read_more_than_states_is_refused():
     target = tiny_model(tiny_config("xlnet"), 0)  # positions come first
-    with pytest.raises(UserError, match="layer 0 of XLNetLMHeadModel does not read one state of"):
+    with pytest.raises(UserError, match="the input of layer 0 of XLNetLMHeadModel, which is of"):
         NewFeatureDraft("eagle3", [0, 1]).make(target)

@@ -9,74 +9,10 @@ import pytest
 import torch
 from commands import run
 from fakes import tiny_pair
-from published_shapes import SHAPES as SHAPES_ON_HUB
-from published_shapes import weightless
 
 from specheads.decoding.engine import EagerEngine
 from specheads.pair import needs
-from specheads.pair.config import pair_config
-from specheads.pair.needs import memory_of, memory_parts, pair_needs
-
-
-@pytest.fixture
-def published(monkeypatch):
-    """Let the configs of published models be known, as on a machine that reaches the hub."""
-
-    def weightless_model(source):
-        return weightless(SHAPES_ON_HUB[source.location]).to(
-            torch.bfloat16 if source.dtype == "auto" else source.dtype
-        )
-
-    monkeypatch.setattr("specheads.pair.needs.weightless_model", weightless_model)
-
-
-def test_the_papers_pair_is_described(published):
-    models, memory = pair_needs(pair_config("llama2-7b"))
-    assert (
-        models
-        == "pair llama2-7b: draft meta-llama/Llama-2-7b-chat-hf (6.74 billion parameters) for"
-        " target "
-        "meta-llama/Llama-2-70b-chat-hf (69 billion parameters)"
-    )
-    assert (
-        memory
-        == "it needs 151 GB of memory (13.5 GB + 138 GB) for weights in bfloat16, and more for the"
-        " keys and values of texts"
-    )
-
-
-def test_memory_follows_types_and_quantization(monkeypatch, published):
-    monkeypatch.setattr("specheads.pair.quantization._is_usable", lambda package: True)
-    # 0.596 billion parameters of 4 bytes, 8.19 billion of half a byte
-    memory = pair_needs(pair_config("qwen3-0.6b-to-qwen3-8b", dtype="float32", quantization="nf4"))[
-        1
-    ]
-    # 0.596 * 4, 8.19 / 2
-    assert memory.startswith(
-        "it needs 6.48 GB of memory (2.38 GB + 4.1 GB) for weights in float32 and nf4,"
-    )
-    memory = pair_needs(
-        pair_config("qwen3-0.6b-to-qwen3-8b", device="cpu", draft_quantization="int8")
-    )[1]
-    # Rounded, not stored so
-    assert memory.startswith(
-        "it needs 17.6 GB of memory (1.19 GB + 16.4 GB) for weights in bfloat16,"
-    )
-
-
-def test_a_target_without_weights_takes_no_memory(published):
-    lines = pair_needs(pair_config("smollm2-135m-to-smollm2-1.7b"), only_draft=True)
-    assert "for target HuggingFaceTB/SmolLM2-1.7B-Instruct" in lines[0]
-    assert (
-        lines[1].startswith("it needs 269 MB of memory for weights in bfloat16") and len(lines) == 2
-    )
-
-
-@pytest.mark.parametrize(
-    "pair", [{"name": "nano"}, {"name": "mini"}, {"draft": "a/b", "target": "embedded:nano/target"}]
-)
-def test_embedded_pairs_need_nothing(pair):
-    assert pair_needs(pair_config(pair.pop("name", None), **pair)) == []
+from specheads.pair.needs import memory_of, memory_parts
 
 
 def test_the_parts_of_memory_are_those_of_the_model():

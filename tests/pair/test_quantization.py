@@ -197,3 +197,12 @@ def test_a_synthetic_model_is_not_quantized():
         ),
     ):
         load_pair("synthetic-tiny", draft_quantization="int8")
+
+
+@pytest.mark.parametrize(
+    ("device", "quantization", "expected"),
+    [("cuda", None, 2), ("cuda", "nf4", 0.5), ("cuda", "int8", 1), ("cpu", "int8", 2)],
+)
+def test_quantized_weights_take_fewer_bytes_unless_they_are_rounded(device, quantization, expected):
+    source = ModelSource("anywhere", device=device, quantization=quantization)
+    assert source.bytes_per_weight(torch.bfloat16) == expected

@@ -22,6 +22,7 @@ from specheads.evaluation.candidates import (
     Tuning,
     candidates,
 )
+from specheads.evaluation.conclusions import change, times
 from specheads.evaluation.keys import MEASURED
 from specheads.evaluation.replayed_sets import RecordedSet, chosen, counts_of
 from specheads.load import adapt_threads, threads_by_load
@@ -106,7 +107,7 @@ def agreement(
     return torch.cat(overlaps), torch.cat(unknown)
 
 
-def better_draft(recording: Recording, gain: float, seed: int = 0) -> Recording:
+def better_draft(recording: Recording, gain: float) -> Recording:
     """Return the recording of a draft whose tokens are accepted more often by a share `gain`, for
     fixed lengths only.
     """
@@ -114,7 +115,7 @@ def better_draft(recording: Recording, gain: float, seed: int = 0) -> Recording:
     accepted = recording.accepted if runs is None else recording.labels().accepted
     share = accepted.double().mean().item()
     flipped = min(1.0, share * gain / max(1e-9, 1 - share))
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(0)
     is_flipped = torch.rand(recording.accepted.shape, generator=generator) < flipped
     if runs is None:
         return replace(recording, accepted=recording.accepted | is_flipped)
@@ -303,10 +304,8 @@ def recommended(options: Sequence[Option], command_line: CommandLine) -> Recomme
     for option, least in ladder:
         if option.speedup.value > chosen.speedup.value * (1 + least):
             chosen = option
-    speed = f"{_times(chosen.speedup)} the speed of the target alone"
-    gain = chosen.gain
-    over = f"{gain.value - 1:+.1%} [{gain.low - 1:+.1%}, {gain.high - 1:+.1%}]"
-    over = f"{over} over the best fixed length"
+    speed = f"{times(chosen.speedup)} the speed of the target alone"
+    over = f"{change(chosen.gain)} over the best fixed length"
     if chosen.name == PLAIN:
         text = "Do not speculate with this draft: nothing is clearly faster than the target alone"
         words = ["probe", "model.draft=<another draft>"]
@@ -322,15 +321,11 @@ def recommended(options: Sequence[Option], command_line: CommandLine) -> Recomme
     better = known[BETTER]
     if better.gain.value > 1 + WORTH_DISTILLING and better.speedup.value > chosen.speedup.value:
         text += (
-            f". A draft with {MORE_OVERLAP:.0%} more overlap would bring {_times(better.speedup)}"
+            f". A draft with {MORE_OVERLAP:.0%} more overlap would bring {times(better.speedup)}"
             " by itself: distil it first"
         )
         words = ["distill"]
     return Recommendation(chosen.name, f"{text}.", command_line(*words))
-
-
-def _times(speedup: Interval) -> str:
-    return f"{speedup.value:.2f}x [{speedup.low:.2f}, {speedup.high:.2f}]"
 
 
 def doubts_of(live: LiveCheck) -> Iterator[str]:

@@ -40,7 +40,6 @@ from specheads.progress import progress, stage
 from specheads.replay.head_scores import record_sets
 from specheads.replay.information import Information, information
 from specheads.replay.intervals import Interval, halves, interval, resample_counts
-from specheads.replay.recording import Recorder
 from specheads.replay.response_tree import RecordSettings
 
 
@@ -169,11 +168,7 @@ def _random_head(pair: Pair, width: int) -> LocatedHead:
 
 def _recorded(setup: Setup, prompts: PromptSet) -> list[RecordedSet]:
     """Return the recordings of both halves of the prompts, which share no group."""
-    settings = setup.settings
-    limits = replace(setup.prompt_data.limits, max_new_tokens=settings.max_new_tokens)
-    recorder = Recorder(
-        setup.pair, settings.warp, limits, RecordSettings(), settings.seed, setup.data_folder
-    )
+    recorder = setup.recorder(RecordSettings())
     first = halves(prompts.groups)
     sets = {}
     for name, here in (("first", first), ("second", ~first)):

@@ -12,7 +12,6 @@ from specheads.errors import UserError
 from specheads.pair.config import PairConfig
 from specheads.pair.draft_vocabulary import borrows_embedding
 from specheads.pair.language_model import weightless_model
-from specheads.pair.quantization import QUANTIZATIONS
 from specheads.pair.source import ModelSource, checked_device
 from specheads.training.distill.muon import matrices_of_layers
 from specheads.training.distill.settings import Distillation
@@ -78,23 +77,21 @@ def check_config(config: PairConfig, settings: Distillation) -> None:
     if device.type != "cuda" or str(settings.trainer.other("strategy")).startswith(SHARDED):
         return
 
-    def weightless(role: str) -> PreTrainedModel:
+    def source_of(role: str) -> ModelSource:
         # The device decides the type of the weights
-        return weightless_model(replace(ModelSource.of(config, role), device=str(device)))
+        return replace(ModelSource.of(config, role), device=str(device))
 
-    target = weightless("target")
+    target = weightless_model(source_of("target"))
     initial = settings.initial_draft
     if initial is None:
-        draft = weightless("draft")
+        draft = weightless_model(source_of("draft"))
     else:
         with torch.device("meta"):
             draft = initial.make(target)
-    width: float = target.dtype.itemsize
-    if config.device_map:  # how much of it comes to this device is known once it is loaded
-        width = 0
-    elif config.quantization:
-        width = QUANTIZATIONS[config.quantization].num_bytes
-    target_bytes = width * target.num_parameters()
+    target_bytes = 0.0
+    if not config.device_map:  # else it is known once it is loaded how much comes to this device
+        width = source_of("target").bytes_per_weight(target.dtype)
+        target_bytes = width * target.num_parameters()
     # What its layers keep for the gradient comes on top; where that does not fit,
     # `errors.user_error` says what makes it smaller.
     state = TrainedWeights.of(draft, settings).num_bytes

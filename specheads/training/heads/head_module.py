@@ -11,17 +11,12 @@ from torch import Tensor
 
 from specheads.errors import UserError
 from specheads.heads.batch import HeadBatch, head_features
-from specheads.heads.features import RECORDED
 from specheads.heads.head import LEAST_SPREAD
-from specheads.heads.metrics import auroc, binary_kl, fit_logistic, prediction_metrics
-from specheads.heads.portable.network import assemble
+from specheads.heads.metrics import prediction_metrics
 from specheads.pair.pair import Pair
 from specheads.training.curve_module import CurveModule
 from specheads.training.heads.bank import HeadBank, constant_loss
 from specheads.training.settings import Optimizer
-
-TRAIN_BATCHES = 64  # results on training prompts are computed on so many
-RIVAL_BATCHES = 16  # and the logistic of rules without a head, four numbers, is fitted to so many
 
 
 class HeadModule(CurveModule):
@@ -34,25 +29,15 @@ class HeadModule(CurveModule):
         self.pair = pair  # no module, so that its weights are not registered as this one's
         self._collected: list[tuple[Tensor, Tensor, Tensor]] = []  # see `_collect`
         self.test_results: dict[str, dict[str, float]] = {}
-        # Each head's KL on train and dev prompts (SpecDec++, table 3).
-        self.divergences: dict[str, dict[str, float]] = {}
-        self.best_steps: dict[str, int] = {}  # after which each head's weights are exported
         # On dev prompts, of the best prediction that is the same everywhere
         self.constant_losses: dict[str, float] = {}
 
-    def features(
-        self, batch: HeadBatch, needs: frozenset[str] | None = None, predicts: str | None = None
-    ) -> dict[str, Tensor]:
-        """Return the features of a batch: those that the bank reads, or those that `needs` and
-        `predicts` ask for.
-        """
-        predicts = predicts or self.bank.predicts
-        needs = needs or self.bank.needs
-        features = {}
-        if predicts == self.bank.predicts:
-            features = {name: batch.features[name] for name in needs & batch.features.keys()}
+    def features(self, batch: HeadBatch) -> dict[str, Tensor]:
+        """Return the features of a batch that the bank reads."""
+        needs = self.bank.needs
+        features = {name: batch.features[name] for name in needs & batch.features.keys()}
         if missing := needs - features.keys():
-            features |= head_features(self.pair, batch, predicts, missing)
+            features |= head_features(self.pair, batch, self.bank.predicts, missing)
         return features
 
     def on_fit_start(self) -> None:
@@ -99,13 +84,11 @@ class HeadModule(CurveModule):
             self.clip_gradients(optimizer, gradient_clip_val, gradient_clip_algorithm)
 
     def validation_step(self, batch: HeadBatch, batch_index: int) -> None:
-        logits = self.bank(self.features(batch))
-        if self.trainer.datamodule.has_rows("dev", batch_index):
-            self._collect(batch, logits, torch.stack(self.bank.losses(logits, batch.label)))
+        self._collect("dev", batch, batch_index)
 
     def on_validation_epoch_end(self) -> None:
-        logits, labels, parts = self._gathered()
-        losses, weights = torch.stack(parts).sum(dim=0)
+        logits, labels, sums = self._gathered()
+        losses, weights = sums
         of_heads = (losses / weights).tolist()
         values = self.named_values(of_heads) | self._measured(logits, labels)
         for spec, loss in zip(self.bank.specs, of_heads, strict=True):
@@ -129,37 +112,16 @@ class HeadModule(CurveModule):
             heads[name].load_state_dict(of_head)
 
     def test_step(self, batch: HeadBatch, batch_index: int) -> None:
-        if self.trainer.datamodule.has_rows("test", batch_index):
-            self._collect(batch, *self.logits_and_rivals(batch))
+        self._collect("test", batch, batch_index)
 
     def on_test_epoch_end(self) -> None:
-        logits, labels, rivals = self._gathered()
+        logits, labels, _ = self._gathered()
         self.test_results = {spec.name: {} for spec in self.bank.specs}
-        for name, value in self._measured(logits, labels).items():
+        measured = self._measured(logits, labels)
+        for name, value in measured.items():
             head, metric = name.split("/")
             self.test_results[head][metric] = value
-        # On the prompts that the heads learned from.
-        known = []
-        inputs = []
-        predicted = []
-        batches = self.trainer.datamodule.batches("train", shared=False)
-        for number, batch in enumerate(islice(batches, TRAIN_BATCHES)):
-            batch = batch.to(self.device)
-            if number < RIVAL_BATCHES:
-                logits, of_rivals = self.logits_and_rivals(batch)
-                inputs.append(of_rivals.cpu())
-            else:
-                logits = self.bank(self.features(batch))
-            known.append(batch.label.cpu())
-            predicted.append(logits.cpu())
-        weights = fit_logistic(torch.cat(inputs), torch.cat(known[:RIVAL_BATCHES]))
-        self.test_results |= _rivals(torch.cat(rivals), labels, weights)
-        for spec, row in zip(self.bank.specs, torch.cat(predicted, dim=1), strict=True):
-            self.divergences[spec.name] = {"train": binary_kl(row, torch.cat(known)).item()}
-            if dev := self.dev_metrics(spec.name, self.best_steps.get(spec.name)):
-                self.divergences[spec.name]["dev"] = dev["kl"]
-        for name, metrics in self.test_results.items():
-            self.log_dict({f"test/{name}/{metric}": value for metric, value in metrics.items()})
+        self.log_dict({f"test/{name}": value for name, value in measured.items()})
 
     def on_save_checkpoint(self, checkpoint: dict) -> None:
         super().on_save_checkpoint(checkpoint)
@@ -169,17 +131,10 @@ class HeadModule(CurveModule):
         super().on_load_checkpoint(checkpoint)
         self.constant_losses = checkpoint.get("constant_losses", {})
 
-    def dev_metrics(self, name: str, step: int | None = None) -> dict[str, float]:
-        """Return a head's metrics on dev prompts after a step, None: the last validation's."""
-        found: dict[str, float] = {}
-        for measured_at, metrics in self.history:
-            of_head = {}
-            for key, value in metrics.items():
-                if key.startswith(f"dev/{name}/"):
-                    of_head[key.rpartition("/")[2]] = value
-            if of_head and step in (None, measured_at):
-                found = of_head
-        return found
+    def last_dev_loss(self, name: str) -> float:
+        """Return a head's loss on dev prompts after the last epoch."""
+        key = f"dev/{name}/loss"
+        return [metrics[key] for _, metrics in self.history if key in metrics][-1]
 
     def _measured(self, logits: Tensor, labels: Tensor) -> dict[str, float]:
         """Return metrics of all heads, for logits (heads, n) and labels (n,)."""
@@ -189,31 +144,27 @@ class HeadModule(CurveModule):
                 measured[f"{spec.name}/{name}"] = value
         return measured
 
-    def logits_and_rivals(self, batch: HeadBatch) -> tuple[Tensor, Tensor]:
-        """Return logits (heads, n) of drafted tokens, and (n, 3) the features of rules without a
-        head: log d(y), max d and entropy.
+    def _collect(self, split: str, batch: HeadBatch, batch_index: int) -> None:
+        """Keep a batch's logits (heads, n), labels (n,), and sums of losses and of weights
+        (2, heads), until the epoch ends.
         """
-        recorded = frozenset(RECORDED)
-        if self.bank.predicts == "next_token":  # both read at the same positions
-            features = of_rivals = self.features(batch, self.bank.needs | recorded)
-        else:
-            features = self.features(batch)
-            of_rivals = self.features(batch, recorded, "next_token")
-        return self.bank(features), assemble(RECORDED, of_rivals, of_rivals["entropy"].dtype)
+        logits = self.bank(self.features(batch))
+        if self.trainer.datamodule.has_rows(split, batch_index):
+            sums = torch.stack(self.bank.losses(logits, batch.label))
+            self._collected.append((logits.cpu(), batch.label.cpu(), sums.cpu()))
 
-    def _collect(self, batch: HeadBatch, logits: Tensor, more: Tensor) -> None:
-        """Keep logits (heads, n), the batch's labels (n,) and `more` until the epoch ends."""
-        self._collected.append((logits.cpu(), batch.label.cpu(), more.cpu()))
-
-    def _gathered(self) -> tuple[Tensor, Tensor, list[Tensor]]:
+    def _gathered(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Return what was kept in all processes: logits (heads, n), labels (n,), and the sums of
+        all batches (2, heads).
+        """
         collected = self._collected
         if self.trainer.world_size > 1:
             parts: list = [None] * self.trainer.world_size
             torch.distributed.all_gather_object(parts, collected)
             collected = list(chain.from_iterable(parts))
-        logits, labels, more = zip(*collected, strict=True)
+        logits, labels, sums = zip(*collected, strict=True)
         self._collected.clear()
-        return torch.cat(logits, dim=1), torch.cat(labels), list(more)
+        return torch.cat(logits, dim=1), torch.cat(labels), torch.stack(sums).sum(dim=0)
 
     def configure_optimizers(self) -> OptimizerLRScheduler:
         settings = self.optimizer
@@ -231,16 +182,3 @@ class HeadModule(CurveModule):
                     " (trainer.max_epochs=), on more prompts (data.num_train=), or with another"
                     " optimizer.lr=."
                 )
-
-
-def _rivals(features: Tensor, labels: Tensor, weights: Tensor) -> dict[str, dict[str, float]]:
-    """Return metrics on the same tokens without a head: of the draft's numbers (n, 3), and of their
-    logistic.
-    """
-    logistic = features.double() @ weights[:-1] + weights[-1]
-    return {
-        "draft probability": {"auroc": auroc(features[:, 0], labels)},
-        "max probability": {"auroc": auroc(features[:, 1], labels)},
-        "entropy": {"auroc": auroc(-features[:, 2], labels)},
-        "logistic of the three": prediction_metrics(logistic.float(), labels),
-    }

@@ -55,8 +55,8 @@ class DevLoss(NamedTuple):
 class TrainedHeads:
     """Heads that were trained together, in `folder`: the head, or the folders of the heads `names`.
 
-    `test` has metrics on test prompts by name, also of rules without a head; `dev`, `calibrated`
-    and `information` are on dev prompts.
+    `test` has each head's metrics on test prompts; `dev`, `calibrated` and `information` are on dev
+    prompts.
     """
 
     folder: Path
@@ -95,12 +95,8 @@ def train_heads(
         trainer, module, of_kind = _train_kind(pair, made, kind, run, loggers, checkpoint)
         dev |= of_kind
         is_first = trainer.is_global_zero
-        heads = [spec.name for spec in module.bank.specs]
-        names += heads
-        for name, metrics in module.test_results.items():
-            # Rules without a head are measured on each kind's texts.
-            is_repeated = name not in heads and len(kinds) > 1
-            results[f"{name}, {kind.heads}" if is_repeated else name] = metrics
+        names += [spec.name for spec in module.bank.specs]
+        results |= module.test_results
     if not is_first:
         return TrainedHeads(run, names)
     write_json(run / "test.json", results)
@@ -167,7 +163,6 @@ def _train_kind(
         )
         trainer.fit(module, data, ckpt_path=earlier)
         module.load_weights(checkpoints.read_best(trainer))
-        module.best_steps = {name: best.step for name, best in checkpoints.best.items()}
         trainer.test(module, data, verbose=False)
         title = TITLES[settings.heads]
         of_kind = title if len(specs) == 1 else f"{len(specs)} {title}s"
@@ -185,7 +180,7 @@ def _train_kind(
 def _dev_losses(module: HeadModule, best: Mapping[str, Best]) -> dict[str, DevLoss]:
     losses = {}
     for name, found in best.items():
-        last = module.dev_metrics(name)["loss"]
+        last = module.last_dev_loss(name)
         losses[name] = DevLoss(found.epoch, found.value, last, module.constant_losses[name])
     return losses
 
@@ -232,7 +227,6 @@ def _export(
             "reject_weight": spec.reject_weight,
             **trained,
             "test": module.test_results[spec.name],
-            "kl": module.divergences[spec.name],
         }
         head.config = replace(head.config, train=provenance)
         head.train_prompts = learned

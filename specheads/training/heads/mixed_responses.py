@@ -19,7 +19,7 @@ from specheads.decoding.branches import ReadTexts
 from specheads.decoding.engine import bulk_operations, bytes_to_pack
 from specheads.decoding.stopping import MAX_TOKENS
 from specheads.heads.batch import collate, sample_features
-from specheads.heads.features import FEATURES, RECORDED
+from specheads.heads.features import FEATURES
 from specheads.pair.needs import memory_of, memory_parts, memory_to_read
 from specheads.pair.padding import BATCH_TOKENS
 from specheads.pair.pair import Pair
@@ -159,9 +159,6 @@ class FeatureStore(RowStore):
         self.pair = pair
         self.draft = pair.draft_lm
         (self.predicts,) = {data.predicts for data in splits.values()}
-        if self.predicts == "next_token":
-            # The test compares heads with rules that need no head.
-            needs = needs | set(RECORDED)
         self.needs = frozenset(name for name in needs if FEATURES[name].stored)
         self.splits = splits
         texts = {}

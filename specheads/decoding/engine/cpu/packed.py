@@ -24,6 +24,7 @@ from specheads.decoding.engine.compiled_program import Weights
 from specheads.decoding.engine.reading import RowsLayer
 from specheads.heads.portable.network import Network, ResidualBlock
 from specheads.load import available_memory
+from specheads.pair.feature_draft import FeatureDraft
 from specheads.pair.language_model import LanguageModel
 from specheads.pair.quantization import on_lattice
 
@@ -413,6 +414,8 @@ def packed_model(lm: LanguageModel, others: Sequence[nn.Module]) -> PackedModel 
     networks = list[nn.Module]()
     for other in others:
         networks += filter(_is_network, other.modules())
+        if isinstance(other, FeatureDraft) and _is_packable(other.fc):
+            networks.append(other.fc)
     groups = _groups_of(lm.model)
     needed = bytes_to_pack(lm, networks)
     if needed > _SPARE_MEMORY * available_memory():
