@@ -139,11 +139,8 @@ class ChainStep:
         these are, `uniform` (B,) in [0, 1) samples, and tokens of `end_tokens` (V,) bool end
         drafts.
         """
-        # Of the tokens that its output has: often a small part of the vocabulary
-        kept = self.lm.kept_tokens
-        probs = self.warp(logits if kept is None else logits.index_select(-1, kept))
+        probs = self.warp(logits)
         token = self.warp.draw(probs, uniform)
-        token = token if kept is None else kept[token]
         features = drafting_features(
             self.rule.needs,
             logits,
@@ -155,9 +152,8 @@ class ChainStep:
             index,
         )
         new, stop = self.rule.step(state.rule, features)
-        rule_state = unless(state.stopped, state.rule, new)
-        ended = ChainState(state.stopped | stop | end_tokens[token], rule_state)
-        return token, self.lm.spread_probs(probs), ended
+        kept = unless(state.stopped, state.rule, new)
+        return token, probs, ChainState(state.stopped | stop | end_tokens[token], kept)
 
 
 class JoinedChainStep(ChainStep):

@@ -250,16 +250,6 @@ class LanguageModel:
             -1, kept, logits
         )
 
-    def spread_probs(self, probs: Tensor) -> Tensor:
-        """Return the probabilities (..., V) of all tokens from those of the kept ones; of a row of
-        NaN all are NaN.
-        """
-        kept = self.kept_tokens
-        if kept is None:
-            return probs
-        others = 0 * probs[..., :1]
-        return others.expand(*probs.shape[:-1], self.vocab_size).index_copy(-1, kept, probs)
-
     @property
     def lacking(self) -> Tensor | None:
         """The tokens (V,) bool that it never proposes; None: there are none."""
