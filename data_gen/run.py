@@ -516,7 +516,8 @@ def write_own_prompts(pair: Pair, wish: OwnPrompts, settings: DataGeneration, ro
             " (data.path=)."
         )
     opened = replace(pair, instruction_format=opening_format + INSTRUCTION)
-    openings = wish.openings or ("",)
+    # The command line has no sign for a new line
+    openings = [each.replace(r"\n", "\n") for each in wish.openings or ("",)]
     prompts = list[Prompt]()
     for number in range(wish.number):
         opening = openings[number % len(openings)]

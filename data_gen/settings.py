@@ -162,6 +162,7 @@ class OwnPrompts(Settings):
     )
     openings: tuple[Text, ...] = setting(
         (),
-        "texts that its prompts begin with, in turn, '[Write,Explain]'; none: as it likes",
+        "texts that its prompts begin with, in turn, '[Write,Explain]', \\n for a new line; none:"
+        " as it likes",
         key="own_prompts.openings",
     )

@@ -27,21 +27,22 @@ def chatting(nano):
 
 def test_prompts_begin_where_a_users_message_begins(chatting, tmp_path):
     settings = DataGeneration(max_new_tokens=96, batch_size=16)
-    wish = OwnPrompts(number=10, openings=("get_", "set_value("))
+    wish = OwnPrompts(number=10, openings=("get_", r"set(\n    value,"))
+    begun = ("get_", "set(\n    value,")
     file = write_own_prompts(chatting, wish, settings, tmp_path)
     texts = [json.loads(line)["instruction"] for line in file.read_text().splitlines()]
     assert texts and len(texts) == len(set(texts)) <= 10
-    assert all(text.startswith(wish.openings) for text in texts)
+    assert all(text.startswith(begun) for text in texts)
     rows = load_split(file.parent, "train")
     assert {chatting.decode(ids) for ids in rows["prompt_ids"]} == {
-        f"# user\ndef {opening}" for opening in wish.openings
+        f"# user\ndef {opening}" for opening in begun
     }
     ended = [
         chatting.decode(ids)
         for ids, finished in zip(rows["response_ids"], rows["finished"], strict=True)
         if finished
     ]
-    assert {text.removeprefix("get_").removeprefix("set_value(") for text in texts} == {
+    assert {text.removeprefix("get_").removeprefix(begun[1]) for text in texts} == {
         text.strip() for text in ended
     }
     assert len(load_tables(str(file), None).rows) == len(texts)  # it is a data set
