@@ -6,6 +6,7 @@ import copy
 import sys
 from argparse import Namespace
 from dataclasses import asdict, replace
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -92,7 +93,9 @@ def test_processes_decode_as_this_project_and_stand_still_between(nano, prompts)
 
 def test_llama_cpp_decodes_the_same_models(nano, prompts, tmp_path):
     """Alone and with a draft that has an output over some tokens alone."""
-    pytest.importorskip("xllamacpp")
+    # Its library and this process's cannot be loaded together
+    if not (find_spec("xllamacpp") and find_spec("gguf")):
+        pytest.skip("there is no xllamacpp")
     draft = copy.deepcopy(nano.draft)
     keep_tokens(draft, torch.arange(0, nano.draft.config.vocab_size, 2))
     length = 12
