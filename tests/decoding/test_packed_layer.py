@@ -217,7 +217,7 @@ def test_rows_of_a_batch_are_computed_each_with_its_memory():
         keys = whole_keys[rows].clone()
         values = whole_values[rows].clone()
         memory = Cache(layers=[ChainLayer(keys, values, 16, torch.tensor(5))])
-        output = copied.compute(0, layer, hidden[rows], angles, mask[rows], memory)
+        output = copied.compute(0, 32, layer, hidden[rows], angles, mask[rows], memory)
         return output, keys, values
 
     together = compute(slice(0, 3))
