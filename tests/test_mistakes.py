@@ -103,7 +103,7 @@ evaluate drafting=tree
 train calibration=null logger=null
     a group of configs is left out by '~group'
 train resume=none.ckpt
-    resume=none.ckpt must be true or false \(true: resume the newest run of the same command if it is unfinished; false: start again\)\.
+    resume=none.ckpt must be true or false \(true: resume the newest run .*; false: start again\)\.
 train head.inputs=[colour]
     colour
 evaluate
