@@ -426,9 +426,6 @@ def packed_model(lm: LanguageModel, others: Sequence[nn.Module]) -> PackedModel 
         return None
     if needed > 2**20:
         logger.info(
-            "packing the linear maps of %s: %.0f MiB%s",
-            type(lm.model).__name__,
-            needed / 2**20,
-            ", activations in 16 bits next to weights of 8 and 5" if lm.input_bits == 16 else "",
+            "packing the linear maps of %s: %.0f MiB", type(lm.model).__name__, needed / 2**20
         )
     return PackedModel(lm, groups, networks)
