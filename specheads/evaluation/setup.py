@@ -135,7 +135,7 @@ class Setup:
             "max_new_tokens": settings.max_new_tokens,
             "pair": [pair.target_revision, pair.draft_revision],
             "dtype": [str(pair.target.dtype), str(pair.draft.dtype)],
-            "draft_activations": pair.draft_activations,
+            "activations": [pair.activations, pair.draft_activations],
             "engine": resolve_engine(settings.engine),
             "device": device_name(pair),
             "threads": torch.get_num_threads(),

@@ -62,6 +62,7 @@ def _check_quantization(name: object) -> object:
 
 Location = Text | InstanceOf[Path]
 Quantization = Annotated[str | None, BeforeValidator(_check_quantization)]
+Activations = Literal["float32", "int16", "int8"]
 
 
 class PairConfig(Settings):
@@ -90,10 +91,14 @@ class PairConfig(Settings):
     draft_quantization: Quantization = setting(
         None, "the same for the draft; the output distribution stays the target's"
     )
-    draft_activations: Literal["int16", "float32"] = setting(
-        "int16",
-        "what a draft's prepacked weights of 8 and 5 bits are multiplied with on a CPU: activations"
-        " rounded to 16 bits in groups of 32, or in float32",
+    activations: Activations = setting(
+        "float32",
+        "what the target's prepacked weights of 8 and 5 bits are multiplied with on a CPU:"
+        " activations in float32, or rounded to 16 or 8 bits in groups of 32 (int16, int8; weights"
+        " of 8 bits take int16 in place of int8), which verifies more tokens in a step's time",
+    )
+    draft_activations: Activations = setting(
+        "int16", "the same for the draft; the output distribution stays the target's"
     )
     device: Text | None = setting(
         None,

@@ -47,6 +47,10 @@ _DIVISORS = "logits_scaling", "logits_mup_width_multiplier"
 _CAPS = ("final_logit_softcapping", "logits_soft_cap", "output_logit_soft_cap")
 
 
+# Bits of float32 activations in products with prepacked weights of 8 and 5 bits
+INPUT_BITS = {"float32": 32, "int16": 16, "int8": 8}
+
+
 class LanguageModel:
     """A causal language model as two steps: tokens -> hidden states (the tap) -> logits over the
     shared vocabulary.
@@ -58,7 +62,7 @@ class LanguageModel:
 
     # Whether forward passes must be given masks that say everything, padding and order included
     explicit_masks = False
-    # Of float32 activations, 32 or 16, in products with prepacked weights of 8 and 5 bits
+    # Of activations in products with prepacked weights of 8 and 5 bits, see INPUT_BITS
     input_bits = 32
     # Of the target, whose inputs (B, T, H) it reads as a draft; input i is what transformers calls
     # `hidden_states[i]`

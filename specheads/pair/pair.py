@@ -28,6 +28,7 @@ from specheads.pair.eagle_formats import is_feature_draft, read_feature_draft
 from specheads.pair.feature_draft import FeatureDraft, FeatureLM
 from specheads.pair.initial_draft import NewDraft
 from specheads.pair.language_model import (
+    INPUT_BITS,
     LanguageModel,
     chosen_dtype,
     has_adapters,
@@ -127,7 +128,8 @@ class Pair:
         None  # how instructions are wrapped instead, "[INST] {instruction} [/INST]"
     )
     known_to_draft: Tensor | None = None  # (V,) bool, the tokens that the draft knows; None: all
-    # What its draft's weights of 8 and 5 bits are multiplied with on a CPU, int16 or float32
+    # What weights of 8 and 5 bits are multiplied with on a CPU: one of INPUT_BITS
+    activations: str = "float32"
     draft_activations: str = "int16"
     # More arguments of the chat template
     chat_template_kwargs: Mapping[str, object] = field(default_factory=dict)
@@ -153,13 +155,15 @@ class Pair:
     @cached_property
     def target_lm(self) -> LanguageModel:
         """The target in two steps, over the vocabulary of the tokenizer."""
-        return LanguageModel(self.target, self.vocab_size)
+        lm = LanguageModel(self.target, self.vocab_size)
+        lm.input_bits = INPUT_BITS[self.activations]
+        return lm
 
     @cached_property
     def draft_lm(self) -> LanguageModel:
         """The draft in two steps, over the vocabulary of the tokenizer, at its own temperature."""
         lm = _draft_lm(self.draft, self.vocab_size, self.known_to_draft)
-        lm.input_bits = 16 if self.draft_activations == "int16" else 32
+        lm.input_bits = INPUT_BITS[self.draft_activations]
         return lm
 
     @property
@@ -451,6 +455,8 @@ def _load_pair(config: PairConfig, only_draft: bool, new_draft: NewDraft | None)
         set_draft_temperature(draft, config.draft_temperature)
     sources = {role: ModelSource.of(config, role) for role in ("target", "draft")}
     stored = {role: source.rounded_form or source.quantization for role, source in sources.items()}
+    if config.activations == "int8":  # the same for all weights, of which it makes another model
+        stored["target"] = "-".join(filter(None, (stored["target"], "int8-activations")))
     pair = Pair(
         target=target,
         draft=draft,
@@ -467,6 +473,7 @@ def _load_pair(config: PairConfig, only_draft: bool, new_draft: NewDraft | None)
         chat=config.chat,
         instruction_format=config.instruction_format,
         known_to_draft=known,
+        activations=config.activations,
         draft_activations=config.draft_activations,
         chat_template_kwargs=config.chat_template_kwargs,
     )

@@ -6,7 +6,15 @@ import torch
 from fakes import constant_head, needs_compiler, tiny_llama, tiny_pair
 from statistics_helper import chi_square_p_value
 
-from specheads import SpeculativeDecoder, UserError, Warp, generate_baseline, stopping, verification
+from specheads import (
+    SpeculativeDecoder,
+    UserError,
+    Warp,
+    generate_baseline,
+    load_pair,
+    stopping,
+    verification,
+)
 from specheads.heads.batch import HeadBatch, head_features
 from specheads.pair.quantization import round_weights
 
@@ -301,9 +309,33 @@ def pair_in_8_bits():
     return replace(pair, target=pair.target.float(), draft=draft)
 
 
-def test_activations_of_drafts_alone_are_rounded(pair_in_8_bits):
+def test_activations_of_drafts_are_rounded_and_of_targets_if_someone_says_so(pair_in_8_bits):
     assert pair_in_8_bits.draft_lm.input_bits == 16 and pair_in_8_bits.target_lm.input_bits == 32
     assert replace(pair_in_8_bits, draft_activations="float32").draft_lm.input_bits == 32
+    assert replace(pair_in_8_bits, activations="int8").target_lm.input_bits == 8
+
+
+@needs_compiler
+@pytest.mark.parametrize("activations", ["int16", "int8"])
+def test_a_target_with_rounded_activations_says_with_a_draft_what_it_says_alone(
+    pair_in_8_bits, activations
+):
+    target = pair_in_8_bits.target
+    round_weights(target, "Q4_1")
+    pair = replace(pair_in_8_bits, target=target, activations=activations)
+    decoder = SpeculativeDecoder(
+        pair, stopping=stopping.FixedLength(4), warp=GREEDY, engine="compiled"
+    )
+    for prompt in ([0, 1], [2], [1, 2, 0]):
+        alone = generate_baseline(pair, prompt, 24, warp=GREEDY, engine="compiled")
+        assert decoder.generate(prompt, 24).tokens.tolist() == alone.tokens.tolist()
+
+
+def test_a_target_with_activations_of_8_bits_is_another_model():
+    revisions = set()
+    for activations in ("float32", "int8"):
+        revisions.add(load_pair("nano", activations=activations).target_revision)
+    assert len(revisions) == 2
 
 
 @needs_compiler

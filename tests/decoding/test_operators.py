@@ -101,14 +101,14 @@ def test_a_linear_map_whose_weights_are_packed_in_groups_rounds_as_sums_in_float
         assert torch.equal(linear(x[:count], weight, storage=storage), alone[:count])
 
 
-def product_of_16_bits(x, lattice):
-    """Return the product (N, O) of `x` (N, I), rounded to 16 bits in groups of 32, and a lattice's
-    weights: sums of integers, times float64 numbers.
+def product_of_integers(x, lattice, largest):
+    """Return the product (N, O) of `x` (N, I), in groups of 32 rounded to integers up to the
+    `largest`, and a lattice's weights: sums of integers, times float64 numbers.
     """
     groups = x.unflatten(-1, (-1, 32))
-    scale = groups.abs().amax(dim=-1, keepdim=True) / 32767
+    scale = groups.abs().amax(dim=-1, keepdim=True) / largest
     rounded = (groups * (1 / scale)).round().long()
-    assert rounded.abs().amax(dim=-1).eq(32767).all()
+    assert rounded.abs().amax(dim=-1).eq(largest).all()
     sums = torch.einsum("ngi,ogi->nog", rounded, lattice.q.long())
     d = lattice.d.double().squeeze(-1)
     m = lattice.m.double().squeeze(-1)
@@ -116,32 +116,55 @@ def product_of_16_bits(x, lattice):
     return (of_groups * scale.double().mT).sum(dim=-1)
 
 
-@pytest.mark.parametrize("form", ["Q4_1", "Q4_0", "Q8_0"])
+@pytest.mark.parametrize(
+    ("form", "bits", "largest"),
+    [
+        ("Q4_1", 16, 32767),
+        ("Q4_0", 16, 32767),
+        ("Q8_0", 16, 32767),
+        ("Q4_1", 8, 127),
+        ("Q4_0", 8, 127),
+        ("Q8_0", 8, 32767),  # 16 bits in place of 8
+    ],
+)
 @pytest.mark.parametrize("shape", [(1, 32), (33, 64), (300, 320)], ids=str)
-def test_a_linear_map_in_groups_of_activations_in_16_bits_sums_integers(form, shape, threads):
+def test_a_linear_map_in_groups_of_rounded_activations_sums_integers(
+    form, bits, largest, shape, threads
+):
     lattice = lattice_of(random_tensor(*shape, dtype=torch.float32), form)
     weight = lattice.weight()
     storage = _storage(weight)
     x = random_tensor(40, shape[1], dtype=torch.float32)
-    alone = torch.cat([linear(row[None], weight, None, storage, 16) for row in x])
+    alone = torch.cat([linear(row[None], weight, None, storage, bits) for row in x])
     # What remains are sums over groups in float32, of as many terms as q and m have.
-    largest = (lattice.q.float() * lattice.d.float()).abs().amax() + lattice.m.abs().amax()
-    bound = 2**-23 * shape[1] / 32 * x.abs().sum(dim=1, keepdim=True) * largest
-    assert ((alone - product_of_16_bits(x, lattice)).abs() <= bound).all()
+    most = (lattice.q.float() * lattice.d.float()).abs().amax() + lattice.m.abs().amax()
+    bound = 2**-23 * shape[1] / 32 * x.abs().sum(dim=1, keepdim=True) * most
+    assert ((alone - product_of_integers(x, lattice, largest)).abs() <= bound).all()
     # A rounded activation is wrong by half a step of its group at most.
-    step = x.unflatten(-1, (-1, 32)).abs().amax(dim=-1).repeat_interleave(32, dim=-1) / 32767
+    step = x.unflatten(-1, (-1, 32)).abs().amax(dim=-1).repeat_interleave(32, dim=-1) / largest
     assert ((alone - expected_linear(x, weight)).abs() <= step @ weight.abs().mT / 2 + bound).all()
     for count in COUNTS:
-        assert torch.equal(linear(x[:count], weight, None, storage, 16), alone[:count])
+        assert torch.equal(linear(x[:count], weight, None, storage, bits), alone[:count])
 
 
-def test_groups_of_activations_without_a_largest_one():
-    weight = lattice_of(random_tensor(40, 64, dtype=torch.float32), "Q8_0").weight()
+@pytest.mark.parametrize("sign", [-1, 1])
+def test_sums_of_the_largest_products_fit_their_bits(sign):
+    """All weights of a group but one have the largest q, and all activations the largest number."""
+    weight = torch.full((40, 64), 15.0)
+    weight[:, ::32] = 0.0
+    x = torch.full((3, 64), float(sign))
+    y = linear(x, weight, None, torch.uint8, 8)
+    torch.testing.assert_close(y, torch.full((3, 40), sign * 15.0 * 62), atol=0, rtol=1e-6)
+
+
+@pytest.mark.parametrize(("form", "bits"), [("Q8_0", 16), ("Q4_1", 8)])
+def test_groups_of_activations_without_a_largest_one(form, bits):
+    weight = lattice_of(random_tensor(40, 64, dtype=torch.float32), form).weight()
     x = torch.zeros(4, 64)
     x[1] = 1e-38
     x[2, 5] = torch.nan
     x[3, 5] = torch.inf
-    y = linear(x, weight, None, torch.int8, 16)
+    y = linear(x, weight, None, _storage(weight), bits)
     assert torch.equal(y[0], torch.zeros(40))
     assert y[1].abs().max() < 1e-27
     assert y[2].isnan().all() and not y[3].isfinite().any()

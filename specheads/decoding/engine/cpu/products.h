@@ -48,12 +48,17 @@ __attribute__((noinline)) void product_of(const Weight* panel,
 
 // Rows of numbers as products with weights of few bits read them. Such a weight is d q + m, so
 // that a group of columns adds d sum_i x_i q_i + m sum_i x_i.
-template <int bits, bool rounds_inputs>
+template <int bits, int input_bits>
 struct LatticeInputs {
-  using Numbers = std::conditional_t<rounds_inputs, Words, Vector>;
-  using Number = typename Numbers::value_type;
-  static constexpr int kColumns = 16 / bits;  // of half a word
-  static constexpr int kNumbers = rounds_inputs ? kGroup / 2 : kGroup;  // of a group
+  static constexpr bool kRounds = input_bits < 32;
+  using Numbers =
+      std::conditional_t<input_bits == 8, Bytes, std::conditional_t<kRounds, Halves, Vector>>;
+  using Number = std::conditional_t<kRounds, int32_t, float>;
+  // Words of weights are multiplied in parts of as many bits as inputs have, or of half a word.
+  static constexpr int kPartBits = kRounds ? input_bits : 16;
+  static constexpr int kParts = 32 / kPartBits;
+  static constexpr int kColumns = kPartBits / bits;  // of a part
+  static constexpr int kNumbers = kRounds ? kGroup / kParts : kGroup;  // of a group
   int64_t groups, size;  // of a row, and its numbers
   Number* x;             // (tokens, size)
   GroupFactors* factors;  // (tokens, groups)
@@ -66,7 +71,7 @@ struct LatticeInputs {
     for (int64_t group = 0; group < tokens * groups; group++) {
       const float* from = rows + group * kGroup;
       Number* to = x + group * kNumbers;
-      if constexpr (rounds_inputs) {
+      if constexpr (kRounds) {
         factors[group] = round(from, to);
       } else {
         factors[group] = divide(from, to);
@@ -81,10 +86,11 @@ struct LatticeInputs {
     return {1.0f, std::accumulate(from, from + kGroup, 0.0f)};
   }
 
-  // 16 bits of each number, as words of two: columns that lie in the same bits of both halves of a
-  // word of weights.
+  // `input_bits` of each number, as words of several: columns that lie in the same bits of the
+  // parts of a word of weights.
   static GroupFactors round(const float* from, int32_t* to) {
-    constexpr float most = 32767;
+    constexpr int64_t mask = (int64_t{1} << kPartBits) - 1;
+    constexpr float most = mask / 2;
     constexpr float least = 1e-30f;  // of what is larger the inverse is finite
     const auto larger = [](const Vector& x, const Vector& y) { return at::vec::maximum(x, y); };
     Vector largest(least);
@@ -100,8 +106,13 @@ struct LatticeInputs {
       sums = sums + rounded;
       rounded.store(numbers + i);
     }
-    for (const int32_t* x = numbers; x < numbers + kGroup; x += 2 * kColumns) {
-      for (int c = 0; c < kColumns; c++) *to++ = (x[c] & 0xffff) | x[c + kColumns] << 16;
+    for (const int32_t* x = numbers; x < numbers + kGroup; x += kParts * kColumns) {
+      for (int c = 0; c < kColumns; c++) {
+        uint32_t word = 0;
+        for (int part = 0; part < kParts; part++)
+          word |= (x[part * kColumns + c] & mask) << part * kPartBits;
+        *to++ = word;
+      }
     }
     return {scale, total_of(as_floats(sums)) * scale};
   }
@@ -110,13 +121,14 @@ struct LatticeInputs {
 // block[t][j] = sum_i x[first + t][i] panel[i][j] for `count` rows t. In memory a group of
 // columns is its rows' d, their m unless it follows from d, and words of 32 bits, each with the q
 // of a row and several columns.
-template <int count, int bits, bool rounds_inputs>
-__attribute__((noinline)) void lattice_product(const Lattice<bits, rounds_inputs>* panel,
-                                               const LatticeInputs<bits, rounds_inputs>& inputs,
+template <int count, int bits, int input_bits>
+__attribute__((noinline)) void lattice_product(const Lattice<bits, input_bits>* panel,
+                                               const LatticeInputs<bits, input_bits>& inputs,
                                                int64_t first_row,
                                                float* block) {
-  using Inputs = LatticeInputs<bits, rounds_inputs>;
-  constexpr int levels = (1 << bits) - 1;
+  using Inputs = LatticeInputs<bits, input_bits>;
+  using Numbers = typename Inputs::Numbers;
+  constexpr uint32_t levels = (1 << bits) - 1;
   const int64_t size = inputs.size;
   const auto* x = inputs.x + first_row * size;
   const GroupFactors* factors = inputs.factors + first_row * inputs.groups;
@@ -124,20 +136,21 @@ __attribute__((noinline)) void lattice_product(const Lattice<bits, rounds_inputs
   for (int64_t group = 0; group < inputs.groups; group++) {
     const auto* scales = reinterpret_cast<const at::Half*>(panel);
     const auto* words = reinterpret_cast<const int32_t*>(scales + kScales<bits> * kPair);
-    panel += kGroup * kColumn<Lattice<bits, rounds_inputs>>;
-    Sums<count, typename Inputs::Numbers> sums;
+    panel += kGroup * kColumn<Lattice<bits, input_bits>>;
+    Sums<count, Numbers> sums;
 #pragma GCC unroll 8
-    for (int i = 0; i < kGroup; i += 2 * Inputs::kColumns, words += kPair) {
+    for (int i = 0; i < kGroup; i += Inputs::kParts * Inputs::kColumns, words += kPair) {
       __builtin_prefetch(reinterpret_cast<const char*>(words) + kPrefetchBytes);
       if constexpr (kPair > 16)
         __builtin_prefetch(reinterpret_cast<const char*>(words) + kPrefetchBytes + 64);
       Words first = Words::loadu(words);
       Words second = Words::loadu(words + kLanes);
-      if constexpr (rounds_inputs) {
-        const Words mask(levels << 16 | levels);
+      if constexpr (Inputs::kRounds) {
+        // The levels of the first column in each part
+        const Words mask(static_cast<int32_t>(levels * (~0u / ((1u << Inputs::kPartBits) - 1))));
 #pragma GCC unroll 4
         for (int c = 0; c < Inputs::kColumns; c++, x++) {
-          sums.add(first & mask, second & mask, x, size);
+          sums.add(Numbers(first & mask), Numbers(second & mask), x, size);
           first = first >> Words(bits);
           second = second >> Words(bits);
         }
@@ -218,10 +231,10 @@ struct Multiplier {
   }
 };
 
-template <int bits, bool rounds_inputs>
-struct Multiplier<Lattice<bits, rounds_inputs>> {
-  using Weight = Lattice<bits, rounds_inputs>;
-  LatticeInputs<bits, rounds_inputs> inputs;
+template <int bits, int input_bits>
+struct Multiplier<Lattice<bits, input_bits>> {
+  using Weight = Lattice<bits, input_bits>;
+  LatticeInputs<bits, input_bits> inputs;
 
   Multiplier(const float* rows, int64_t tokens, int64_t size, int64_t)
       : inputs(rows, tokens, size) {}
@@ -342,7 +355,7 @@ std::pair<const To*, int64_t> converted(
 
 // x W^T + b (..., O) of x (..., I), W in panels (ceil(O / P), I, P), b (O); an odd I is padded in
 // panels of pairs. Panels may have 16 bits where x has 32; those of a lattice are multiplied with
-// `input_bits` of x, 32 or 16.
+// `input_bits` of x: 32, 16, or 8, in place of which a lattice of 8 bits takes 16.
 AtenTensorHandle packed_linear(const at::TensorBase& x,
                                const at::TensorBase& panels,
                                const at::TensorBase* bias,
