@@ -43,7 +43,7 @@ from specheads.prompts.sources import DatasetSource
 from specheads.storage.files import amount, space_of
 from specheads.table import Table, print_table
 from specheads.training.distill.memory import TrainedWeights
-from specheads.training.distill.samples import NUM_KEPT
+from specheads.training.distill.samples import NUM_KEPT, state_bytes
 from specheads.training.distill.settings import Distillation
 from specheads.training.heads.settings import HeadTraining
 
@@ -429,10 +429,13 @@ def _of_distill(context: _Context, cfg: DictConfig) -> list[Stage]:
     num = context.of("train")
     tokens = context.texts(num, most)
     epochs = settings.trainer.max_epochs
-    stored = num * most * (6 * min(NUM_KEPT, context.target.lm.vocab_size) + 2)
     draft = context.draft.lm.model
-    is_unrolled = context.reads_target  # in every epoch
-    is_stored = stored <= settings.target_probs_budget * _GIB and not is_unrolled
+    is_unrolled = context.reads_target
+    if is_unrolled:
+        stored = tokens * state_bytes(context.target.lm, len(context.draft.lm.reads_layers))
+    else:
+        stored = num * most * (6 * min(NUM_KEPT, context.target.lm.vocab_size) + 2)
+    is_stored = stored <= settings.target_probs_budget * _GIB
     seconds = context.target.read_seconds(tokens * (1 if is_stored else epochs))
     num_steps = settings.num_steps if is_unrolled else 1
     seconds += 3 * num_steps * context.draft.read_seconds(tokens * epochs)

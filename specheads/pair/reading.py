@@ -30,6 +30,9 @@ class GivenTexts(NamedTuple):
     # and the tokens (B, T) long that these steps read; default: 0, and those of the texts
     depth: Tensor | None = None
     drafted: Tensor | None = None
+    # What such a draft reads of each token, then the target's state, where they are known: (B, T,
+    # (L + 1) H_target); default: the target reads the texts
+    of_target: Tensor | None = None
 
     @classmethod
     def with_responses(
@@ -75,6 +78,7 @@ class GivenTexts(NamedTuple):
                     self.position[places],
                     None if self.depth is None else self.depth[places],
                     None if self.drafted is None else self.drafted[rows, texts],
+                    None if self.of_target is None else self.of_target[rows, texts],
                 ),
             )
 
@@ -140,7 +144,11 @@ def read_steps(pair: Pair, texts: GivenTexts) -> tuple[Tensor, Iterator[Tensor]]
     States of rounds that begin before the first position are 0: no steps are made in prompts.
     """
     draft: FeatureDraft = pair.draft
-    hidden, features = read_features(pair.target_lm, texts.tokens, draft.config.target_layers)
+    if texts.of_target is None:
+        hidden, features = read_features(pair.target_lm, texts.tokens, draft.config.target_layers)
+    else:
+        widths = draft.fc.in_features, pair.target_lm.hidden_size
+        features, hidden = texts.of_target.to(pair.target_lm.device).split(widths, dim=-1)
     drafted = texts.tokens if texts.drafted is None else texts.drafted
     begins = texts.position if texts.depth is None else texts.position - texts.depth
     steps = unrolled(

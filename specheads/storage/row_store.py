@@ -110,7 +110,7 @@ class RowStore:
                         name, len(rows), partial(save_file, _packed([made[row] for row in rows]))
                     )
             store.complete(names)
-            say(f"the draft's states of {sum(map(len, self.sizes.values())):,} texts")
+            say(f"along {sum(map(len, self.sizes.values())):,} texts")
 
     def row(self, start: str, number: int) -> dict[str, Tensor]:
         """Return the tensors of a row among those whose shards' names begin with `start`."""

@@ -1,12 +1,12 @@
-"""The samples that a draft learns from: train prompts with responses, and the target's
-distributions along these, on disk.
+"""The samples that a draft learns from: train prompts with responses, and on disk what the target
+computes along these: its distributions, or what a draft reads of it.
 
 Of a distribution the store has the most likely tokens, and the rest as one outcome.
 """
 
 import hashlib
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
@@ -15,12 +15,14 @@ import numpy as np
 import pyarrow as pa
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from specheads.errors import UserError
+from specheads.pair.language_model import LanguageModel
 from specheads.pair.needs import memory_of, memory_parts
 from specheads.pair.padding import SLICE_ELEMENTS, slices
 from specheads.pair.pair import Pair
-from specheads.pair.reading import GivenTexts, states_of
+from specheads.pair.reading import GivenTexts, read_features, states_of
 from specheads.pair.sampling import check_numbers, naming_rows
 from specheads.prompts.prompt import GeneratedData, encode_prompts
 from specheads.storage.data_set import load_split
@@ -30,6 +32,7 @@ from specheads.training.distill.settings import Distillation
 from specheads.training.loaders import row_batches
 
 NUM_KEPT = 64  # tokens of each distribution, at 6 bytes each
+STATES = "states"
 
 Answers = Sequence[Sequence[np.ndarray]]  # the responses to each prompt, ids (R,) each
 
@@ -40,16 +43,21 @@ class Sample:
 
     prompt: np.ndarray  # ids (P,)
     response: np.ndarray  # ids (R,)
-    # The target's distributions along it: `ids` (R, k) and `log_probs` (R, k + 1).
+    # What a store has of it
     stored: Mapping[str, Tensor] | None = None
     where: str = "a text"  # what messages call it
 
 
 def texts_of(samples: Sequence[Sample]) -> GivenTexts:
-    """Return the texts of samples."""
-    return GivenTexts.with_responses(
+    """Return the texts of samples, with the target's states where they are stored."""
+    texts = GivenTexts.with_responses(
         [sample.prompt for sample in samples], [sample.response for sample in samples]
     )
+    known = list[Tensor]()
+    for sample in samples:
+        if sample.stored is not None and STATES in sample.stored:
+            known.append(sample.stored[STATES])
+    return texts._replace(of_target=pad_sequence(known, batch_first=True)) if known else texts
 
 
 def place_of(sample: Sample) -> str:
@@ -76,15 +84,22 @@ def _bytes_of(texts: Sequence[np.ndarray]) -> bytes:
     return values.tobytes() + np.cumsum([len(text) for text in texts], dtype=np.int64).tobytes()
 
 
-class TargetStore(RowStore):
-    """The distributions along all responses."""
+class _TextStore(RowStore):
+    """What the target computes along all responses."""
 
     def __init__(
-        self, root: Path, pair: Pair, samples: "Samples", num_kept: int = NUM_KEPT
+        self,
+        folder: Path,
+        pair: Pair,
+        samples: "Samples",
+        kept: Mapping[str, object],
+        num_bytes: Callable[[Sample], int],
+        what: str,
     ) -> None:
+        """Plan a store whose rows have `num_bytes` of a text; `kept` says what it keeps."""
         self.target = pair.target_lm
         self.target_id = pair.target_id
-        self.num_kept = min(num_kept, self.target.vocab_size)
+        self.kept = kept
         self.texts: list[Sample] = []
         self.firsts: list[int] = []  # the number of each prompt's first response
         for row, responses in enumerate(samples.answers):
@@ -94,22 +109,18 @@ class TargetStore(RowStore):
         provenance = {
             "target": [pair.target_revision, str(pair.target.dtype)],
             "texts": _fingerprint(samples.prompts, samples.answers),
-            "distribution": [1.0, self.num_kept],  # the temperature, which earlier versions had
+            **kept,
         }
-        # For each token an id and a log-probability for each that is kept, and the log-probability
-        # of the rest.
-        lengths = np.array([len(text.response) for text in self.texts], dtype=np.int64)
-        sizes = {"": lengths * (6 * self.num_kept + 2)}
-        super().__init__(root / "target_probs", provenance, sizes, "the target's distributions")
+        sizes = {"": np.array([num_bytes(text) for text in self.texts], dtype=np.int64)}
+        super().__init__(folder, provenance, sizes, what)
 
     def __getitem__(self, key: tuple[int, int]) -> Mapping[str, Tensor]:
-        """Return `ids` (R, k) int32 and `log_probs` (R, k + 1) half of a prompt's response, by the
-        numbers of both.
-        """
+        """Return what is stored of a prompt's response, by the numbers of both."""
         prompt, response = key
         return self.row("", self.firsts[prompt] + response)
 
     def make(self) -> None:
+        """Make what is missing; another process that needs it, too, waits."""
         parts = memory_parts(self.target) | {"a shard": 2 * min(self.num_bytes, SHARD_BYTES)}
         self.fill(self._computed, memory_of(self.what, self.target, parts), self._batches)
 
@@ -121,6 +132,33 @@ class TargetStore(RowStore):
 
     def _computed(self, start: str, rows: Sequence[int]) -> list[dict[str, Tensor]]:
         return naming_rows(self._of_texts, [self.texts[row] for row in rows], place_of)
+
+    def _of_texts(self, texts: Sequence[Sample]) -> list[dict[str, Tensor]]:
+        """Return the tensors of each of some texts."""
+        raise NotImplementedError
+
+
+class TargetStore(_TextStore):
+    """The target's distributions: `ids` (R, k) int32 and `log_probs` (R, k + 1) half of a response
+    of R tokens.
+    """
+
+    def __init__(
+        self, root: Path, pair: Pair, samples: "Samples", num_kept: int = NUM_KEPT
+    ) -> None:
+        self.num_kept = min(num_kept, pair.target_lm.vocab_size)
+        # For each token an id and a log-probability for each that is kept, and the log-probability
+        # of the rest
+        num_bytes = 6 * self.num_kept + 2
+        super().__init__(
+            root / "target_probs",
+            pair,
+            samples,
+            # The temperature, which earlier versions had
+            {"distribution": [1.0, self.num_kept]},
+            lambda text: len(text.response) * num_bytes,
+            "the target's distributions",
+        )
 
     @torch.no_grad()
     def _of_texts(self, texts: Sequence[Sample]) -> list[dict[str, Tensor]]:
@@ -138,6 +176,37 @@ class TargetStore(RowStore):
         return [{"ids": row_ids, "log_probs": row_log_probs} for row_ids, row_log_probs in columns]
 
 
+class StateStore(_TextStore):
+    """What a draft reads of its target, and the target's states, which its distributions are
+    computed from: `states` (T, (L + 1) H_target) of a text of T tokens, as in GivenTexts.
+    """
+
+    def __init__(self, root: Path, pair: Pair, samples: "Samples") -> None:
+        self.layers = pair.draft_lm.reads_layers
+        num_bytes = state_bytes(pair.target_lm, len(self.layers))
+        super().__init__(
+            root / "target_states",
+            pair,
+            samples,
+            {"layers": list(self.layers)},
+            lambda text: (len(text.prompt) + len(text.response)) * num_bytes,
+            "the target's states",
+        )
+
+    def _of_texts(self, texts: Sequence[Sample]) -> list[dict[str, Tensor]]:
+        hidden, features = read_features(self.target, texts_of(texts).tokens, self.layers)
+        check_numbers(self.target_id, hidden)
+        rows = list[dict[str, Tensor]]()
+        for text, of_text in zip(texts, torch.cat([features, hidden], dim=-1).cpu(), strict=True):
+            rows.append({STATES: of_text[: len(text.prompt) + len(text.response)]})
+        return rows
+
+
+def state_bytes(target: LanguageModel, num_layers: int) -> int:
+    """Return how many bytes the states of a token take, of which a draft reads some layers."""
+    return (num_layers + 1) * target.hidden_size * target.model.dtype.itemsize
+
+
 class Samples:
     """One sample per prompt and epoch: the next of the responses to the prompt."""
 
@@ -145,11 +214,11 @@ class Samples:
         self,
         prompts: Sequence[np.ndarray],
         answers: Answers,
-        stored: TargetStore | None = None,
+        stored: TargetStore | StateStore | None = None,
         places: Iterable[str] = (),
     ) -> None:
-        """Take ids (P,) of prompts, the `answers` to each, the target's distributions along
-        these where they are stored, and what messages call the prompts.
+        """Take ids (P,) of prompts, the `answers` to each, what is stored of the target along
+        these, and what messages call the prompts.
         """
         self.prompts = list(prompts)
         self.answers = list(answers)
@@ -229,8 +298,7 @@ def load_splits(
 ) -> tuple[dict[str, Samples], dict[str, object]]:
     """Return the samples of each split, and what decides them.
 
-    Distributions are stored if they are read again and fit, and the draft needs nothing else of the
-    target.
+    What the target computes along train texts is stored if it is read again and fits.
     """
     splits = {"train": train}
     places = {prompt.prompt_id: prompt.where for prompt in data.prompts}
@@ -242,18 +310,19 @@ def load_splits(
             _column(rows, "response_ids"),
             [places.get(name, f"prompt {name}") for name in names],
         )
-    store = TargetStore(data.folder.parent, pair, train)
+    is_read = bool(pair.draft_lm.reads_layers)  # by the draft, in every step
+    kind = StateStore if is_read else TargetStore
+    store = kind(data.folder.parent, pair, train)
     provenance = {
         "data": data.folder.name,
         "texts": store.provenance["texts"],
         "stored distributions": None,
     }
     num_reads = settings.trainer.max_epochs * len(train) / max(1, len(store.texts))
-    is_read = bool(pair.draft_lm.reads_layers)  # by the draft, in every step
-    if num_reads > 1 and not is_read and store.fits(settings.target_probs_budget):
+    if num_reads > 1 and store.fits(settings.target_probs_budget):
         store.make()
         train.stored = store
-        provenance["stored distributions"] = store.provenance["distribution"]
+        provenance["stored distributions"] = next(iter(store.kept.values()))
     return splits, provenance
 
 

@@ -120,8 +120,9 @@ class Distillation(Training):
     )
     target_probs_budget: NonNegativeNumber = setting(
         16,
-        "the largest size, in GiB, of the target's distributions that are stored (the 64 most"
-        " likely tokens of each, and the rest); larger ones are computed in every epoch",
+        "the largest size, in GiB, of what is stored of the target along train texts: its"
+        " distributions (the 64 most likely tokens of each, and the rest), or the states that an"
+        " EAGLE-3 draft reads; what is larger is computed in every epoch",
         decides=False,  # which responses are read from the store decides, see load_splits
     )
     gradient_checkpointing: Flag = setting(

@@ -8,7 +8,9 @@ import numpy as np
 import pytest
 import torch
 from fakes import tiny_pair
+from feature_drafts import reading_pair
 
+from specheads import Warp
 from specheads.pair.reading import GivenTexts, states_of
 from specheads.training.distill.distill_loss import (
     DIVERGENCES,
@@ -17,7 +19,10 @@ from specheads.training.distill.distill_loss import (
     stored_distributions,
     token_losses,
 )
-from specheads.training.distill.samples import Samples, TargetStore
+from specheads.training.distill.distill_module import DistillModule
+from specheads.training.distill.distillation import prepare
+from specheads.training.distill.samples import Samples, StateStore, TargetStore
+from specheads.training.distill.settings import Distillation
 
 VOCAB = 12
 
@@ -97,6 +102,50 @@ def test_shards_and_batches_of_any_size_hold_the_same(
     assert len(parts.parts) == {1: 5, 100: 4, 2**28: 1}[shard_bytes]
     for key in KEYS:
         assert all(torch.equal(parts[key][name], whole[key][name]) for name in ("ids", "log_probs"))
+
+
+@pytest.mark.parametrize("shard_bytes", [1, 700, 2**28])
+def test_a_store_of_states_holds_what_the_target_computes(
+    texts, tmp_path, monkeypatch, shard_bytes
+):
+    pair = reading_pair(tiny_pair(VOCAB, scale=2.0))
+    prompts, answers = texts
+    monkeypatch.setattr("specheads.storage.row_store.SHARD_BYTES", shard_bytes)
+    monkeypatch.setattr("specheads.training.loaders.BATCH_TOKENS", 9)
+    store = StateStore(tmp_path, pair, Samples(*texts))
+    store.make()
+    num_bytes = 0
+    for row, number in KEYS:
+        text = np.concatenate([prompts[row], answers[row][number]])
+        whole = pair.target(torch.from_numpy(text)[None], output_hidden_states=True)
+        layers = pair.draft.config.target_layers
+        expected = [whole.hidden_states[layer][0] for layer in (*layers, -1)]
+        stored = store[row, number]["states"]
+        torch.testing.assert_close(stored, torch.cat(expected, dim=-1), atol=1e-12, rtol=0)
+        num_bytes += stored.numel() * stored.element_size()
+    assert store.num_bytes == num_bytes
+
+
+def test_a_draft_learns_from_stored_states_what_it_learns_while_the_target_reads(texts, tmp_path):
+    pair = reading_pair(tiny_pair(VOCAB, scale=2.0))
+    samples = Samples(*texts)
+    store = StateStore(tmp_path, pair, samples)
+    store.make()
+    results = []
+    for stored in (None, store):
+        samples.stored = stored
+        prepare(pair.draft)
+        module = DistillModule(pair, Distillation(num_steps=2, warp=Warp()))
+        losses, overlaps, weights = module.losses([samples[0, row] for row in range(3)])
+        results.append((losses, overlaps, weights, *gradients_of(losses, pair.draft)))
+        assert weights.shape == (len(losses), 2)
+    for reading, from_store in zip(*results, strict=True):
+        torch.testing.assert_close(from_store, reading, atol=1e-12, rtol=0)
+
+
+def gradients_of(losses, draft):
+    weights = [weight for weight in draft.parameters() if weight.requires_grad]
+    return torch.autograd.grad(losses.sum(), weights, allow_unused=True)
 
 
 @pytest.mark.parametrize("divergence", DIVERGENCES)
