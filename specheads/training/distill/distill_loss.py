@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 from torch.utils.checkpoint import checkpoint
 
 from specheads.pair.language_model import LanguageModel
@@ -15,6 +14,8 @@ from specheads.pair.padding import SLICE_ELEMENTS, slices
 from specheads.pair.sampling import overlap
 
 Divergence = Callable[[Tensor, Tensor], Tensor]
+# Slices of the target's distributions over a draft's tokens that are held during a step
+HELD_SLICES = 4
 
 
 def forward_kl(target: Tensor, draft: Tensor) -> Tensor:
@@ -23,16 +24,28 @@ def forward_kl(target: Tensor, draft: Tensor) -> Tensor:
     Of a draft that lacks tokens, for which no weight could do anything, that of the others by t's
     share.
     """
-    both = (target > -torch.inf) & (draft > -torch.inf)
+    lacking = draft == -torch.inf
+    return _kl_of_shared(
+        target.masked_fill(lacking, -torch.inf), draft.masked_fill(lacking, torch.finfo().min)
+    )
+
+
+def _kl_of_shared(target: Tensor, draft: Tensor) -> Tensor:
+    """Return `forward_kl` from the log-probabilities of the tokens that the draft has."""
     probs = target.exp()
-    lost = torch.where(draft > -torch.inf, 0.0, probs).sum(dim=-1)  # exactly 0 if nothing lacks
-    divergence = torch.where(both, probs * (target - draft).masked_fill(~both, 0), 0.0).sum(dim=-1)
-    return divergence + torch.special.entr((1 - lost).clamp_min(0))
+    entropy = torch.special.entr(probs).sum(dim=-1)
+    share = torch.special.entr(probs.sum(dim=-1))
+    return share - entropy - (probs * draft).sum(dim=-1)
 
 
 def _total_variation(target: Tensor, draft: Tensor) -> Tensor:
-    """Return 1 - overlap: the probability of a rejection (DistillSpec: Zhou et al. 2024)."""
-    return (target.exp() - draft.exp()).abs().sum(dim=-1) / 2
+    """Return 1 - overlap: the probability of a rejection (DistillSpec: Zhou et al. 2024).
+
+    Log-probabilities are of the tokens that the draft has.
+    """
+    probs = target.exp()
+    lost = 1 - probs.sum(dim=-1)
+    return ((probs - draft.exp()).abs().sum(dim=-1) + lost) / 2
 
 
 DIVERGENCES: dict[str, Divergence] = {"forward_kl": forward_kl, "total_variation": _total_variation}
@@ -40,7 +53,7 @@ DIVERGENCES: dict[str, Divergence] = {"forward_kl": forward_kl, "total_variation
 
 @dataclass(frozen=True)
 class TargetDistributions:
-    """The target's log-probabilities (n, V).
+    """The target's log-probabilities (n, V), or those of the tokens that a draft has.
 
     With `ids` (n, k), those of these tokens and then that of all others (n, k + 1).
     """
@@ -48,36 +61,27 @@ class TargetDistributions:
     log_probs: Tensor
     ids: Tensor | None = None
 
-    def over(self, kept: Tensor | None) -> "TargetDistributions":
-        """Return them over the outcomes of a draft that has `kept` tokens (V_kept,): these, and
-        then all others (n, V_kept + 1). Stored ones are returned unchanged.
-        """
-        if kept is None or self.ids is not None:
-            return self
-        others = self.log_probs.index_fill(1, kept, -torch.inf).logsumexp(dim=-1, keepdim=True)
-        return TargetDistributions(torch.cat([self.log_probs[:, kept], others], dim=-1))
-
-    def same_outcomes(self, log_probs: Tensor, kept: Tensor | None = None) -> Tensor:
-        """Return the log-probabilities of the same outcomes from those of all tokens (n, ..., V),
+    def same_outcomes(self, logits: Tensor, kept: Tensor | None = None) -> Tensor:
+        """Return the log-probabilities of the same outcomes from logits of all tokens (n, ..., V),
         or of the `kept` ones (n, ..., V_kept), over which the target's must be.
         """
         if self.ids is None:
-            return log_probs if kept is None else pad(log_probs, (0, 1), value=-torch.inf)
+            return logits.log_softmax(dim=-1)
+        total = logits.logsumexp(dim=-1, keepdim=True)
         if kept is None:
-            return _with_rest(log_probs.gather(1, self.ids))
+            return _with_rest(logits.gather(1, self.ids) - total)
         places = torch.searchsorted(kept, self.ids).clamp_max(len(kept) - 1)
-        return _with_rest(
-            log_probs.gather(1, places).masked_fill(kept[places] != self.ids, -torch.inf)
-        )
+        log_probs = logits.gather(1, places) - total
+        return _with_rest(log_probs.masked_fill(kept[places] != self.ids, -torch.inf))
 
 
 @dataclass(frozen=True)
 class DistributionSource:
-    """Returns the distributions of a slice of the N tokens, each of which takes so many numbers
-    meanwhile.
+    """Returns the distributions of a slice of the N tokens over the vocabulary that a draft has
+    kept, each of which takes so many numbers meanwhile.
     """
 
-    of: Callable[[slice], TargetDistributions]
+    of: Callable[[slice, Tensor | None], TargetDistributions]
     size: int
 
 
@@ -104,8 +108,10 @@ def computed_distributions(target: LanguageModel, hidden: Tensor) -> Distributio
     """Return a source that computes the target's distributions from its states `hidden` (N, H)."""
 
     @torch.no_grad()
-    def of(piece: slice) -> TargetDistributions:
-        return TargetDistributions(target.logits(hidden[piece]).log_softmax(dim=-1))
+    def of(piece: slice, kept: Tensor | None) -> TargetDistributions:
+        logits = target.logits(hidden[piece])
+        total = logits.logsumexp(dim=-1, keepdim=True)
+        return TargetDistributions((logits if kept is None else logits[:, kept]) - total)
 
     return DistributionSource(of, target.vocab_size)
 
@@ -116,7 +122,8 @@ def stored_distributions(ids: Tensor, log_probs: Tensor) -> DistributionSource:
     `ids` (N, k) and `log_probs` (N, k + 1) are as in TargetDistributions.
     """
     return DistributionSource(
-        lambda piece: TargetDistributions(log_probs[piece].float(), ids[piece].long()), ids.shape[1]
+        lambda piece, _: TargetDistributions(log_probs[piece].float(), ids[piece].long()),
+        ids.shape[1],
     )
 
 
@@ -128,30 +135,41 @@ def token_losses(
 
     Stored distributions are for one depth.
     """
+    kept = draft.kept_tokens
+    num_kept = draft.vocab_size if kept is None else len(kept)
+    lacks_none = draft.unknown is None
+    divergence_of = DIVERGENCES[divergence]
 
-    def of(hidden: Tensor, piece: slice) -> tuple[Tensor, Tensor]:
+    def of(hidden: Tensor, known: TargetDistributions) -> tuple[Tensor, Tensor]:
         # Of a reduced output the kept tokens alone: spread over all, they would take most of a
         # step's time.
-        distribution = distributions.of(piece).over(kept)
-        target = distribution.log_probs.to(hidden.device)
+        target = known.log_probs.to(hidden.device)
         if hidden.ndim == 3:
             target = target[:, None]
-        log_probs = distribution.same_outcomes(draft.kept_logits(hidden).log_softmax(dim=-1), kept)
-        return DIVERGENCES[divergence](target, log_probs), overlap(
-            target.exp(), log_probs.detach().exp()
-        )
+        log_probs = known.same_outcomes(draft.kept_logits(hidden), kept)
+        if divergence_of is forward_kl and lacks_none and known.ids is None:
+            losses = _kl_of_shared(target, log_probs)
+        else:
+            losses = divergence_of(target, log_probs)
+        return losses, overlap(target.exp(), log_probs.detach().exp())
 
-    kept = draft.kept_tokens
-    num_outputs = draft.vocab_size if kept is None else len(kept)
-    num_outputs *= hidden[..., 0].numel() // max(1, len(hidden))
-    pieces = slices(len(hidden), max(distributions.size, num_outputs), SLICE_ELEMENTS)
+    def recomputed(hidden: Tensor, piece: slice) -> tuple[Tensor, Tensor]:
+        return of(hidden, distributions.of(piece, kept))
+
+    num_depths = hidden[..., 0].numel() // max(1, len(hidden))
+    size = max(distributions.size, num_depths * num_kept)
+    pieces = slices(len(hidden), size, SLICE_ELEMENTS)
     if len(pieces) == 1:
-        return of(hidden, pieces[0])
-    # Distributions are computed again for the gradient: kept, they would be larger than the draft.
+        return recomputed(hidden, pieces[0])
+    # The draft's distributions are computed again for the gradient: kept, they would be larger than
+    # the draft. The target's are if they are that large.
+    again = len(hidden) * num_kept > HELD_SLICES * SLICE_ELEMENTS
     losses = []
     overlaps = []
     for piece in pieces:
-        loss, shared = checkpoint(of, hidden[piece], piece, use_reentrant=False)
+        computed = recomputed if again else of
+        known = piece if again else distributions.of(piece, kept)
+        loss, shared = checkpoint(computed, hidden[piece], known, use_reentrant=False)
         losses.append(loss)
         overlaps.append(shared)
     return torch.cat(losses), torch.cat(overlaps)

@@ -37,6 +37,7 @@ from specheads.progress import stage
 from specheads.prompts.prompt import GeneratedData
 from specheads.settings import shown
 from specheads.storage.files import space_of, write_json
+from specheads.training.distill.distill_loss import HELD_SLICES
 from specheads.training.distill.distill_module import DRAFT, DistillModule, shards_weights
 from specheads.training.distill.draft_quality import draft_quality, with_fitted_temperature
 from specheads.training.distill.memory import TrainedWeights, check_trainable
@@ -245,7 +246,7 @@ def _needs(pair: Pair, train: Samples, settings: Distillation, trainer: Trainer,
     memory = memory_of(
         "distilling",
         draft,
-        memory_parts(draft, 0, num_kept * texts, rows, 2 * SLICE_ELEMENTS),
+        memory_parts(draft, 0, num_kept * texts, rows, (2 + HELD_SLICES) * SLICE_ELEMENTS),
         more,
         {"gradients and the optimizer's state": state},
     )
