@@ -374,7 +374,8 @@ class SpeculativeDecoder(Decoder):
             self.draft_engine = make_engine(engine, pair.draft_lm, draft_window, spare)
             self.engines = Engines((self.target_engine, self.draft_engine))
         # Decoders that share engines share these, too.
-        self._memories: dict[int, DraftMemory] = {}  # the key is the length of the longest draft
+        # By the length of the longest draft, and whether tokens are only compared
+        self._memories: dict[tuple[int, bool], DraftMemory] = {}
         self._row_engines: dict[int, Engines] = {}  # the key is the number of rows
         self._bind()
 
@@ -471,15 +472,26 @@ class SpeculativeDecoder(Decoder):
         # Capacity for the longest draft, and at least what most rules need: few sizes mean few
         # compiled steps.
         most = self.target_engine.padded(max(self.stopping.max_tokens, MAX_TOKENS) + 1) - 1
-        if most not in self._memories:
-            self._memories[most] = self._memory(most, 1)
-        self.single = BatchDecoder(self.pair, self._rounds(self.engines, self._memories[most]))
+        key = most, self._only_compares
+        if key not in self._memories:
+            self._memories[key] = self._memory(most, 1)
+        self.single = BatchDecoder(self.pair, self._rounds(self.engines, self._memories[key]))
         self._batch = None
+
+    @property
+    def _only_compares(self) -> bool:
+        """Whether verification needs no distributions."""
+        return self.warp.greedy and self.verification.compares
 
     def _memory(self, most: int, num_rows: int) -> DraftMemory:
         draft = self.pair.draft_lm
         return DraftMemory(
-            most, draft.vocab_size, draft.probs_dtype, self.draft_engine.lm.device, num_rows
+            most,
+            draft.vocab_size,
+            draft.probs_dtype,
+            self.draft_engine.lm.device,
+            num_rows,
+            only_compared=self._only_compares,
         )
 
     def _rounds(self, engines: Engines, memory: DraftMemory) -> Rounds:

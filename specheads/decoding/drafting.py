@@ -25,7 +25,7 @@ from specheads.errors import UserError
 from specheads.heads.features import drafting_features
 from specheads.pair.language_model import LanguageModel
 from specheads.pair.pair import Pair
-from specheads.pair.sampling import Warp, active
+from specheads.pair.sampling import Warp, active, greedy_tokens
 from specheads.settings import check_arguments
 
 
@@ -132,15 +132,19 @@ class ChainStep:
         end_tokens: Tensor,
         state: ChainState,
     ) -> tuple[Tensor, Tensor, ChainState]:
-        """Return the tokens (B,) sampled from `logits` (B, V), their distributions (B, V), and the
-        new state.
+        """Return the tokens (B,) sampled from `logits` (B, V), their distributions (B, V), of which
+        the memory may need the first numbers (B, 1) alone, and the new state.
 
         The logits are of the states `hidden` (B, H), `index` (B,) says which tokens of their drafts
         these are, `uniform` (B,) in [0, 1) samples, and tokens of `end_tokens` (V,) bool end
         drafts.
         """
-        probs = self.warp(logits)
-        token = self.warp.draw(probs, uniform)
+        if self.memory.only_compared:
+            token, zero = greedy_tokens(logits)
+            probs = zero[:, None]
+        else:
+            probs = self.warp(logits)
+            token = self.warp.draw(probs, uniform)
         features = drafting_features(
             self.rule.needs,
             logits,

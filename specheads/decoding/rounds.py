@@ -27,9 +27,14 @@ from specheads.decoding.step_inputs import (
 )
 from specheads.decoding.stopping import StoppingRule
 from specheads.decoding.stopping.rule import State
-from specheads.decoding.verification import Block, TokenVerification, VerificationRule
+from specheads.decoding.verification import (
+    Block,
+    TokenVerification,
+    VerificationRule,
+    compared,
+)
 from specheads.pair.pair import Pair
-from specheads.pair.sampling import Warp, has_nan
+from specheads.pair.sampling import Warp, greedy_tokens, has_nan
 
 logger = logging.getLogger(__name__)
 
@@ -82,7 +87,11 @@ class _TargetStep:
         """Return the next tokens, sampled by `uniform` (N,), and whether there was a NaN,
         (N, 2) long.
         """
-        probs = self.warp(output.logits[:, -1])
+        logits = output.logits[:, -1]
+        if self.warp.greedy:
+            best, zero = greedy_tokens(logits)
+            return torch.stack([best, zero.isnan().long()], dim=1)
+        probs = self.warp(logits)
         return torch.stack([self.warp.draw(probs, uniform), has_nan(probs).long()], dim=1)
 
 
@@ -278,7 +287,12 @@ class ChainRounds(Rounds):
         if device != memory.probs.device:
             lm = target.lm
             self._verified = DraftMemory(
-                memory.most, lm.vocab_size, lm.probs_dtype, device, target.num_rows
+                memory.most,
+                lm.vocab_size,
+                lm.probs_dtype,
+                device,
+                target.num_rows,
+                memory.only_compared,
             )
         verification = parts.verification
         # Predictions speak of token verification alone.
@@ -475,10 +489,13 @@ class VerifyStep:
         """
         draft_tokens = output.tokens[:, 1:]
         draft_probs = self.memory.probs[:, : draft_tokens.shape[1]]
-        target_probs = self.warp(output.logits)
         if self.carried is not None:
             self.carried.write(output)
-        packed = self.decide(draft_tokens, draft_probs, target_probs, uniforms[None], lengths)
+        if self.memory.only_compared:
+            packed = self.compare(draft_tokens, draft_probs, *greedy_tokens(output.logits), lengths)
+        else:
+            target_probs = self.warp(output.logits)
+            packed = self.decide(draft_tokens, draft_probs, target_probs, uniforms[None], lengths)
         if not self.stopping.learns:
             return packed, state
         return packed, self.stopping.end_round(state, lengths, packed[:, 0])
@@ -498,10 +515,33 @@ class VerifyStep:
         """
         block = Block.of(draft_tokens, draft_probs, target_probs, lengths)
         decision = self.rule.distribution(block).decide(uniforms[:, 0], uniforms[:, 1])
-        draft_nan = (has_nan(draft_probs) & block.within).any(dim=1).long()
-        target_nan = has_nan(target_probs).any(dim=1).long()
-        decided = torch.stack([*decision, draft_nan, target_nan], dim=1)
-        return torch.cat([decided, draft_tokens], dim=1)
+        draft_nan = has_nan(draft_probs) & block.within
+        return _packed(*decision, draft_nan, has_nan(target_probs), draft_tokens)
+
+    def compare(
+        self, draft_tokens: Tensor, draft_zero: Tensor, best: Tensor, zero: Tensor, lengths: Tensor
+    ) -> Tensor:
+        """Return what `decide` does at temperature 0 of a rule that compares tokens with the
+        target's most likely ones, `best` (B, K + 1); `zero` (B, K + 1) and `draft_zero` (B, K, 1)
+        are NaN where a model's logits were.
+        """
+        decision = compared(draft_tokens, best, lengths)
+        places = torch.arange(draft_tokens.shape[1], device=draft_tokens.device)
+        draft_nan = has_nan(draft_zero) & (places < lengths[:, None])
+        return _packed(*decision, draft_nan, zero.isnan(), draft_tokens)
+
+
+def _packed(
+    num_accepted: Tensor,
+    next_token: Tensor,
+    draft_nan: Tensor,
+    target_nan: Tensor,
+    draft_tokens: Tensor,
+) -> Tensor:
+    """Return packed StepResults (B, 4 + K) long."""
+    any_nan = draft_nan.any(dim=1).long(), target_nan.any(dim=1).long()
+    decided = torch.stack([num_accepted, next_token, *any_nan], dim=1)
+    return torch.cat([decided, draft_tokens], dim=1)
 
 
 class JoinedVerifyStep(VerifyStep):
@@ -527,10 +567,15 @@ class JoinedVerifyStep(VerifyStep):
         num_drafted = index.shape[1] - 1
         draft_tokens = self.memory.sequence[rows, 1 : num_drafted + 1]
         draft_probs = self.memory.probs[rows, :num_drafted]
-        target_probs = self.warp(output.logits[:, 0])[index]
+        logits = output.logits[:, 0]
         if self.carried is not None:
             self.carried.write(output)
-        packed = self.decide(draft_tokens, draft_probs, target_probs, uniforms, lengths)
+        if self.memory.only_compared:
+            best, zero = greedy_tokens(logits)
+            packed = self.compare(draft_tokens, draft_probs, best[index], zero[index], lengths)
+        else:
+            target_probs = self.warp(logits)[index]
+            packed = self.decide(draft_tokens, draft_probs, target_probs, uniforms, lengths)
         if not self.stopping.learns:
             return packed, state
         before = tree_map(lambda part: part[rows], state)

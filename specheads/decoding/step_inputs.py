@@ -288,7 +288,8 @@ def with_rows(state: State, rows: Tensor | Sequence[int], new: State) -> State:
 class DraftMemory(StepMemory):
     """Drafted tokens and their distributions of R rows, in the same tensors every round.
 
-    Without `rows`, methods mean one.
+    Without `rows`, methods mean one. Where tokens are only compared, the distributions' first
+    numbers are kept alone: they are NaN where a model's logits were.
     """
 
     sequence: Tensor
@@ -301,15 +302,21 @@ class DraftMemory(StepMemory):
         dtype: torch.dtype,
         device: torch.device,
         num_rows: int = 1,
+        only_compared: bool = False,
     ) -> None:
         """Allocate for `most` tokens, and the committed token that verification reads first."""
         super().__init__()
         self.most = most
+        self.vocab_size = vocab_size
+        self.only_compared = only_compared
         self.register_buffer(
             "sequence", torch.zeros(num_rows, most + 1, dtype=torch.long, device=device)
         )
         self.register_buffer(
-            "probs", torch.zeros(num_rows, most, vocab_size, dtype=dtype, device=device)
+            "probs",
+            torch.zeros(
+                num_rows, most, 1 if only_compared else vocab_size, dtype=dtype, device=device
+            ),
         )
         self._tree_probs: Tensor | None = None
         # On a CPU a number is written through it in a tenth of the time.
@@ -322,15 +329,16 @@ class DraftMemory(StepMemory):
     def distributions(self, count: int) -> Tensor:
         """Return a tensor for the distributions (count, V) of a growing tree; drafters share it."""
         if self._tree_probs is None or len(self._tree_probs) < count:
-            self._tree_probs = self.probs.new_zeros(count, self.probs.shape[-1])
+            self._tree_probs = self.probs.new_zeros(count, self.vocab_size)
         return self._tree_probs
 
     def write(
         self, index: Tensor, token: Tensor, probs: Tensor, rows: Tensor | None = None
     ) -> None:
-        """Write tokens (B,) and the distributions (B, V) they were sampled from at `index` (1,) of
-        rows (B,), or of all rows.
+        """Write tokens (B,) and the distributions (B, V) they were sampled from, or the first
+        numbers of these (B, 1), at `index` (1,) of rows (B,), or of all rows.
         """
+        probs = probs[:, : self.probs.shape[-1]]
         if rows is None:
             self.sequence.index_copy_(1, index + 1, token[:, None])
             self.probs.index_copy_(1, index, probs[:, None])

@@ -145,6 +145,8 @@ class Verification:
     label: str  # its name in reports
     compile_key: Hashable  # rules with equal keys decide alike
     lossless: bool = True  # whether the output follows the target's distribution
+    # Whether at temperature 0 it accepts the drafted tokens that are the target's most likely ones
+    compares: bool = False
     stopping: StoppingRule | None = None  # the default stopping rule
     takes: frozenset[str]  # the kinds of drafts that it can verify
     __repr__ = short_repr
@@ -152,6 +154,17 @@ class Verification:
     def __post_init__(self) -> None:
         """Raise UserError for an `argument` that is of another type."""
         check_arguments(self, "verification")
+
+
+def compared(tokens: Tensor, best: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
+    """Return what `AcceptanceDistribution.decide` does at temperature 0 of a rule that compares
+    `tokens` (B, K), drafted up to `lengths` (B,), with the target's most likely ones, `best`
+    (B, K + 1).
+    """
+    places = torch.arange(tokens.shape[1], device=tokens.device)
+    passes = (tokens == best[:, :-1]) & (places < lengths[:, None])
+    num_accepted = passes.long().cumprod(dim=1).sum(dim=1)
+    return num_accepted, best.gather(1, num_accepted[:, None]).squeeze(1)
 
 
 class VerificationRule(Verification):
@@ -178,6 +191,7 @@ class TokenVerification(VerificationRule):
     """`verification=token`: see `token_distribution`."""
 
     name = compile_key = "token"
+    compares = True
     label = "token verification"
     distribution = staticmethod(token_distribution)
 
@@ -228,6 +242,7 @@ class BlockVerification(VerificationRule):
     """`verification=block`: see `block_distribution`."""
 
     name = compile_key = "block"
+    compares = True
     label = "block verification"
     distribution = staticmethod(block_distribution)
 

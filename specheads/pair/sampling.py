@@ -131,11 +131,10 @@ class Warp(WarpValues):
         """
         logits = at_least_float32(logits)
         if self.greedy:
-            best = active().most_likely(logits).unsqueeze(-1)
+            best, zero = greedy_tokens(logits)
             index = torch.arange(logits.shape[-1], device=logits.device)
-            return torch.where(index == best, 1.0, 0.0).to(logits.dtype) + 0 * logits.gather(
-                -1, best
-            )
+            is_best = index == best.unsqueeze(-1)
+            return torch.where(is_best, 1.0, 0.0).to(logits.dtype) + zero.unsqueeze(-1)
         logits = logits / self.temperature if self.temperature != 1 else logits  # not a copy more
         if 0 < self.top_k < logits.shape[-1]:
             least = active().kth_largest(logits, self.top_k)
@@ -154,6 +153,14 @@ class Warp(WarpValues):
         warp made.
         """
         return active().most_likely(probs) if self.greedy else sample(probs, uniform)
+
+
+def greedy_tokens(logits: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the most likely tokens (...) by logits (..., V), and 0 (...), which is NaN where a
+    logit is.
+    """
+    best = active().most_likely(logits)
+    return best, 0 * logits.gather(-1, best.unsqueeze(-1)).squeeze(-1)
 
 
 def at_least_float32(x: Tensor) -> Tensor:

@@ -1,5 +1,7 @@
 """What all rules for chains share: shapes, numerics, and samples that follow the distribution."""
 
+import itertools
+
 import pytest
 import torch
 from statistics_helper import chi_square_p_value, uniforms
@@ -11,6 +13,7 @@ from specheads.decoding.verification import (
     SyntheticVerification,
     TokenVerification,
     block_distribution,
+    compared,
     reflected,
     token_distribution,
 )
@@ -56,6 +59,24 @@ def test_an_empty_draft_gives_the_targets_token(rule):
     )
     num_accepted, next_token = verified(rule, block)
     assert (num_accepted.item(), next_token.item()) == (0, 2)
+
+
+@pytest.mark.parametrize("rule", [each for each in RULES if each.compares], **named)
+def test_at_temperature_0_comparing_tokens_decides_as_distributions_do(rule):
+    """Every draft of up to three tokens over three letters, against every target."""
+    eye = torch.eye(3)
+    count = 0
+    for best in itertools.product(range(3), repeat=4):
+        for drafted in itertools.product(range(3), repeat=3):
+            for length in range(4):
+                tokens = torch.tensor([drafted])
+                lengths = torch.tensor([length])
+                block = Block.of(tokens, eye[tokens], eye[torch.tensor([best])], lengths)
+                expected = rule.distribution(block).decide(*torch.rand(2, 1, dtype=torch.float64))
+                decided = compared(tokens, torch.tensor([best]), lengths)
+                assert all(map(torch.equal, decided, expected))
+                count += expected[0].item()
+    assert count
 
 
 @pytest.mark.parametrize("rule", RULES, **named)
