@@ -22,7 +22,7 @@ from specheads.decoding.stopping import StoppingRule
 from specheads.decoding.stopping.rule import State, unless
 from specheads.decoding.verification import TokenVerification, Verification
 from specheads.errors import UserError
-from specheads.heads.features import drafting_features
+from specheads.heads.features import drafting_features, reads_logits
 from specheads.pair.language_model import LanguageModel
 from specheads.pair.pair import Pair
 from specheads.pair.sampling import Warp, active, greedy_tokens
@@ -118,40 +118,45 @@ class ChainStep:
         Return the new state; see `draw`.
         """
         token, probs, state = self.draw(
-            output.logits[:, -1], output.hidden[:, -1], index, uniform, end_tokens, state
+            output.kept_logits[:, -1], output.hidden[:, -1], index, uniform, end_tokens, state
         )
         self.memory.write(index, token, probs)
         return state
 
     def draw(
         self,
-        logits: Tensor,
+        kept_logits: Tensor,
         hidden: Tensor,
         index: Tensor,
         uniform: Tensor,
         end_tokens: Tensor,
         state: ChainState,
     ) -> tuple[Tensor, Tensor, ChainState]:
-        """Return the tokens (B,) sampled from `logits` (B, V), their distributions (B, V), of which
-        the memory may need the first numbers (B, 1) alone, and the new state.
+        """Return the tokens (B,) sampled from logits (B, V_kept) of those that the draft's output
+        has, their distributions (B, V), of which the memory may need the first numbers (B, 1)
+        alone, and the new state.
 
         The logits are of the states `hidden` (B, H), `index` (B,) says which tokens of their drafts
         these are, `uniform` (B,) in [0, 1) samples, and tokens of `end_tokens` (V,) bool end
         drafts.
         """
+        lm = self.lm
         if self.memory.only_compared:
-            token, zero = greedy_tokens(logits)
+            place, zero = greedy_tokens(kept_logits)
             probs = zero[:, None]
         else:
-            probs = self.warp(logits)
-            token = self.warp.draw(probs, uniform)
+            of_kept = self.warp(kept_logits)
+            place = self.warp.draw(of_kept, uniform)
+            probs = lm.spread(of_kept, 0.0)
+        token = lm.tokens_at(place)
+        needs = self.rule.needs
         features = drafting_features(
-            self.rule.needs,
-            logits,
+            needs,
+            lm.spread(kept_logits) if reads_logits(needs) else kept_logits,
             token,
             hidden,
-            self.lm.embed,
-            self.lm.kept_tokens,
+            lm.embed,
+            lm.kept_tokens,
             active().softmax_sums,
             index,
         )
@@ -183,7 +188,7 @@ class JoinedChainStep(ChainStep):
         token of its draft it gets; `rows` (n,) are those of the memory and of `state`. All are
         long; for the others see `draw`.
         """
-        logits = output.logits[last, -1]
+        logits = output.kept_logits[last, -1]
         hidden = output.hidden[last, -1]
         before = tree_map(lambda part: part[rows], state)
         token, probs, new = self.draw(logits, hidden, index, uniform, end_tokens, before)

@@ -515,7 +515,8 @@ class VerifyStep:
         """
         block = Block.of(draft_tokens, draft_probs, target_probs, lengths)
         decision = self.rule.distribution(block).decide(uniforms[:, 0], uniforms[:, 1])
-        draft_nan = has_nan(draft_probs) & block.within
+        # A draft with a reduced output has no NaN at the tokens that it lacks.
+        draft_nan = block.drafted_probs()[0].isnan() & block.within
         return _packed(*decision, draft_nan, has_nan(target_probs), draft_tokens)
 
     def compare(

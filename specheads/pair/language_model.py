@@ -245,14 +245,20 @@ class LanguageModel:
             logits = logits.masked_fill(unknown if kept is None else unknown[kept], -torch.inf)
         return logits
 
-    def spread(self, logits: Tensor) -> Tensor:
-        """Return the logits (..., V) of all tokens from those of the kept ones."""
+    def spread(self, numbers: Tensor, others: float = -torch.inf) -> Tensor:
+        """Return the numbers (..., V) of all tokens from those (..., V_kept) of the kept ones: of
+        logits, unless it is said what the `others` have.
+        """
         kept = self.kept_tokens
         if kept is None:
-            return logits
-        return logits.new_full((*logits.shape[:-1], self.vocab_size), -torch.inf).index_copy(
-            -1, kept, logits
-        )
+            return numbers
+        every = numbers.new_full((*numbers.shape[:-1], self.vocab_size), others)
+        return every.index_copy(-1, kept, numbers)
+
+    def tokens_at(self, places: Tensor) -> Tensor:
+        """Return the tokens (...) at places (...) of the output."""
+        kept = self.kept_tokens
+        return places if kept is None else kept[places]
 
     @property
     def lacking(self) -> Tensor | None:

@@ -8,6 +8,7 @@ import pickle
 import signal
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -22,6 +23,7 @@ from specheads import SpeculativeDecoder, UserError, Warp, load_pair, stopping
 from specheads.decoding import batching
 from specheads.decoding.decoder import Baseline, BatchError
 from specheads.decoding.stopping.rule import CountingState
+from specheads.pair.draft_vocabulary import keep_tokens
 
 GREEDY = Warp(temperature=0)
 LONGEST = 10
@@ -345,6 +347,18 @@ def test_a_failure_of_one_response_leaves_the_others():
         0: expected,
         2: expected,
     }
+
+
+@pytest.mark.parametrize("warp", [Warp(0), Warp(1.0)], ids=["greedy", "sampled"])
+@pytest.mark.parametrize("kept", [(0, 1, 3), (1, 3)], ids=str)
+def test_a_nan_of_a_draft_with_a_reduced_output_is_noticed(warp, kept):
+    pair = tiny_pair(7, 2.0)
+    keep_tokens(pair.draft, torch.tensor(kept))
+    pair = replace(pair)
+    pair.draft.get_input_embeddings().weight[2] = torch.nan
+    decoder = SpeculativeDecoder(pair, stopping=stopping.FixedLength(2), warp=warp, engine="eager")
+    with pytest.raises(UserError, match="tiny-draft produced NaN"):
+        decoder.generate([1, 2], 4)
 
 
 # --- models that change, modes, processes

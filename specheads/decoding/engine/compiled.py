@@ -165,11 +165,12 @@ class StepModule(nn.Module):
 
         with computing(self.operations.operations(places_of_rows)):
             hidden, of_layers = states_and_inputs(lm, kind.layers, read)
-            logits = lm.logits(hidden if kind.all_logits or kind.rows else hidden[:, -1:])
+            logits = lm.kept_logits(hidden if kind.all_logits or kind.rows else hidden[:, -1:])
             written = places_of_rows
             if kind.layers and written is None:
                 written = text_places(0, start + torch.arange(count, device=start.device)[None])
-            return epilogue(ForwardOutput(tokens, hidden, logits, of_layers, written), *others)
+            output = ForwardOutput(tokens, hidden, logits, of_layers, written, lm)
+            return epilogue(output, *others)
 
 
 def _rounded_capacity(capacity: int, bucket: int) -> int:

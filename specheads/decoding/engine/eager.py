@@ -36,17 +36,23 @@ READ_TOKENS = 256
 
 @dataclass(frozen=True)
 class ForwardOutput:
-    """The hidden states (B, T, H) at the tap and the logits (B, n, V) of the last n positions, for
-    the `tokens` (B, T) read.
+    """The hidden states (B, T, H) at the tap and the logits of the last n positions, for the
+    `tokens` (B, T) read.
     """
 
     tokens: Tensor
     hidden: Tensor
-    logits: Tensor
+    kept_logits: Tensor  # (B, n, V_kept), of the tokens that the model's output has
     # (B, T, L H), the inputs of the L layers that the engine was asked for, and the places of these
     # B T tokens; None: of none
     layer_inputs: Tensor | None = None
     places: RowPlaces | None = None
+    lm: LanguageModel | None = None  # None: its output has all tokens
+
+    @property
+    def logits(self) -> Tensor:
+        """The logits (B, n, V) of all tokens."""
+        return self.kept_logits if self.lm is None else self.lm.spread(self.kept_logits)
 
 
 class Epilogue(Protocol):
@@ -251,9 +257,9 @@ class EagerEngine:
             lm, self.layers, lambda: reading.hidden_states(lm, tokens, self.cache)
         )
         self.pretend(end)  # also of a layer that the model skips, which has a length, but no memory
-        logits = lm.logits(hidden[:, hidden.shape[1] - num_logits :])
+        logits = lm.kept_logits(hidden[:, hidden.shape[1] - num_logits :])
         places = None if inputs is None else text_places(0, positions)
-        return ForwardOutput(tokens, hidden, logits, inputs, places)
+        return ForwardOutput(tokens, hidden, logits, inputs, places, lm)
 
     def _reader_of(self, count: int) -> LanguageModel:
         """Return the model as it reads so many tokens of a prompt fastest."""
@@ -317,7 +323,8 @@ class EagerEngine:
                 self.layers,
                 lambda: rows_states(self.lm, self._keys_and_values(), tokens, places, end, chosen),
             )
-            output = ForwardOutput(tokens, hidden, self.lm.logits(hidden), of_layers, places)
+            logits = self.lm.kept_logits(hidden)
+            output = ForwardOutput(tokens, hidden, logits, of_layers, places, self.lm)
             return epilogue(output, *inputs)
 
         return run

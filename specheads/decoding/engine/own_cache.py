@@ -270,12 +270,13 @@ class OwnCacheEngine(EagerEngine):
                 of_layers.append(inputs)
         count = tokens.shape[1]  # what was read again comes before these
         hidden = torch.cat(states, dim=1)[:, -count:]
-        logits = self.lm.logits(hidden[:, count - num_logits :])
+        logits = self.lm.kept_logits(hidden[:, count - num_logits :])
         if not of_layers:
-            return ForwardOutput(tokens, hidden, logits)
+            return ForwardOutput(tokens, hidden, logits, lm=self.lm)
         inputs = torch.cat(of_layers, dim=1)[:, -count:]
         positions = torch.arange(before, before + count, device=tokens.device)[None]
-        return ForwardOutput(tokens, hidden, logits, inputs, text_places(0, positions))
+        places = text_places(0, positions)
+        return ForwardOutput(tokens, hidden, logits, inputs, places, self.lm)
 
     def _ends(self, before: int) -> list[int]:
         """Return where the forward passes end that read the text, of which `before` tokens were
@@ -333,10 +334,9 @@ class OwnCacheEngine(EagerEngine):
                     of_layers.append(output.layer_inputs[0])
             hidden = torch.cat(states)[:, None]
             inputs_of_layers = torch.cat(of_layers)[:, None] if of_layers else None
-            logits = self.lm.logits(hidden)
-            return epilogue(
-                ForwardOutput(tokens, hidden, logits, inputs_of_layers, places), *inputs
-            )
+            logits = self.lm.kept_logits(hidden)
+            output = ForwardOutput(tokens, hidden, logits, inputs_of_layers, places, self.lm)
+            return epilogue(output, *inputs)
 
         return torch.no_grad()(run)
 
