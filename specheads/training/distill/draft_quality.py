@@ -8,6 +8,7 @@ from dataclasses import replace
 from functools import reduce
 from itertools import accumulate
 from operator import mul
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -63,23 +64,41 @@ def states_by_depth(pair: Pair, texts: GivenTexts, num_steps: int) -> StatesByDe
     return StatesByDepth(states_of(pair.target_lm, texts), hidden, exists)
 
 
+class _Slice(NamedTuple):
+    """Both models' logits of some tokens: the target's (n, V), and the draft's of the tokens that
+    its output has, (m, V_kept) for each depth, with which of the n tokens it is for, (n,) bool.
+    """
+
+    target: Tensor
+    draft: Iterator[tuple[Tensor, Tensor]]
+
+
 def _logits_of(
     pair: Pair, draft: LanguageModel, samples: Sequence[Sample], device: torch.device
-) -> Iterator[tuple[int, Tensor, Tensor]]:
-    """Yield the logits (n, V) of target and draft along responses, a slice at a time, after the
-    depth at which the draft has them.
+) -> Iterator[_Slice]:
+    """Yield the logits of target and draft along responses, a slice at a time.
 
     Raises UserError where they are NaN.
     """
     target = pair.target_lm
     states = states_by_depth(pair, texts_of(samples), BLOCK)
-    for piece in slices(len(states.target), pair.vocab_size, SLICE_ELEMENTS):
-        of_all = target.logits(states.target[piece]).to(device)
-        check_numbers(pair.target_id, of_all)
+
+    def of_draft(piece: slice) -> Iterator[tuple[Tensor, Tensor]]:
         for depth, exists in enumerate(states.exists[piece].unbind(1)):
-            draft_logits = draft.logits(states.draft[piece, depth][exists]).to(device)
-            check_numbers(pair.draft_id, draft_logits)
-            yield depth, of_all[exists.to(device)], draft_logits
+            logits = draft.kept_logits(states.draft[piece, depth][exists]).to(device)
+            check_numbers(pair.draft_id, logits)
+            yield exists.to(device), logits
+
+    for piece in slices(len(states.target), pair.vocab_size, SLICE_ELEMENTS):
+        logits = target.logits(states.target[piece]).to(device)
+        check_numbers(pair.target_id, logits)
+        yield _Slice(logits, of_draft(piece))
+
+
+def _of_kept(draft: LanguageModel, of_target: Tensor) -> Tensor:
+    """Return what the target has (n, V) for the tokens that the draft's output has."""
+    kept = draft.kept_tokens
+    return of_target if kept is None else of_target[:, kept.to(of_target.device)]
 
 
 @torch.no_grad()
@@ -87,13 +106,19 @@ def quality_sums(pair: Pair, samples: Sequence[Sample], warp: Warp, device: torc
     """Return (D, 4) sums over response tokens at each depth: overlap under `warp`, KL(t || d), same
     most likely token (1 or 0), and 1.
     """
+    draft = pair.draft_lm
     num_depths = BLOCK if isinstance(pair.draft, FeatureDraft) else 1
     sums = torch.zeros(num_depths, 4, dtype=torch.float64)
-    for depth, target, draft in _logits_of(pair, pair.draft_lm, samples, device):
-        shared = overlap(warp(target), warp(draft)).sum().item()
-        kl = forward_kl(target.log_softmax(-1), draft.log_softmax(-1)).sum().item()
-        agreeing = (target.argmax(-1) == draft.argmax(-1)).sum().item()
-        sums[depth] += torch.tensor([shared, kl, agreeing, len(target)], dtype=torch.float64)
+    for target, of_draft in _logits_of(pair, draft, samples, device):
+        best = target.argmax(-1)
+        probs = _of_kept(draft, warp(target))
+        log_probs = _of_kept(draft, target.log_softmax(-1))
+        for depth, (exists, logits) in enumerate(of_draft):
+            shared = overlap(probs[exists], warp(logits)).sum().item()
+            kl = forward_kl(log_probs[exists], logits.log_softmax(-1)).sum().item()
+            proposed = draft.tokens_at(logits.argmax(-1).to(draft.device)).to(device)
+            agreeing = (best[exists] == proposed).sum().item()
+            sums[depth] += torch.tensor([shared, kl, agreeing, len(logits)], dtype=torch.float64)
     return sums.to(device, torch.float32 if device.type == "mps" else torch.float64)
 
 
@@ -151,11 +176,13 @@ def overlaps_at(pair: Pair, samples: Samples, warp: Warp, batch_size: int) -> di
     sums = torch.zeros(len(TEMPERATURES), dtype=torch.float64)
     count = 0
     for batch in _batches(samples, batch_size, "temperatures of the draft"):
-        for _, target_logits, logits in _logits_of(pair, draft, batch, draft.device):
-            expected = warp(target_logits)
-            for number, temperature in enumerate(TEMPERATURES):
-                sums[number] += overlap(expected, warp(logits / temperature)).sum().item()
-            count += len(logits)
+        for target, of_draft in _logits_of(pair, draft, batch, draft.device):
+            probs = _of_kept(draft, warp(target))
+            for exists, logits in of_draft:
+                expected = probs[exists]
+                for number, temperature in enumerate(TEMPERATURES):
+                    sums[number] += overlap(expected, warp(logits / temperature)).sum().item()
+                count += len(logits)
     return dict(zip(TEMPERATURES, (sums / count).tolist(), strict=True))
 
 
