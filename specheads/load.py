@@ -19,6 +19,9 @@ logger = logging.getLogger(__name__)
 
 _COUNTERS = Path("/proc/stat")
 _SECONDS = 1.0  # between two looks at the counters while it decodes
+_FIRST_SECONDS = (
+    0.05  # that the first look takes: with too many threads so much work takes a second
+)
 _ROUNDING = 0.3  # of a core that others may use of one that a thread still takes
 # Cores that others take from this process, from which on its times are not those of a quiet machine
 NOTABLE = 0.25
@@ -104,6 +107,13 @@ def _counters() -> tuple[int, float, float]:
     )
 
 
+def _others_run() -> bool:
+    """Whether at this moment another thread than this one has a core or waits for one."""
+    counters = _COUNTERS.read_text() if _COUNTERS.is_file() else ""
+    running = re.search(r"^procs_running (\d+)$", counters, re.MULTILINE)
+    return running is not None and int(running[1]) > 1
+
+
 class _Threads:
     """The threads of torch in this process, fewer while others keep cores busy."""
 
@@ -116,26 +126,30 @@ class _Threads:
         self.in_block = False
 
     def begin(self) -> None:
-        """Leave out what passed before a block, unless one ended just now."""
-        now = time.perf_counter()
-        if now - self.due > _SECONDS:
+        """Look at the counters for a moment if others run, unless a block ended just now.
+
+        What passed before, such as compilers at work, does not count.
+        """
+        if time.perf_counter() - self.due > _SECONDS:
             self.load.next()
-            self.due = now + _SECONDS
+            if self.most > 1 and _others_run():
+                time.sleep(_FIRST_SECONDS)
+            self._look()
+        else:
+            self._set_threads()
 
     def adapt(self) -> None:
         """Look at the counters, if a second has passed since the last look, and set the number of
         threads in a block that runs by load.
         """
-        now = time.perf_counter()
-        if now < self.due or not self.in_block:
-            return
-        import torch
+        if time.perf_counter() >= self.due and self.in_block:
+            self._look()
 
-        self.due = now + _SECONDS
+    def _look(self) -> None:
+        self.due = time.perf_counter() + _SECONDS
         others = self.load.next()
         self.now = max(1, min(self.most, int(self.load.cores - others + _ROUNDING)))
-        if self.now != torch.get_num_threads():
-            torch.set_num_threads(self.now)
+        self._set_threads()
         if self.now < self.most and not self.has_logged:
             self.has_logged = True
             how = (
@@ -144,13 +158,19 @@ class _Threads:
             )
             logger.info(how, others, self.load.cores, self.now, self.most)
 
+    def _set_threads(self) -> None:
+        import torch
+
+        if self.now != torch.get_num_threads():
+            torch.set_num_threads(self.now)
+
 
 _threads = _Threads()
 
 
 @contextmanager
 def threads_by_load() -> Iterator[None]:
-    """Run the block with as many threads as the last looks at the counters leave.
+    """Run the block with as many threads as the last look at the counters leaves.
 
     `adapt_threads` looks again. Within such a block another one changes nothing.
     """
@@ -162,8 +182,6 @@ def threads_by_load() -> Iterator[None]:
     most = torch.get_num_threads()
     if most != _threads.most:  # a user's choice
         _threads.most = _threads.now = most
-    if _threads.now != most:
-        torch.set_num_threads(_threads.now)
     _threads.begin()
     _threads.in_block = True
     try:

@@ -32,7 +32,8 @@ def machine(monkeypatch, tmp_path):
         numbers = [part, round(niced * TICKS), part, idle, idle, part, part, part, 0, 0]
         lines = ["cpu  " + " ".join(map(str, numbers))]
         lines += [f"cpu{n} 0 0 0 0 0 0 0 0 0 0" for n in range(4)]
-        counters.write_text("\n".join([*lines, "intr 1"]))
+        lines += ["intr 1", f"procs_running {1 + (all_cores > own_cores)}"]
+        counters.write_text("\n".join(lines))
 
     passes(0, 0, 0)
     monkeypatch.setattr(load, "_COUNTERS", counters)
@@ -113,6 +114,25 @@ def test_a_long_block_counts_from_its_beginning_and_another_within_it_changes_no
     machine(30, all_cores=4, own_cores=0)
     threads.adapt()
     assert torch.get_num_threads() == 4  # it is no such block
+
+
+@pytest.mark.parametrize("busy", [True, False])
+def test_the_first_step_already_has_the_threads_that_others_leave(
+    machine, threads, monkeypatch, busy
+):
+    looks = []
+    machine(60, all_cores=3 * busy, own_cores=0)
+
+    def others_work(seconds):
+        looks.append(seconds)
+        machine(seconds, all_cores=3, own_cores=0)
+
+    monkeypatch.setattr(time, "sleep", others_work)
+    for _ in range(3):  # a look at the beginning of the first block, and none between blocks
+        with load.threads_by_load():
+            assert torch.get_num_threads() == (1 if busy else 4)
+        machine(0.1, all_cores=3 * busy, own_cores=0)
+    assert len(looks) == busy and torch.get_num_threads() == 4
 
 
 def test_memory_is_known():
