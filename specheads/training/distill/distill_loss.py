@@ -11,7 +11,7 @@ from torch.utils.checkpoint import checkpoint
 
 from specheads.pair.language_model import LanguageModel
 from specheads.pair.padding import SLICE_ELEMENTS, slices
-from specheads.pair.sampling import overlap
+from specheads.pair.sampling import active, overlap
 
 Divergence = Callable[[Tensor, Tensor], Tensor]
 # Slices of the target's distributions over a draft's tokens that are held during a step
@@ -110,7 +110,8 @@ def computed_distributions(target: LanguageModel, hidden: Tensor) -> Distributio
     @torch.no_grad()
     def of(piece: slice, kept: Tensor | None) -> TargetDistributions:
         logits = target.logits(hidden[piece])
-        total = logits.logsumexp(dim=-1, keepdim=True)
+        sums = active().softmax_sums(logits)
+        total = (sums.largest + sums.total.log())[:, None]
         return TargetDistributions((logits if kept is None else logits[:, kept]) - total)
 
     return DistributionSource(of, target.vocab_size)

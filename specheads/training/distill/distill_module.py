@@ -22,12 +22,13 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method
 from transformers import PreTrainedModel
 
+from specheads.decoding.engine import bulk_operations
 from specheads.pair.draft_vocabulary import borrowed_weight
 from specheads.pair.feature_draft import FeatureDraft
 from specheads.pair.padding import SLICE_ELEMENTS, slices
 from specheads.pair.pair import Pair
 from specheads.pair.reading import GivenTexts, states_of
-from specheads.pair.sampling import check_numbers, naming_rows
+from specheads.pair.sampling import check_numbers, computing_with, naming_rows
 from specheads.training.curve_module import CurveModule
 from specheads.training.distill.distill_loss import (
     DistributionSource,
@@ -88,7 +89,8 @@ class DistillModule(CurveModule):
             )
 
     def training_step(self, samples: Sequence[Sample], batch_index: int) -> Tensor:
-        losses, overlaps, weights = within_forward(self.draft, self.losses, samples)
+        with computing_with(bulk_operations(self.device)):
+            losses, overlaps, weights = within_forward(self.draft, self.losses, samples)
         if losses.isnan().any():  # of the target, or of the draft, whose weights are then checked
             naming_rows(self._check_target, samples, place_of)
         counted = weights > 0
