@@ -225,13 +225,25 @@ class LanguageModel:
 
     def kept_logits(self, hidden: Tensor) -> Tensor:
         """Return what `logits` does for `kept_tokens` alone, (..., V_kept)."""
-        logits = at_least_float32(
-            self.output_embedding(hidden.to(self.output_embedding.weight.device))
-        ).to(self.device)
+        output = self.output_embedding
+        return self._of_known(self._scaled(output(hidden.to(output.weight.device))))
+
+    def logits_of(self, hidden: Tensor, tokens: Tensor) -> Tensor:
+        """Return the logits (..., n) of some `tokens` (n,) long of a model whose output has all,
+        without computing the others where its weights are plain.
+        """
+        output = self.output_embedding
+        if type(output) is not nn.Linear or type(output.weight) is not nn.Parameter:
+            return self.logits(hidden)[..., tokens]
+        bias = None if output.bias is None else output.bias[tokens]
+        rows = nn.functional.linear(hidden.to(output.weight.device), output.weight[tokens], bias)
+        return self._scaled(rows) / self.temperature
+
+    def _scaled(self, output: Tensor) -> Tensor:
+        """Return the logits (...) that the output embedding's numbers (...) stand for."""
+        logits = at_least_float32(output).to(self.device)
         logits = logits if self.factor == 1 else logits * self.factor
-        return self._of_known(
-            logits if self.softcap is None else self.softcap * torch.tanh(logits / self.softcap)
-        )
+        return logits if self.softcap is None else self.softcap * torch.tanh(logits / self.softcap)
 
     def _of_known(self, logits: Tensor) -> Tensor:
         """Return the model's logits (..., V_kept) over the temperature, without padded entries and

@@ -104,15 +104,31 @@ def most_likely(log_probs: Tensor, count: int) -> TargetDistributions:
     return TargetDistributions(_with_rest(top.values), top.indices)
 
 
-def computed_distributions(target: LanguageModel, hidden: Tensor) -> DistributionSource:
-    """Return a source that computes the target's distributions from its states `hidden` (N, H)."""
+def log_totals(logits: Tensor) -> Tensor:
+    """Return the logarithm (n,) of the sum over all tokens of exp(logit), of logits (n, V)."""
+    sums = active().softmax_sums(logits)
+    return sums.largest + sums.total.log()
+
+
+def computed_distributions(
+    target: LanguageModel, hidden: Tensor, totals: Tensor | None = None
+) -> DistributionSource:
+    """Return a source that computes the target's distributions from its states `hidden` (N, H).
+
+    Where their `log_totals` (N,) are known, it computes no logits that a draft lacks.
+    """
 
     @torch.no_grad()
     def of(piece: slice, kept: Tensor | None) -> TargetDistributions:
-        logits = target.logits(hidden[piece])
-        sums = active().softmax_sums(logits)
-        total = (sums.largest + sums.total.log())[:, None]
-        return TargetDistributions((logits if kept is None else logits[:, kept]) - total)
+        states = hidden[piece]
+        if totals is not None and kept is not None:
+            total = totals[piece, None].to(states.device)
+            log_probs = target.logits_of(states, kept.to(states.device)) - total
+        else:
+            logits = target.logits(states)
+            total = log_totals(logits)[:, None]
+            log_probs = (logits if kept is None else logits[:, kept]) - total
+        return TargetDistributions(log_probs)
 
     return DistributionSource(of, target.vocab_size)
 

@@ -43,7 +43,7 @@ from specheads.training.distill.draft_quality import (
     states_by_depth,
 )
 from specheads.training.distill.muon import MuonAndAdamW, matrices_of_layers
-from specheads.training.distill.samples import Sample, place_of, texts_of
+from specheads.training.distill.samples import Sample, place_of, stored_totals, texts_of
 from specheads.training.distill.settings import Distillation
 from specheads.training.settings import Optimizer
 
@@ -119,7 +119,12 @@ class DistillModule(CurveModule):
         divergence = self.settings.divergence
         if isinstance(self.draft, FeatureDraft):
             states = states_by_depth(self.pair, texts, self.settings.num_steps)
-            known = computed_distributions(self.pair.target_lm, states.target)
+            totals = stored_totals(samples)
+            known = computed_distributions(
+                self.pair.target_lm,
+                states.target,
+                totals if totals is None else totals.to(self.device),
+            )
             losses, overlaps = token_losses(draft, states.draft, known, divergence)
             depths = torch.arange(self.settings.num_steps).to(losses)
             return losses, overlaps, states.exists * self.settings.step_decay**depths

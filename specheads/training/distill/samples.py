@@ -27,12 +27,14 @@ from specheads.pair.sampling import check_numbers, naming_rows
 from specheads.prompts.prompt import GeneratedData, encode_prompts
 from specheads.storage.data_set import load_split
 from specheads.storage.row_store import SHARD_BYTES, RowStore
-from specheads.training.distill.distill_loss import most_likely
+from specheads.training.distill.distill_loss import log_totals, most_likely
 from specheads.training.distill.settings import Distillation
 from specheads.training.loaders import row_batches
 
 NUM_KEPT = 64  # tokens of each distribution, at 6 bytes each
+# Tensors of a store of states
 STATES = "states"
+TOTALS = "log_totals"
 
 Answers = Sequence[Sequence[np.ndarray]]  # the responses to each prompt, ids (R,) each
 
@@ -58,6 +60,19 @@ def texts_of(samples: Sequence[Sample]) -> GivenTexts:
         if sample.stored is not None and STATES in sample.stored:
             known.append(sample.stored[STATES])
     return texts._replace(of_target=pad_sequence(known, batch_first=True)) if known else texts
+
+
+def stored_totals(samples: Sequence[Sample]) -> Tensor | None:
+    """Return the target's `log_totals` (N,) at the positions of samples; None: they are not
+    stored.
+    """
+    totals = list[Tensor]()
+    for sample in samples:
+        if sample.stored is None or TOTALS not in sample.stored:
+            return None
+        first = len(sample.prompt) - 1
+        totals.append(sample.stored[TOTALS][first : first + len(sample.response)])
+    return torch.cat(totals)
 
 
 def place_of(sample: Sample) -> str:
@@ -177,8 +192,9 @@ class TargetStore(_TextStore):
 
 
 class StateStore(_TextStore):
-    """What a draft reads of its target, and the target's states, which its distributions are
-    computed from: `states` (T, (L + 1) H_target) of a text of T tokens, as in GivenTexts.
+    """What a draft reads of its target along a text of T tokens, and what the target's
+    distributions are computed from: `states` (T, (L + 1) H_target) as in GivenTexts, and
+    `log_totals` (T,), which are 0 where no token of the response is predicted.
     """
 
     def __init__(self, root: Path, pair: Pair, samples: "Samples") -> None:
@@ -188,23 +204,33 @@ class StateStore(_TextStore):
             root / "target_states",
             pair,
             samples,
-            {"layers": list(self.layers)},
+            {"layers": [*self.layers, TOTALS]},
             lambda text: (len(text.prompt) + len(text.response)) * num_bytes,
             "the target's states",
         )
 
+    @torch.no_grad()
     def _of_texts(self, texts: Sequence[Sample]) -> list[dict[str, Tensor]]:
-        hidden, features = read_features(self.target, texts_of(texts).tokens, self.layers)
-        check_numbers(self.target_id, hidden)
+        given = texts_of(texts)
+        hidden, features = read_features(self.target, given.tokens, self.layers)
+        totals = torch.zeros(given.tokens.shape, dtype=self.target.probs_dtype)
+        predicting = given.at(hidden)
+        check_numbers(self.target_id, predicting)
+        for piece in slices(len(predicting), self.target.vocab_size, SLICE_ELEMENTS):
+            of_piece = log_totals(self.target.logits(predicting[piece])).cpu()
+            totals[given.row[piece], given.position[piece]] = of_piece
         rows = list[dict[str, Tensor]]()
-        for text, of_text in zip(texts, torch.cat([features, hidden], dim=-1).cpu(), strict=True):
-            rows.append({STATES: of_text[: len(text.prompt) + len(text.response)]})
+        states = torch.cat([features, hidden], dim=-1).cpu()
+        for text, of_text, of_tokens in zip(texts, states, totals, strict=True):
+            size = len(text.prompt) + len(text.response)
+            rows.append({STATES: of_text[:size], TOTALS: of_tokens[:size]})
         return rows
 
 
 def state_bytes(target: LanguageModel, num_layers: int) -> int:
     """Return how many bytes the states of a token take, of which a draft reads some layers."""
-    return (num_layers + 1) * target.hidden_size * target.model.dtype.itemsize
+    of_states = (num_layers + 1) * target.hidden_size * target.model.dtype.itemsize
+    return of_states + target.probs_dtype.itemsize
 
 
 class Samples:

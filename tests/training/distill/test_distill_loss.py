@@ -101,3 +101,13 @@ def test_losses_from_stored_distributions_are_those_of_all_logits(pair, divergen
     )
     shared = torch.minimum(stored.log_probs.exp(), draft.exp()).sum(-1)
     torch.testing.assert_close(overlaps, shared, atol=1e-6, rtol=0, check_dtype=False)
+
+
+@torch.no_grad()
+def test_logits_of_some_tokens_are_those_of_all(pair):
+    _, hidden = states(pair)
+    tokens = torch.tensor([0, 3, VOCAB_SIZE - 1])
+    target = pair.target_lm
+    torch.testing.assert_close(
+        target.logits_of(hidden, tokens), target.logits(hidden)[:, tokens], atol=1e-12, rtol=0
+    )

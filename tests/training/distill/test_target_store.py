@@ -120,14 +120,22 @@ def test_a_store_of_states_holds_what_the_target_computes(
         whole = pair.target(torch.from_numpy(text)[None], output_hidden_states=True)
         layers = pair.draft.config.target_layers
         expected = [whole.hidden_states[layer][0] for layer in (*layers, -1)]
-        stored = store[row, number]["states"]
-        torch.testing.assert_close(stored, torch.cat(expected, dim=-1), atol=1e-12, rtol=0)
-        num_bytes += stored.numel() * stored.element_size()
+        stored = store[row, number]
+        states = torch.cat(expected, dim=-1)
+        torch.testing.assert_close(stored["states"], states, atol=1e-12, rtol=0)
+        totals = whole.logits[0].logsumexp(-1)
+        totals[: len(prompts[row]) - 1] = 0
+        totals[-1] = 0
+        torch.testing.assert_close(stored["log_totals"], totals)
+        num_bytes += sum(each.nbytes for each in stored.values())
     assert store.num_bytes == num_bytes
 
 
-def test_a_draft_learns_from_stored_states_what_it_learns_while_the_target_reads(texts, tmp_path):
-    pair = reading_pair(tiny_pair(VOCAB, scale=2.0))
+@pytest.mark.parametrize("kept", [None, torch.tensor([0, 2, 3, 7, 9, 11])], ids=["all", "few"])
+def test_a_draft_learns_from_stored_states_what_it_learns_while_the_target_reads(
+    texts, tmp_path, kept
+):
+    pair = reading_pair(tiny_pair(VOCAB, scale=2.0), kept=kept)
     samples = Samples(*texts)
     store = StateStore(tmp_path, pair, samples)
     store.make()
