@@ -447,19 +447,28 @@ def load_model(source: ModelSource) -> PreTrainedModel:
         restore(model, location, source.revision)
     else:
         _check_read(read, location, type(model).__name__)
-    if source.rounded_form:
-        if is_quantized(model):
-            raise UserError(
-                f"{location} is quantized already; leave out quantization={quantization}."
-            )
-        share = round_weights(model, source.rounded_form)
-        how = (
-            "quantization=%s: %s is another model from here on, with %.0f %% of its weights rounded"
-            " to %s"
-        )
-        logger.info(how, quantization, location, 100 * share, source.rounded_form)
+    round_to_form(model, source)
     model = model if "device_map" in keys else model.to(source.device)
     return model.requires_grad_(False).eval()
+
+
+def round_to_form(model: PreTrainedModel, source: ModelSource) -> None:
+    """Round the weights of a model to the form that its source asks for, if any.
+
+    Raises UserError for one that is quantized already.
+    """
+    if source.rounded_form is None:
+        return
+    if is_quantized(model):
+        raise UserError(
+            f"{source.location} is quantized already; leave out quantization={source.quantization}."
+        )
+    share = round_weights(model, source.rounded_form)
+    how = (
+        "quantization=%s: %s is another model from here on, with %.0f %% of its weights rounded to"
+        " %s"
+    )
+    logger.info(how, source.quantization, source.location, 100 * share, source.rounded_form)
 
 
 def _check_read(read: Mapping[str, Any], location: str | Path, architecture: str) -> None:

@@ -34,6 +34,7 @@ from specheads.pair.language_model import (
     has_adapters,
     load_model,
     load_tokenizer,
+    round_to_form,
     stored_config,
     tokenizer_of,
     weightless_model,
@@ -618,16 +619,18 @@ def _draft_model(config: PairConfig, target: ModelSource) -> PreTrainedModel:
                 " target; leave it out, or give an EAGLE-3 draft."
             )
         return load_model(source)
-    if source.quantization is not None:
+    if source.quantization is not None and source.rounded_form is None:
         raise UserError(
             f"draft_quantization={source.quantization}: the draft {location} reads its target, and"
-            " such a draft is not quantized; leave model.draft_quantization out."
+            " such a draft is quantized on a CPU alone, to int8 or int4; leave"
+            " model.draft_quantization out."
         )
     of_target = stored_config(target)
     dtype = chosen_dtype(target)
     if dtype == "auto":
         dtype = of_target.get_text_config().dtype
     model = read_feature_draft(location, of_target, source.revision, dtype, layers)
+    round_to_form(model, source)
     return cast(PreTrainedModel, model.to(source.device))
 
 

@@ -12,6 +12,7 @@ from specheads.pair.draft_vocabulary import borrows_embedding
 from specheads.pair.eagle_formats import is_feature_draft, write_speculators
 from specheads.pair.initial_draft import NewFeatureDraft
 from specheads.pair.pair import load_draft
+from specheads.pair.quantization import lattice_of
 
 TARGET = "embedded:nano/target"
 LAYERS = (1, 3, 4)
@@ -120,7 +121,6 @@ MISTAKES = {
     ),
     "layers": ({}, {"eagle_aux_hidden_state_layer_ids": [1, 3, 6]}, "has the layers 0 to 5"),
     "another kind": ({}, {"speculators_model_type": "dflash"}, "expected eagle3"),
-    "quantization": ({"draft_quantization": "int8"}, {}, "is not quantized; leave model.draft_q"),
 }
 
 
@@ -129,6 +129,20 @@ def test_a_folder_that_does_not_fit_is_one_message(given, keys, message, folder)
     change(folder, **keys)
     with pytest.raises(UserError, match=message):
         load_pair("nano", **{"draft": folder} | given)
+
+
+def test_its_weights_are_rounded_as_those_of_other_drafts(folder):
+    plain, rounded = (
+        load_pair("nano", draft=folder, device="cpu", dtype="float32", **keys)
+        for keys in ({}, {"draft_quantization": "int8"})
+    )
+    assert rounded.draft_revision != plain.draft_revision
+    num_rounded = 0
+    for before, after in zip(plain.draft.modules(), rounded.draft.modules(), strict=True):
+        if isinstance(after, torch.nn.Linear) and after.in_features % 32 == 0:
+            assert torch.equal(after.weight, lattice_of(before.weight, "Q8_0").weight())
+            num_rounded += not torch.equal(after.weight, before.weight)
+    assert num_rounded > 5
 
 
 def test_weights_that_are_no_numbers_are_named(folder):
