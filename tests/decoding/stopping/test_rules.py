@@ -4,10 +4,10 @@ can be traced, configs.
 
 import copy
 import inspect
-from types import SimpleNamespace
 
 import pytest
 import torch
+from fakes import tiny_pair
 from hydra.utils import get_class
 from omegaconf import OmegaConf
 from torch import nn
@@ -240,10 +240,7 @@ def test_a_traced_step_serves_all_rules_of_its_compile_key(pair):
         )
 
     memory = DraftMemory(4, VOCAB, torch.float32, CPU)
-    first, other = (
-        ChainStep(SimpleNamespace(embed=None, kept_tokens=None), Warp(), rule, memory)
-        for rule in pair
-    )
+    first, other = (ChainStep(tiny_pair(VOCAB).draft_lm, Warp(), rule, memory) for rule in pair)
     with torch.no_grad():
         traced = torch.export.export(Traced(first), arguments(first.rule, 0), strict=False).module()
         for step, seed in ((first, 0), (first, 1), (other, 2), (other, 3)):
