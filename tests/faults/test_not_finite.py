@@ -46,14 +46,14 @@ def broken(pair, monkeypatch):
 
     Returns whether it came.
     """
-    plain = LanguageModel.logits
+    plain = LanguageModel.kept_logits
     came = []
 
     def give(role, call, value):
         lm = getattr(pair, f"{role}_lm")
         calls = itertools.count()
 
-        def logits(self, hidden):
+        def kept_logits(self, hidden):
             computed = plain(self, hidden)
             if self.model is lm.model and computed.numel() and next(calls) == call:
                 computed = computed.clone()
@@ -61,7 +61,7 @@ def broken(pair, monkeypatch):
                 came.append(True)
             return computed
 
-        monkeypatch.setattr(LanguageModel, "logits", logits)
+        monkeypatch.setattr(LanguageModel, "kept_logits", kept_logits)
         return came
 
     return give
