@@ -17,7 +17,8 @@ from safetensors.torch import load_file
 from statistics_helper import chi_square_p_value
 
 import specheads
-from specheads import SpeculativeDecoder, UserError, Warp, generate_baseline, load_pair
+from specheads import SpeculativeDecoder, UserError, Warp, load_pair
+from specheads.decoding.decoder import Baseline
 from specheads.decoding.stopping import FixedLength
 from specheads.pair import locations
 
@@ -106,11 +107,12 @@ def test_greedy_output_is_that_of_transformers(pair):
 def test_with_rounded_activations_it_says_with_a_draft_what_it_says_alone(pair):
     pair = dataclasses.replace(pair, activations="int8")
     decoder = SpeculativeDecoder(pair, stopping=FixedLength(3), warp=Warp(0), window=512)
+    alone = Baseline(pair, Warp(0), decoder.target_engine)
     num_equal = 0
     for prompt in PROMPTS[-50:]:
         ids = pair.encode_instruction(prompt)
-        alone = generate_baseline(pair, ids, 32, warp=Warp(0))
-        num_equal += decoder.generate(ids, 32).tokens.tolist() == alone.tokens.tolist()
+        expected = alone.generate(ids, 32).tokens.tolist()
+        num_equal += decoder.generate(ids, 32).tokens.tolist() == expected
     # Sums of attention depend on the number of tokens
     assert num_equal >= 48
 
