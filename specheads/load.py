@@ -19,9 +19,8 @@ logger = logging.getLogger(__name__)
 
 _COUNTERS = Path("/proc/stat")
 _SECONDS = 1.0  # between two looks at the counters while it decodes
-_FIRST_SECONDS = (
-    0.05  # that the first look takes: with too many threads so much work takes a second
-)
+# That the first look takes, if others run: with too many threads so much work may take a second
+_FIRST_SECONDS = 0.05
 _ROUNDING = 0.3  # of a core that others may use of one that a thread still takes
 # Cores that others take from this process, from which on its times are not those of a quiet machine
 NOTABLE = 0.25

@@ -41,11 +41,9 @@ def _kl_of_shared(target: Tensor, draft: Tensor) -> Tensor:
 def _total_variation(target: Tensor, draft: Tensor) -> Tensor:
     """Return 1 - overlap: the probability of a rejection (DistillSpec: Zhou et al. 2024).
 
-    Log-probabilities are of the tokens that the draft has.
+    A draft has no more than the target of the tokens that it lacks, so these add nothing.
     """
-    probs = target.exp()
-    lost = 1 - probs.sum(dim=-1)
-    return ((probs - draft.exp()).abs().sum(dim=-1) + lost) / 2
+    return (draft.exp() - target.exp()).clamp_min(0).sum(dim=-1)
 
 
 DIVERGENCES: dict[str, Divergence] = {"forward_kl": forward_kl, "total_variation": _total_variation}

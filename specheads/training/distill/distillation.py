@@ -237,7 +237,7 @@ def _needs(pair: Pair, train: Samples, settings: Distillation, trainer: Trainer,
     num_kept = 2 * (1 if settings.gradient_checkpointing else num_layers)
     rows = 2 * batch * longest_response * num_steps
     more = dict[str, float]()
-    if isinstance(pair.draft, FeatureDraft):  # the target reads the texts in every step
+    if isinstance(pair.draft, FeatureDraft):  # the target reads what is not stored, and dev texts
         features = texts * pair.draft.fc.in_features * itemsize
         more = memory_parts(pair.target_lm, rows=0) | {"the target's states": features}
     parts = trainer.world_size if shards_weights(trainer.strategy) else 1

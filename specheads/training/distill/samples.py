@@ -215,10 +215,10 @@ class StateStore(_TextStore):
         hidden, features = read_features(self.target, given.tokens, self.layers)
         totals = torch.zeros(given.tokens.shape, dtype=self.target.probs_dtype)
         predicting = given.at(hidden)
-        check_numbers(self.target_id, predicting)
         for piece in slices(len(predicting), self.target.vocab_size, SLICE_ELEMENTS):
-            of_piece = log_totals(self.target.logits(predicting[piece])).cpu()
-            totals[given.row[piece], given.position[piece]] = of_piece
+            of_piece = log_totals(self.target.logits(predicting[piece]))
+            check_numbers(self.target_id, of_piece)
+            totals[given.row[piece], given.position[piece]] = of_piece.cpu()
         rows = list[dict[str, Tensor]]()
         states = torch.cat([features, hidden], dim=-1).cpu()
         for text, of_text, of_tokens in zip(texts, states, totals, strict=True):

@@ -240,19 +240,15 @@ struct Ahead {
 
 using Words = Vectorized<int32_t>;
 
-// Words of numbers of 16 bits, two in each, and sums of their products.
-struct Halves {
+// Words of `parts` numbers each, and sums of their products: in bytes, of at most kGroup products.
+template <int parts>
+struct Parts {
   Words words;
-  explicit Halves(const Words& words) : words(words) {}
-  explicit Halves(int32_t word) : words(word) {}
+  explicit Parts(const Words& words) : words(words) {}
+  explicit Parts(int32_t word) : words(word) {}
 };
-
-// Words of numbers of 8 bits, four in each, and sums of at most kGroup of their products.
-struct Bytes {
-  Words words;
-  explicit Bytes(const Words& words) : words(words) {}
-  explicit Bytes(int32_t word) : words(word) {}
-};
+using Halves = Parts<2>;
+using Bytes = Parts<4>;
 
 // The sum over `parts` of each word of the products x y.
 template <int parts>

@@ -255,7 +255,9 @@ void attend(Team& team,
   const int64_t rows = group * tokens;
   const int64_t value_width = (value_size + kPair - 1) / kPair * kPair;
   const int64_t items = mask.size(0) * shared;
-  const int64_t pieces = std::min<int64_t>(rows, team.size() / std::gcd<int64_t>(items, team.size()));
+  // As many as the threads can share evenly
+  const int64_t pieces =
+      std::min<int64_t>(rows, team.size() / std::gcd<int64_t>(items, team.size()));
   const int64_t item_bytes = mask.size(3) * (size + value_width) * sizeof(float) *
                              ((rows + pieces - 1) / std::max<int64_t>(1, pieces));
   team.each(items * pieces, std::max<int64_t>(1, kGrainBytes / std::max<int64_t>(1, item_bytes)),
